@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from hapi_client import Connection, Credentials
@@ -11,14 +9,14 @@ from hapi_cluster import Cluster
 
 
 @pytest.fixture(scope="module")
-def fragile() -> Iterator[Cluster]:
+def fragile():
     """Swift, filter and worker that no other module uses."""
     with Cluster.temporary(worker_options={"device": "cpu"}) as cluster:
         yield cluster
 
 
 @pytest.fixture
-def connection(fragile: Cluster) -> Iterator[Connection]:
+def connection(fragile):
     credentials = Credentials.v1(fragile.auth_url, fragile.user, fragile.key)
     with Connection(credentials) as opened:
         yield opened

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-import requests
 
 from caller import Caller
 from hapi_client import Connection, Credentials
@@ -31,16 +29,14 @@ SHARD = shard(12)
 
 
 @pytest.fixture
-def folder() -> Iterator[Path]:
+def folder():
     made = Path(tempfile.mkdtemp(prefix="hapi-full-", dir="/dev/shm"))
     yield made
     shutil.rmtree(made)
 
 
 @contextmanager
-def swift_in(
-    folder: Path, **settings: object
-) -> Iterator[tuple[Cluster, Caller]]:
+def swift_in(folder, **settings):
     with Cluster.start(
         folder,
         die_with_parent=True,
@@ -53,7 +49,7 @@ def swift_in(
         caller.close()
 
 
-def stored_model(cluster: Cluster, folder: Path) -> str:
+def stored_model(cluster, folder):
     parts = split(small_network(), "body", transform=small_transform())
     info = write_package(parts.frozen, folder / "model.hapi")
     login = Credentials.v1(cluster.auth_url, cluster.user, cluster.key)
@@ -64,11 +60,11 @@ def stored_model(cluster: Cluster, folder: Path) -> str:
     return f"models/{package_name(info.digest)}"
 
 
-def lines(cluster: Cluster, text: str) -> int:
+def lines(cluster, text):
     return cluster.log("proxy").read_text().count(text)
 
 
-def kept_features(model: str) -> dict[str, str]:
+def kept_features(model):
     """Headers that request features and their caching."""
     return {
         "X-Hapi-Model": model,
@@ -77,14 +73,12 @@ def kept_features(model: str) -> dict[str, str]:
     }
 
 
-def assert_whole(answer: requests.Response) -> None:
+def assert_whole(answer):
     rows = [row for b in read_features(answer.content) for row in b.rows]
     assert [row.error for row in rows] == [None] * 12
 
 
-def test_full_disk_caches_nothing_and_breaks_no_request(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_full_disk_caches_nothing_and_breaks_no_request(folder, tmp_path):
     with swift_in(folder, worker=False) as (cluster, caller):
         caller.put("/AUTH_test/full")
         caller.put(SOURCE, SHARD)
@@ -111,7 +105,7 @@ def test_full_disk_caches_nothing_and_breaks_no_request(
         assert caller.get("/AUTH_test?hapi-cache").json()["listed"] == []
 
 
-def test_lost_disk_fails_no_request(folder: Path, tmp_path: Path) -> None:
+def test_lost_disk_fails_no_request(folder, tmp_path):
     """One of four disks with three replicas fails; Swift sees 507."""
     with swift_in(folder, layout="replicated") as (cluster, caller):
         caller.put("/AUTH_test/full")

@@ -7,15 +7,14 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from gateway import Gateway, Storm, gateway_to
-from hapi_client import Connection, Credentials, ReadConfig, TransferJob
+from gateway import Storm, gateway_to
+from hapi_client import Connection, Credentials, ReadConfig
 from hapi_client.data.index import update_index
 from hapi_client.swift.http_client import ConnectionOptions
 from hapi_client.swift.retry import Backoff
@@ -44,16 +43,16 @@ OPTIONS = ReadConfig(
 )
 
 
-def number_of(key: str) -> int:
+def number_of(key):
     seed, number = key.removeprefix("s").split("-")
     return int(seed) * PER_SHARD + int(number)
 
 
-def put(connection: Connection, name: str, tar: bytes) -> None:
+def put(connection, name, tar):
     connection.put("weather", name, io.BytesIO(tar), len(tar))
 
 
-def store(connection: Connection, num_shards: int, **photos: int) -> None:
+def store(connection, num_shards, **photos):
     """Shards of photographs, and their index."""
     connection.put_container("weather")
     for number in range(num_shards):
@@ -61,7 +60,7 @@ def store(connection: Connection, num_shards: int, **photos: int) -> None:
     update_index(connection, parse_location(DATA))
 
 
-def large_shard(seed: int) -> bytes:
+def large_shard(seed):
     """One span of 8 MB, which sockets do not hold."""
     random = np.random.default_rng(seed)
     members = []
@@ -75,14 +74,14 @@ def large_shard(seed: int) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def data(fragile: Cluster) -> None:
+def data(fragile):
     login = Credentials.v1(fragile.auth_url, fragile.user, fragile.key)
     with Connection(login) as connection:
         store(connection, NUM_SHARDS, count=PER_SHARD, size=120)
 
 
 @pytest.fixture(scope="module")
-def impatient() -> Iterator[Connection]:
+def impatient():
     """A connection to a store that drops clients which do not read for 1 s."""
     swift_options = {
         "proxy-server.conf": {"app:proxy-server": {"client_timeout": "1"}}
@@ -101,13 +100,13 @@ def impatient() -> Iterator[Connection]:
 
 
 @pytest.fixture
-def gateway(fragile: Cluster) -> Iterator[Gateway]:
+def gateway(fragile):
     with gateway_to(fragile.proxy_url) as made:
         yield made
 
 
 @pytest.fixture
-def through(fragile: Cluster, gateway: Gateway) -> Iterator[Connection]:
+def through(fragile, gateway):
     """A connection through the gateway."""
     auth_url = f"{gateway.url}/auth/v1.0"
     login = Credentials.v1(auth_url, fragile.user, fragile.key)
@@ -116,7 +115,7 @@ def through(fragile: Cluster, gateway: Gateway) -> Iterator[Connection]:
         yield connection
 
 
-def job_of(connection: Connection, **options) -> TransferJob:
+def job_of(connection, **options):
     return transfer_job(
         small_network(),
         freeze="body",
@@ -133,7 +132,7 @@ def job_of(connection: Connection, **options) -> TransferJob:
     )
 
 
-def delivered(loader, step=lambda number: None) -> list[int]:
+def delivered(loader, step=lambda number: None):
     labels = []
     for number, (_, found) in enumerate(loader):
         labels += found.tolist()
@@ -141,7 +140,7 @@ def delivered(loader, step=lambda number: None) -> list[int]:
     return labels
 
 
-def mixed(job: TransferJob) -> None:
+def mixed(job):
     """Half of the spans are pushed down, half are raw reads."""
     job._factory.scheduler.change(
         {(job.num_cuts, "float32"): 0.5, (0, "raw"): 0.5}
@@ -195,7 +194,7 @@ def test_worker_that_is_killed_or_stopped_costs_no_sample(
 ):
     fragile.wait_for_worker()
 
-    def disturb(number: int) -> None:
+    def disturb(number):
         if number == 3:
             os.kill(fragile.worker_pid, signal.SIGKILL)
         elif number == 8:
@@ -226,7 +225,7 @@ def test_shard_replaced_during_an_epoch_is_an_error_with_its_name(
         name = f"s{last}.tar"
         labels: list[int] = []
 
-        def train() -> None:
+        def train():
             for _, found in job.loader(0):
                 if not labels:
                     put(through, name, shard(PER_SHARD, size=121, seed=9))

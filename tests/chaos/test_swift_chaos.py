@@ -12,10 +12,8 @@ import io
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -67,10 +65,10 @@ class World:
     expected: Rows
 
     @property
-    def token(self) -> dict[str, str]:
+    def token(self):
         return {"X-Auth-Token": self.connection._http.auth.token()}
 
-    def ask(self, name: str = "long.tar") -> requests.Response:
+    def ask(self, name="long.tar"):
         """An annotated GET of a shard, its headers read."""
         return requests.get(
             f"{self.proxy.url}{self.path}/data/{name}",
@@ -83,9 +81,7 @@ class World:
             timeout=30,
         )
 
-    def plain(
-        self, *requests: Request, repeats_resets: bool = False
-    ) -> PlainTraffic:
+    def plain(self, *requests, repeats_resets=False):
         return PlainTraffic(
             self.proxy.address,
             self.token,
@@ -94,10 +90,10 @@ class World:
         )
 
     @property
-    def path(self) -> str:
+    def path(self):
         return urlsplit(self.connection.storage_url).path
 
-    def everything(self, *, repeats_resets: bool = False) -> PlainTraffic:
+    def everything(self, *, repeats_resets=False):
         """GETs, PUTs, listings."""
         return self.plain(
             Request("GET", f"{self.path}/data/plain", expected=SMALL_OBJECT),
@@ -106,12 +102,12 @@ class World:
             repeats_resets=repeats_resets,
         )
 
-    def listing(self) -> Request:
+    def listing(self):
         return Request("GET", f"{self.path}/data?format=json")
 
 
 @pytest.fixture(scope="module")
-def patient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+def patient(tmp_path_factory):
     """A proxy of two workers, with the usual deadlines."""
     folder = tmp_path_factory.mktemp("chaos")
     options = {"device": "cpu", "buffer_bytes": "1MiB"}
@@ -130,9 +126,7 @@ def patient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 
 @pytest.fixture(scope="module")
-def world(
-    patient: World, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[World]:
+def world(patient, tmp_path_factory):
     """A proxy with short deadlines."""
     folder = tmp_path_factory.mktemp("impatient")
     with SideProxy(
@@ -141,7 +135,7 @@ def world(
         yield dataclasses.replace(patient, proxy=proxy)
 
 
-def stored(connection: Connection, folder: Path) -> str:
+def stored(connection, folder):
     """Objects, and a model; how an annotation names it."""
     parts = split(small_network(), "body", transform=small_transform())
     package = folder / "model.hapi"
@@ -158,7 +152,7 @@ def stored(connection: Connection, folder: Path) -> str:
     return model.quoted()
 
 
-def long_shard() -> bytes:
+def long_shard():
     members = []
     for number, (photo, _) in enumerate(jpegs(NUM_SAMPLES, size=80)):
         members.append((f"{number:04d}.jpg", photo))
@@ -169,13 +163,13 @@ def long_shard() -> bytes:
 class Running:
     """A stream that has started and waits for its client."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world):
         response = world.ask()
         assert response.status_code == 200, response.text
         self._pieces: Any = response.iter_content(PIECE_BYTES)
         self._body = bytearray(next(self._pieces))
 
-    def rest(self) -> Rows:
+    def rest(self):
         """All rows.
 
         Raises:
@@ -186,7 +180,7 @@ class Running:
         return rows_of(bytes(self._body))
 
 
-def rows_of(body: bytes) -> Rows:
+def rows_of(body):
     rows: Rows = []
     for batch in read_features(io.BytesIO(body)):
         assert batch.features is not None
@@ -196,7 +190,7 @@ def rows_of(body: bytes) -> Rows:
 
 
 @contextmanager
-def stopped(pid: int) -> Iterator[None]:
+def stopped(pid):
     os.kill(pid, signal.SIGSTOP)
     try:
         yield
@@ -205,26 +199,26 @@ def stopped(pid: int) -> Iterator[None]:
 
 
 @contextmanager
-def within(seconds: float) -> Iterator[None]:
+def within(seconds):
     begun = time.monotonic()
     yield
     assert time.monotonic() - begun < seconds + SLACK_SECONDS
 
 
-def eventually(said: Callable[[], bool], what: str) -> None:
+def eventually(said, what):
     deadline = time.monotonic() + 20
     while not said():
         assert time.monotonic() < deadline, what
         time.sleep(0.05)
 
 
-def object_server(world: World) -> int:
+def object_server(world):
     return int(world.cluster.status()["children"]["object"]["pid"])
 
 
 def test_reload_under_load_fails_no_request_and_ends_no_stream(
-    patient: World,
-) -> None:
+    patient,
+):
     """Connections that no process has accepted yet are another matter.
 
     Those that wait at a socket when Swift closes it are reset by the kernel,
@@ -233,7 +227,7 @@ def test_reload_under_load_fails_no_request_and_ends_no_stream(
     """
     world, proxy = patient, patient.proxy
 
-    def max_bytes() -> int:
+    def max_bytes():
         info = requests.get(f"{proxy.url}/info", timeout=30).json()
         return int(info["hapi"]["max_object_bytes"])
 
@@ -263,8 +257,8 @@ def test_reload_under_load_fails_no_request_and_ends_no_stream(
 
 
 def test_reload_with_a_mistake_is_refused_and_changes_nothing(
-    patient: World,
-) -> None:
+    patient,
+):
     proxy = patient.proxy
     before = proxy.workers()
     proxy.configure({"filter:hapi": {"worker_timeout": "2m"}})
@@ -277,8 +271,8 @@ def test_reload_with_a_mistake_is_refused_and_changes_nothing(
 
 
 def test_worker_that_hangs_costs_only_features_and_in_time(
-    world: World,
-) -> None:
+    world,
+):
     worker = world.cluster.worker_pid
     assert worker is not None
     running = Running(world)
@@ -296,7 +290,7 @@ def test_worker_that_hangs_costs_only_features_and_in_time(
     assert world.cluster.worker_pid == worker
 
 
-def test_worker_that_hangs_for_a_moment_costs_nothing(world: World) -> None:
+def test_worker_that_hangs_for_a_moment_costs_nothing(world):
     worker = world.cluster.worker_pid
     assert worker is not None
     running = Running(world)
@@ -306,8 +300,8 @@ def test_worker_that_hangs_for_a_moment_costs_nothing(world: World) -> None:
 
 
 def test_object_server_that_hangs_breaks_streams_in_time(
-    world: World,
-) -> None:
+    world,
+):
     """Plain GETs of objects get 503, as without the filter."""
     running = Running(world)
     with world.plain(world.listing()) as plain, stopped(object_server(world)):
@@ -332,8 +326,8 @@ def test_object_server_that_hangs_breaks_streams_in_time(
 
 
 def test_object_server_that_hangs_for_a_moment_costs_nothing(
-    world: World,
-) -> None:
+    world,
+):
     running = Running(world)
     with world.everything() as plain:
         with stopped(object_server(world)):

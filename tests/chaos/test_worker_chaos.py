@@ -17,26 +17,22 @@ import tarfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 import bombs
 from hapi_protocol.errors import CODES, HapiError
-from hapi_protocol.feature_reader import FeatureStreamReader, read_features
-from hapi_protocol.feature_stream import Row
-from hapi_protocol.job_messages import HEADER_IDENTITY, JobGrant, JobRequest
+from hapi_protocol.feature_reader import read_features
+from hapi_protocol.job_messages import HEADER_IDENTITY, JobGrant
 from hapi_protocol.unix_http import UnixConnection
 from hapi_worker.config import option_defaults
 from neighbour import (
     JOB_SECONDS,
     NUM_SAMPLES,
     Neighbour,
-    Rows,
     exact_package,
     rows_of,
     same,
@@ -45,8 +41,6 @@ from neighbour import (
 )
 from photos import jpegs, tar_of
 from worker_process import (
-    Counts,
-    Footprint,
     WorkerProcess,
     grown,
     wait_until,
@@ -100,8 +94,8 @@ LARGEST_GROWTH_BYTES = 64 << 20
 
 @pytest.fixture(scope="module")
 def running(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[WorkerProcess]:
+    tmp_path_factory,
+):
     worker = WorkerProcess(tmp_path_factory.mktemp("chaos"), OPTIONS)
     try:
         worker.wait_until_ready()
@@ -113,7 +107,7 @@ def running(
 
 
 @pytest.fixture(scope="module")
-def alone(running: WorkerProcess) -> Rows:
+def alone(running):
     """The neighbour's rows without other clients."""
     job = small_job("AUTH_neighbour")
     rows = rows_of(running.run(job, None, small_shard()))
@@ -122,7 +116,7 @@ def alone(running: WorkerProcess) -> Rows:
 
 
 @pytest.fixture(scope="module")
-def level(running: WorkerProcess, alone: Rows) -> Footprint:
+def level(running, alone):
     """Footprint of the worker after it has done each kind of work."""
     image = bombs.plain_image(2048)
     large = tar_of((f"{number}.png", image) for number in range(8))
@@ -141,9 +135,7 @@ def level(running: WorkerProcess, alone: Rows) -> Footprint:
 
 
 @pytest.fixture
-def worker(
-    running: WorkerProcess, alone: Rows, level: Footprint
-) -> Iterator[WorkerProcess]:
+def worker(running, alone, level):
     """The worker, with the neighbour on it, and all checks afterwards."""
     before = running.counts()
     with Neighbour(running, alone) as neighbour:
@@ -160,7 +152,7 @@ def worker(
     assert "Traceback" not in running.log()
 
 
-def check_reasons(counted: dict[str, float]) -> None:
+def check_reasons(counted):
     """Every failure and refusal names one of the protocol's errors."""
     for name in counted:
         if "_refusals_total" in name or re.search("failed|refused", name):
@@ -169,7 +161,7 @@ def check_reasons(counted: dict[str, float]) -> None:
             assert reason != "internal", name
 
 
-def bad_job(length_bytes: int) -> JobRequest:
+def bad_job(length_bytes):
     """A job of the misbehaving account."""
     job = job_for(b"", exact_package(), charged_account=BAD)
     return replace(job, source_length_bytes=length_bytes)
@@ -178,24 +170,24 @@ def bad_job(length_bytes: int) -> JobRequest:
 class Sent:
     """A body that counts its sent bytes."""
 
-    def __init__(self, body: Iterable[bytes]) -> None:
+    def __init__(self, body):
         self._body = body
         self.num_bytes = 0
 
-    def __iter__(self) -> Iterator[bytes]:
+    def __iter__(self):
         for piece in self._body:
             yield piece
             self.num_bytes += len(piece)
 
 
-def read_whole(answer: http.client.HTTPResponse) -> FeatureStreamReader:
+def read_whole(answer):
     reader = read_features(answer)
     reader.batches = list(reader)  # type: ignore[attr-defined]
     answer.read()  # raises when the last chunk is missing
     return reader
 
 
-def end_of(stream: Streaming) -> str:
+def end_of(stream):
     """End of a job for its client: ``whole``, ``broken``, or a code."""
     try:
         answer = stream.answer()
@@ -207,15 +199,13 @@ def end_of(stream: Streaming) -> str:
     return "whole"
 
 
-def run_badly(
-    worker: WorkerProcess, body: Iterable[bytes], length_bytes: int
-) -> str:
+def run_badly(worker, body, length_bytes):
     job = bad_job(length_bytes)
     with worker.streaming(job, None, body) as stream:
         return end_of(stream)
 
 
-def ended(outcome: str, reason: str = "") -> str:
+def ended(outcome, reason=""):
     """The name of a counter of jobs."""
     return (
         f'hapi_worker_jobs_total{{kind="features",outcome="{outcome}",'
@@ -223,18 +213,18 @@ def ended(outcome: str, reason: str = "") -> str:
     )
 
 
-def refused(reason: str) -> str:
+def refused(reason):
     """The name of a counter of refusals."""
     return f'hapi_worker_refusals_total{{reason="{reason}"}}'
 
 
 def wait_for_count(
-    worker: WorkerProcess,
-    before: Counts,
-    name: str,
-    seconds: float,
-    more: int = 1,
-) -> None:
+    worker,
+    before,
+    name,
+    seconds,
+    more=1,
+):
     wait_until(
         lambda: grown(worker.counts(), before).get(name, 0) >= more,
         seconds,
@@ -242,7 +232,7 @@ def wait_for_count(
     )
 
 
-def rows_in(reader: FeatureStreamReader) -> list[Row]:
+def rows_in(reader):
     batches = reader.batches  # type: ignore[attr-defined]
     return [row for batch in batches for row in batch.rows]
 
@@ -250,19 +240,19 @@ def rows_in(reader: FeatureStreamReader) -> list[Row]:
 # --- readers and senders ---
 
 
-def long_shard() -> bytes:
+def long_shard():
     """Its features are far more than a socket's buffers hold."""
     (image,) = small_images(1)
     return b"".join(bombs.large_samples(1000, image, 0))
 
 
-def small_images(count: int) -> list[bytes]:
+def small_images(count):
     return [image for image, _ in jpegs(count, size=64)]
 
 
 def test_job_of_a_client_that_stops_reading_ends_in_time(
-    worker: WorkerProcess,
-) -> None:
+    worker,
+):
     before = worker.counts()
     tar = long_shard()
     with worker.streaming(bad_job(len(tar)), None, pieces(tar)) as stream:
@@ -279,13 +269,13 @@ def test_job_of_a_client_that_stops_reading_ends_in_time(
             answer.read()
 
 
-def connect_only(worker: WorkerProcess) -> None:
+def connect_only(worker):
     connection = UnixConnection(worker.socket, TIMEOUT_SECONDS)
     connection.connect()
     connection.close()
 
 
-def half_a_request(worker: WorkerProcess) -> None:
+def half_a_request(worker):
     connection = UnixConnection(worker.socket, TIMEOUT_SECONDS)
     connection.putrequest("POST", "/jobs")
     connection.putheader("Content-Length", "1000")
@@ -293,7 +283,7 @@ def half_a_request(worker: WorkerProcess) -> None:
     connection.close()
 
 
-def half_a_package(worker: WorkerProcess) -> None:
+def half_a_package(worker):
     package = exact_package()
     connection = UnixConnection(worker.socket, TIMEOUT_SECONDS)
     identity = identity_of(package, "half.hapi")
@@ -304,18 +294,18 @@ def half_a_package(worker: WorkerProcess) -> None:
     connection.close()
 
 
-def grant_only(worker: WorkerProcess) -> None:
+def grant_only(worker):
     worker.ask(bad_job(1000))
 
 
-def half_a_body(worker: WorkerProcess) -> None:
+def half_a_body(worker):
     tar = long_shard()
     body = pieces(tar[: len(tar) // 2])
     with worker.streaming(bad_job(len(tar)), None, body):
         pass
 
 
-def half_an_answer(worker: WorkerProcess) -> None:
+def half_an_answer(worker):
     tar = long_shard()
     with worker.streaming(bad_job(len(tar)), None, pieces(tar)) as stream:
         stream.answer().read(1000)
@@ -332,16 +322,12 @@ DISCONNECTS = (
 
 
 @pytest.mark.parametrize("disconnect", DISCONNECTS)
-def test_clients_that_disconnect_leave_nothing(
-    worker: WorkerProcess, disconnect: Callable[[WorkerProcess], None]
-) -> None:
+def test_clients_that_disconnect_leave_nothing(worker, disconnect):
     for _ in range(3):
         disconnect(worker)
 
 
-def cut_off(
-    worker: WorkerProcess, body: bytes, length_bytes: int
-) -> tuple[str, str]:
+def cut_off(worker, body, length_bytes):
     """Sends and ends the connection's sending half, not the body."""
     sent = SilentAfter(body)
     with worker.streaming(bad_job(length_bytes), None, sent) as stream:
@@ -352,16 +338,12 @@ def cut_off(
     return found, ended("gone")
 
 
-def ended_early(
-    worker: WorkerProcess, body: bytes, length_bytes: int
-) -> tuple[str, str]:
+def ended_early(worker, body, length_bytes):
     found = run_badly(worker, pieces(body), length_bytes)
     return found, ended("failed", "bad_request")
 
 
-def fell_silent(
-    worker: WorkerProcess, body: bytes, length_bytes: int
-) -> tuple[str, str]:
+def fell_silent(worker, body, length_bytes):
     sent = SilentAfter(body)
     with worker.streaming(bad_job(length_bytes), None, sent) as stream:
         found = end_of(stream)
@@ -372,11 +354,11 @@ def fell_silent(
 class SilentAfter:
     """A body that pauses until it is released."""
 
-    def __init__(self, body: bytes) -> None:
+    def __init__(self, body):
         self._body = body
         self.stop = threading.Event()
 
-    def __iter__(self) -> Iterator[bytes]:
+    def __iter__(self):
         yield from pieces(self._body)
         self.stop.wait(TIMEOUT_SECONDS)
 
@@ -384,10 +366,10 @@ class SilentAfter:
 @pytest.mark.parametrize("send", [cut_off, ended_early, fell_silent])
 @pytest.mark.parametrize("share", [0.0, 0.5])
 def test_half_a_body_is_never_answered_with_a_whole_stream(
-    worker: WorkerProcess,
-    send: Callable[[WorkerProcess, bytes, int], tuple[str, str]],
-    share: float,
-) -> None:
+    worker,
+    send,
+    share,
+):
     before = worker.counts()
     tar = small_shard()
     half = tar[: int(len(tar) * share) // 512 * 512] or tar[:700]
@@ -401,12 +383,12 @@ def test_half_a_body_is_never_answered_with_a_whole_stream(
 
 
 def test_thousand_tiny_requests_are_answered_or_refused_and_counted(
-    worker: WorkerProcess,
-) -> None:
+    worker,
+):
     before = worker.counts()
     (image,) = small_images(1)
 
-    def request(number: int) -> str:
+    def request(number):
         answer = worker.ask(bad_job(len(image)))
         if answer.status != 201:
             assert int(answer.headers["Retry-After"]) >= 1
@@ -430,8 +412,8 @@ def test_thousand_tiny_requests_are_answered_or_refused_and_counted(
 
 
 def test_malformed_requests_are_counted_by_reason(
-    worker: WorkerProcess,
-) -> None:
+    worker,
+):
     before = worker.counts()
     asked = [
         worker.request("GET", "/nothing"),
@@ -452,9 +434,7 @@ def test_malformed_requests_are_counted_by_reason(
 # --- large objects ---
 
 
-def test_shard_of_a_gigabyte_passes_in_bounded_memory(
-    worker: WorkerProcess, level: Footprint
-) -> None:
+def test_shard_of_a_gigabyte_passes_in_bounded_memory(worker, level):
     (image,) = small_images(1)
     count, size = 1024, 1 << 20
     length = bombs.large_samples_bytes(count, image, size)
@@ -462,7 +442,7 @@ def test_shard_of_a_gigabyte_passes_in_bounded_memory(
     largest = 0
     done = threading.Event()
 
-    def watch() -> None:
+    def watch():
         nonlocal largest
         while not done.wait(0.05):
             largest = max(largest, worker.footprint().rss_bytes)
@@ -502,9 +482,7 @@ MEMBER_BOMBS = {
 
 
 @pytest.mark.parametrize("kind", MEMBER_BOMBS)
-def test_gigabyte_at_a_wrong_place_is_refused_unread(
-    worker: WorkerProcess, kind: str
-) -> None:
+def test_gigabyte_at_a_wrong_place_is_refused_unread(worker, kind):
     before = worker.counts()
     start, code = MEMBER_BOMBS[kind]
     body = Sent(bombs.claiming(start))
@@ -515,9 +493,7 @@ def test_gigabyte_at_a_wrong_place_is_refused_unread(
 
 
 @pytest.mark.parametrize("kind", ["directories", "one sample", "samples"])
-def test_million_empty_members_end_in_a_named_error(
-    worker: WorkerProcess, kind: str
-) -> None:
+def test_million_empty_members_end_in_a_named_error(worker, kind):
     before = worker.counts()
     count = 1_000_000
     body = Sent(bombs.empty_members(count, kind))
@@ -531,9 +507,7 @@ def test_million_empty_members_end_in_a_named_error(
 
 
 @pytest.mark.parametrize("length", [100, 700, 1500, 30_000])
-def test_truncated_archive_is_refused_or_breaks(
-    worker: WorkerProcess, length: int
-) -> None:
+def test_truncated_archive_is_refused_or_breaks(worker, length):
     before = worker.counts()
     tar = small_shard()[:length]
     found = run_badly(worker, pieces(tar), len(tar))
@@ -542,7 +516,7 @@ def test_truncated_archive_is_refused_or_breaks(
     wait_for_count(worker, before, ended("failed", code), SLACK_SECONDS)
 
 
-def image_bombs() -> dict[str, bytes]:
+def image_bombs():
     """Image files, most of which no worker decodes."""
     (good,) = small_images(1)
     return {
@@ -557,8 +531,8 @@ def image_bombs() -> dict[str, bytes]:
 
 
 def test_image_bombs_are_rows_with_errors_between_good_ones(
-    worker: WorkerProcess,
-) -> None:
+    worker,
+):
     before = worker.counts()
     images = image_bombs()
     tar = tar_of((f"{key}.jpg", data) for key, data in images.items())
@@ -576,8 +550,8 @@ def test_image_bombs_are_rows_with_errors_between_good_ones(
 
 
 def test_memory_of_images_at_the_limit_of_pixels_is_returned(
-    worker: WorkerProcess,
-) -> None:
+    worker,
+):
     image = bombs.plain_image(2048)
     tar = tar_of((f"{n}.jpg", image) for n in range(20))
     with worker.streaming(bad_job(len(tar)), None, pieces(tar)) as stream:
@@ -587,31 +561,31 @@ def test_memory_of_images_at_the_limit_of_pixels_is_returned(
 # --- all of it ---
 
 
-def stop_reading(worker: WorkerProcess) -> None:
+def stop_reading(worker):
     tar = long_shard()
     with worker.streaming(bad_job(len(tar)), None, pieces(tar)) as stream:
         stream.answer().read(1000)
         time.sleep(STALL_SECONDS + 1)
 
 
-def send_image_bombs(worker: WorkerProcess) -> None:
+def send_image_bombs(worker):
     images = image_bombs()
     tar = tar_of((f"{key}.jpg", data) for key, data in images.items())
     assert run_badly(worker, pieces(tar), len(tar)) == "whole"
 
 
-def fall_silent(worker: WorkerProcess) -> None:
+def fall_silent(worker):
     tar = small_shard()
     assert fell_silent(worker, tar[:30_000], len(tar))[0] != "whole"
 
 
-def send_gigabytes(worker: WorkerProcess) -> None:
+def send_gigabytes(worker):
     for start, code in MEMBER_BOMBS.values():
         body = bombs.claiming(start)
         assert run_badly(worker, body, len(start) + bombs.GIB) == code
 
 
-def send_many_members(worker: WorkerProcess) -> None:
+def send_many_members(worker):
     body = bombs.empty_members(1_000_000, "samples")
     length = 1_000_000 * bombs.BLOCK_BYTES
     assert run_badly(worker, body, length) == "broken"
@@ -627,8 +601,8 @@ ATTACKS = (
 )
 
 
-def test_all_faults_at_once_next_to_a_neighbour(worker: WorkerProcess) -> None:
-    def attack(number: int) -> None:
+def test_all_faults_at_once_next_to_a_neighbour(worker):
+    def attack(number):
         deadline = time.monotonic() + 40
         while True:
             try:
@@ -644,7 +618,7 @@ def test_all_faults_at_once_next_to_a_neighbour(worker: WorkerProcess) -> None:
 # --- SIGTERM ---
 
 
-def stays(stack: contextlib.ExitStack, worker: WorkerProcess) -> socket.socket:
+def stays(stack, worker):
     """A connection that its client does not close."""
     connection = UnixConnection(worker.socket, TIMEOUT_SECONDS)
     connection.connect()
@@ -652,9 +626,7 @@ def stays(stack: contextlib.ExitStack, worker: WorkerProcess) -> socket.socket:
     return connection.sock
 
 
-def stream_of(
-    stack: contextlib.ExitStack, worker: WorkerProcess, num_bytes: int
-) -> Streaming:
+def stream_of(stack, worker, num_bytes):
     """A stream whose sender stops sending."""
     tar = long_shard()
     body = SilentAfter(tar[:num_bytes])
@@ -664,7 +636,7 @@ def stream_of(
     return stream
 
 
-def test_worker_ends_under_load(tmp_path: Path) -> None:
+def test_worker_ends_under_load(tmp_path):
     package = exact_package()
     length = len(package)
     identity = identity_of(package, "half.hapi").to_json()
@@ -677,7 +649,7 @@ def test_worker_ends_under_load(tmp_path: Path) -> None:
     ]
     answers: list[tuple[int, str]] = []
 
-    def ask(worker: WorkerProcess, job: JobRequest) -> None:
+    def ask(worker, job):
         answer = worker.ask(job)
         while answer.code == "model_needed":
             # The worker has not come to the half-sent package yet.
@@ -721,7 +693,7 @@ def test_worker_ends_under_load(tmp_path: Path) -> None:
     assert "Traceback" not in worker.log()
 
 
-def waiting_in(worker: WorkerProcess) -> int:
+def waiting_in(worker):
     health = worker.request("GET", "/healthz", admin=True)
     return int(health.fields["jobs_waiting"])
 
@@ -732,9 +704,7 @@ def waiting_in(worker: WorkerProcess) -> int:
 class Persistent(threading.Thread):
     """A client that continues whatever happens to its worker."""
 
-    def __init__(
-        self, worker: WorkerProcess, account: str, alone: Rows
-    ) -> None:
+    def __init__(self, worker, account, alone):
         super().__init__()
         self._worker = worker
         self._account = account
@@ -744,7 +714,7 @@ class Persistent(threading.Thread):
         self.num_wrong = 0
         self.num_broken = 0
 
-    def run(self) -> None:
+    def run(self):
         while not self._ended.is_set():
             try:
                 rows = self._rows()
@@ -757,19 +727,17 @@ class Persistent(threading.Thread):
             else:
                 self.num_wrong += 1
 
-    def end(self) -> None:
+    def end(self):
         self._ended.set()
         self.join(60)
         assert not self.is_alive()
 
-    def _rows(self) -> Rows:
+    def _rows(self):
         job = small_job(self._account)
         return rows_of(self._worker.run(job, exact_package(), small_shard()))
 
 
-def test_kill_under_load_gives_complete_or_broken_streams(
-    tmp_path: Path, alone: Rows
-) -> None:
+def test_kill_under_load_gives_complete_or_broken_streams(tmp_path, alone):
     with contextlib.ExitStack() as stack:
         first = WorkerProcess(tmp_path, OPTIONS)
         stack.callback(first.kill)

@@ -13,7 +13,7 @@ import pytest
 import requests
 import torch
 
-from hapi_client import ReadConfig, TransferJob
+from hapi_client import ReadConfig
 from hapi_client.planning import planner as planning
 from hapi_client.planning import replanner as replan
 from hapi_client.swift.retry import Backoff
@@ -27,13 +27,13 @@ NUM_SHARDS = 16
 PER_SHARD = 30
 
 
-def number_of(key: str) -> int:
+def number_of(key):
     """A label that is unique in the data set: ``s<shard>-<number>``."""
     seed, number = key.removeprefix("s").split("-")
     return int(seed) * PER_SHARD + int(number)
 
 
-def store(connection, container: str, shards: dict[str, bytes]) -> None:
+def store(connection, container, shards):
     """Uploads shards and writes their index next to the data."""
     from hapi_client.data.index import update_index
     from hapi_client.swift.swift_url import parse_location
@@ -45,14 +45,14 @@ def store(connection, container: str, shards: dict[str, bytes]) -> None:
 
 
 @pytest.fixture(scope="module")
-def shards() -> dict[str, bytes]:
+def shards():
     return {
         f"s{number}.tar": shard(PER_SHARD, size=290, seed=number)
         for number in range(NUM_SHARDS)
     }
 
 
-def job(connection, container: str, **options) -> TransferJob:
+def job(connection, container, **options):
     return transfer_job(
         small_network(),
         freeze="body",
@@ -68,7 +68,7 @@ def job(connection, container: str, **options) -> TransferJob:
 class PlainGets:
     """Plain GETs of one object, one after another, until stopped."""
 
-    def __init__(self, connection, container: str, name: str) -> None:
+    def __init__(self, connection, container, name):
         token = connection._http.auth.token()
         self._url = f"{connection.storage_url}/{container}/{name}"
         self._headers = {"X-Auth-Token": token}
@@ -77,7 +77,7 @@ class PlainGets:
         self.statuses: list[int] = []
         self.longest_seconds = 0.0
 
-    def _run(self) -> None:
+    def _run(self):
         while not self._stop.is_set():
             started = time.monotonic()
             answer = requests.get(self._url, headers=self._headers, timeout=30)
@@ -87,16 +87,16 @@ class PlainGets:
             )
             time.sleep(0.02)
 
-    def __enter__(self) -> PlainGets:
+    def __enter__(self):
         self._thread.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_):
         self._stop.set()
         self._thread.join(60)
 
 
-def features_by_label(loader) -> dict[int, torch.Tensor]:
+def features_by_label(loader):
     found: dict[int, torch.Tensor] = {}
     for features, labels in loader:
         for feature, label in zip(features, labels.tolist(), strict=True):
@@ -310,14 +310,14 @@ def test_log_of_plans_reports_the_worker_and_no_sample_is_lost(
     deadline = time.monotonic() + 110
     told: list[str] = []
 
-    def train_until(said) -> None:
+    def train_until(said):
         while not said():
             assert time.monotonic() < deadline, told
             seen = features_by_label(auto.loader(len(told)))
             assert sorted(seen) == list(range(NUM_SHARDS * PER_SHARD))
             told.append(auto.plan.label if auto.plan else "")
 
-    def last_reason(words: str) -> bool:
+    def last_reason(words):
         return any(words in each.why for each in auto.plan_changes)
 
     with job(

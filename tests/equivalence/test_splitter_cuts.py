@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -20,7 +19,7 @@ SAMPLES = 3
 
 
 @contextmanager
-def threads(count: int) -> Iterator[None]:
+def threads(count):
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -29,7 +28,7 @@ def threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def assert_equivalent(actual: torch.Tensor, expected: torch.Tensor) -> None:
+def assert_equivalent(actual, expected):
     """Asserts the documented error bound."""
     atol = 1e-5 * expected.abs().max().item()
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=atol)
@@ -45,12 +44,12 @@ class Subject:
     data: bytes
     loaded: FrozenGraph
 
-    def samples(self) -> torch.Tensor:
+    def samples(self):
         return torch.randn(SAMPLES, *self.reference.sample_shape)
 
 
 @pytest.fixture(scope="module", params=REFERENCE_MODELS)
-def subject(request: pytest.FixtureRequest) -> Subject:
+def subject(request):
     reference = REFERENCE_MODELS[request.param]
     model = reference.build()
     parts = split(model, reference.freeze, sample_shape=reference.sample_shape)
@@ -60,9 +59,7 @@ def subject(request: pytest.FixtureRequest) -> Subject:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("fast", [False, True], ids=["plain", "fast"])
-def test_prefix_suffix_and_tail_equal_the_model_at_every_cut(
-    subject: Subject, fast: bool
-) -> None:
+def test_prefix_suffix_and_tail_equal_the_model_at_every_cut(subject, fast):
     parts, loaded, local = subject.parts, subject.loaded, subject.parts.frozen
     if fast:
         loaded, local = (r.to("cpu", fast=True) for r in (loaded, local))
@@ -85,8 +82,8 @@ def test_prefix_suffix_and_tail_equal_the_model_at_every_cut(
 
 
 def test_loaded_package_equals_exported_region_bit_for_bit(
-    subject: Subject,
-) -> None:
+    subject,
+):
     frozen, loaded = subject.parts.frozen, subject.loaded
     samples = subject.samples()
     # Fast regions, as on both tiers: in-place weights of a package have
@@ -106,9 +103,7 @@ def test_loaded_package_equals_exported_region_bit_for_bit(
 
 
 @pytest.mark.parametrize("fast", [False, True], ids=["plain", "fast"])
-def test_prefix_and_suffix_do_not_modify_input_or_weights(
-    subject: Subject, fast: bool
-) -> None:
+def test_prefix_and_suffix_do_not_modify_input_or_weights(subject, fast):
     frozen = subject.loaded
     if fast:
         frozen = frozen.to("cpu", fast=True)
@@ -130,7 +125,7 @@ def test_prefix_and_suffix_do_not_modify_input_or_weights(
     assert digest_of(subject.loaded) == subject.loaded.digest
 
 
-def test_user_module_with_branches_is_equivalent_at_every_cut() -> None:
+def test_user_module_with_branches_is_equivalent_at_every_cut():
     torch.manual_seed(0)
     model = BranchedNet().eval()
     parts = split(model, "mix", sample_shape=(3, 16, 16))
@@ -145,7 +140,7 @@ def test_user_module_with_branches_is_equivalent_at_every_cut() -> None:
                 assert_equivalent(parts.tail(features.contiguous()), expected)
 
 
-def test_cut_zero_and_last_cut_are_the_ends_of_the_region() -> None:
+def test_cut_zero_and_last_cut_are_the_ends_of_the_region():
     frozen = split(BranchedNet(), "mix", sample_shape=(3, 16, 16)).frozen
     samples = torch.randn(2, 3, 16, 16)
     features = frozen.prefix(frozen.num_cuts)(samples)

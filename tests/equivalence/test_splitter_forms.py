@@ -8,7 +8,6 @@ from torch import nn
 
 from hapi_protocol.errors import FreezeError
 from hapi_splitter.freezing.split_model import (
-    SplitModel,
     default_freeze,
     split,
 )
@@ -22,23 +21,23 @@ class Output(dict[str, torch.Tensor | None]):
     """A library's result with several fields, some of them None."""
 
     @property
-    def last(self) -> torch.Tensor | None:
+    def last(self):
         return self["last"]
 
     @property
-    def hidden(self) -> torch.Tensor | None:
+    def hidden(self):
         return self["hidden"]
 
 
 class Untraceable(nn.Module):
     """A module that branches on a size, which torch.fx cannot trace."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.conv = nn.Conv2d(3, 8, 3, stride=2, padding=1)
         self.norm = nn.BatchNorm2d(8)
 
-    def forward(self, x: torch.Tensor) -> Output:
+    def forward(self, x):
         x = torch.relu(self.norm(self.conv(x)))
         if x.shape[-1] % 2 == 0:
             x = nn.functional.avg_pool2d(x, int(x.shape[-1]) // 4)
@@ -46,12 +45,12 @@ class Untraceable(nn.Module):
 
 
 class UntraceableTail(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.norm = nn.BatchNorm1d(128)
         self.drop = nn.Dropout(0.5)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         if x.shape[1] != 128:
             raise ValueError("not its features")
         return self.drop(self.norm(x))
@@ -60,15 +59,13 @@ class UntraceableTail(nn.Module):
 class Net(nn.Module):
     """A model with untraceable ``body`` and ``neck``."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.body = Untraceable()
         self.neck = UntraceableTail()
         self.head = nn.Linear(128, 4)
 
-    def forward(
-        self, x: torch.Tensor, labels: torch.Tensor | None = None
-    ) -> dict[str, torch.Tensor | None]:
+    def forward(self, x, labels=None):
         output = self.body(x)
         logits = self.head(self.neck(torch.flatten(output.last, 1)))
         loss = None
@@ -78,37 +75,37 @@ class Net(nn.Module):
 
 
 class Head(nn.Module):
-    def __init__(self, net: Net) -> None:
+    def __init__(self, net):
         super().__init__()
         self.neck, self.head = net.neck, net.head
 
-    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+    def forward(self, x):
         return {"logits": self.head(self.neck(torch.flatten(x, 1)))}
 
 
 class Body(nn.Module):
-    def __init__(self, net: Net) -> None:
+    def __init__(self, net):
         super().__init__()
         self.body = net.body
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor | None:
+    def forward(self, x):
         return self.body(x).last
 
 
-def network() -> Net:
+def network():
     torch.manual_seed(0)
     net = Net()
     net.body.norm.running_mean.uniform_(-0.2, 0.2)
     return net
 
 
-def parts_of(net: Net, form: str) -> SplitModel:
+def parts_of(net, form):
     if form == "shallow":
         return split(net, "body", sample_shape=SHAPE)
     return split((Body(net), Head(net)), sample_shape=SHAPE)
 
 
-def gradients(net: nn.Module) -> dict[str, torch.Tensor]:
+def gradients(net):
     """Returns gradients of all parameters outside the frozen body."""
     return {
         name: parameter.grad.clone()
@@ -121,7 +118,7 @@ FORMS = pytest.mark.parametrize("form", ["shallow", "two modules"])
 
 
 @FORMS
-def test_untraceable_model_is_equivalent_at_every_cut(form: str) -> None:
+def test_untraceable_model_is_equivalent_at_every_cut(form):
     net = network().eval()
     parts = parts_of(net, form)
     loaded = load_package(package_bytes(parts.frozen))
@@ -139,9 +136,7 @@ def test_untraceable_model_is_equivalent_at_every_cut(form: str) -> None:
 
 @FORMS
 @pytest.mark.parametrize("training", [True, False])
-def test_tail_of_an_untraceable_model_has_the_models_gradients(
-    form: str, training: bool
-) -> None:
+def test_tail_of_an_untraceable_model_has_the_models_gradients(form, training):
     net = network()
     parts = parts_of(net, form)
     net.train(training)
@@ -168,7 +163,7 @@ def test_tail_of_an_untraceable_model_has_the_models_gradients(
         torch.testing.assert_close(actual[name], gradient)
 
 
-def test_shallow_trace_does_not_change_mode_or_statistics() -> None:
+def test_shallow_trace_does_not_change_mode_or_statistics():
     net = network().train()
     state = {k: v.clone() for k, v in net.state_dict().items()}
     parts = split(net, "body", sample_shape=SHAPE)
@@ -178,7 +173,7 @@ def test_shallow_trace_does_not_change_mode_or_statistics() -> None:
     assert parts.tail.get_submodule("neck") is net.neck
 
 
-def test_tail_of_two_modules_keeps_its_mode() -> None:
+def test_tail_of_two_modules_keeps_its_mode():
     net = network().train()
     head = Head(net)
     parts = split((Body(net), head), sample_shape=SHAPE)
@@ -186,10 +181,10 @@ def test_tail_of_two_modules_keeps_its_mode() -> None:
     assert all(module.training for module in net.modules())
 
 
-def test_default_freeze_of_an_untraceable_model_is_a_child() -> None:
+def test_default_freeze_of_an_untraceable_model_is_a_child():
     assert default_freeze(network(), sample_shape=SHAPE) == "neck"
 
 
-def test_name_inside_an_untraceable_module_is_refused() -> None:
+def test_name_inside_an_untraceable_module_is_refused():
     with pytest.raises(FreezeError, match=r"two modules .*\(frozen, tail\)"):
         split(network(), "body.conv", sample_shape=SHAPE)

@@ -12,13 +12,13 @@ from reference_models import REFERENCE_MODELS, BranchedNet
 TRAINED = ["alexnet", "resnet18", "vit_b_16", "mobilenet_v3_small"]
 
 
-def freeze_all_but(model: nn.Module, tail: nn.Module) -> None:
+def freeze_all_but(model, tail):
     trained = {id(parameter) for parameter in tail.parameters()}
     for parameter in model.parameters():
         parameter.requires_grad_(id(parameter) in trained)
 
 
-def gradients(model: nn.Module) -> dict[str, torch.Tensor]:
+def gradients(model):
     return {
         name: parameter.grad.clone()
         for name, parameter in model.named_parameters()
@@ -27,7 +27,7 @@ def gradients(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("name", TRAINED)
-def test_tail_has_the_models_gradients(name: str) -> None:
+def test_tail_has_the_models_gradients(name):
     reference = REFERENCE_MODELS[name]
     model = reference.build()
     parts = split(model, reference.freeze, sample_shape=reference.sample_shape)
@@ -53,7 +53,7 @@ def test_tail_has_the_models_gradients(name: str) -> None:
         )
 
 
-def test_tail_in_training_mode_draws_the_models_dropout() -> None:
+def test_tail_in_training_mode_draws_the_models_dropout():
     torch.manual_seed(0)
     model = BranchedNet().eval()
     parts = split(model, "mix", sample_shape=(3, 16, 16))
@@ -73,7 +73,7 @@ def test_tail_in_training_mode_draws_the_models_dropout() -> None:
     torch.testing.assert_close(parts.tail(features), model(samples))
 
 
-def test_optimiser_of_the_model_trains_the_tail() -> None:
+def test_optimiser_of_the_model_trains_the_tail():
     torch.manual_seed(0)
     model = BranchedNet()
     parts = split(model, "mix", sample_shape=(3, 16, 16))

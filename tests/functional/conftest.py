@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from caller import Caller
@@ -17,7 +15,7 @@ FILTER_OPTIONS = {"cache": "true"}
 
 
 @pytest.fixture(scope="session")
-def cluster() -> Iterator[Cluster]:
+def cluster():
     """Swift with the filter and the real worker; it ends with pytest."""
     pytest.importorskip("swift", reason="needs swift-hapi[cluster]")
     with Cluster.temporary(
@@ -27,7 +25,7 @@ def cluster() -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="session")
-def open_cluster(cluster: Cluster) -> Iterator[Cluster]:
+def open_cluster(cluster):
     """Another Swift of that worker, where all callers may compute."""
     options = {
         "filter:s3api": {"min_segment_size": "1"},
@@ -41,7 +39,7 @@ def open_cluster(cluster: Cluster) -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="module")
-def connection(cluster: Cluster) -> Iterator[Connection]:
+def connection(cluster):
     """Our client's, of the account that owns the data."""
     login = Credentials.v1(cluster.auth_url, cluster.user, cluster.key)
     with Connection(login) as made:
@@ -49,7 +47,7 @@ def connection(cluster: Cluster) -> Iterator[Connection]:
 
 
 @pytest.fixture(scope="module")
-def owner(cluster: Cluster) -> Iterator[Caller]:
+def owner(cluster):
     """Plain HTTP requests as that account's owner."""
     caller = Caller(cluster)
     yield caller

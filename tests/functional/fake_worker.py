@@ -14,23 +14,23 @@ from socketserver import ThreadingUnixStreamServer
 
 
 class Handler(BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
+    def do_GET(self):
         self.send_response(200)
         self.send_header("Content-Length", "2")
         self.end_headers()
         self.wfile.write(b"{}")
 
-    def address_string(self) -> str:
+    def address_string(self):
         return "unix"
 
 
-def end(path: str) -> None:
+def end(path):
     how = "with" if os.path.exists(path) else "without"
     print(f"ended {how} its socket", flush=True)
     os._exit(0)
 
 
-def main() -> None:
+def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--config", required=True)
     config = configparser.RawConfigParser()

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 from urllib.parse import quote, urlsplit
 
 import pytest
@@ -39,15 +37,15 @@ class Billed:
     model: str
     sizes: dict[str, int]
 
-    def headers(self, **changes: str) -> dict[str, str]:
+    def headers(self, **changes):
         return {"X-Hapi-Model": self.model, "X-Hapi-Cut": "1", **changes}
 
-    def used(self, trans_id: str) -> dict[str, str]:
+    def used(self, trans_id):
         return used(self.cluster, trans_id)
 
 
 @pytest.fixture(scope="module")
-def billed(cluster, tmp_path_factory) -> Iterator[Billed]:
+def billed(cluster, tmp_path_factory):
     parts = split(small_network(seed=3), "body", transform=small_transform())
     path = tmp_path_factory.mktemp("package") / "model.hapi"
     info = write_package(parts.frozen, path)
@@ -69,7 +67,7 @@ def billed(cluster, tmp_path_factory) -> Iterator[Billed]:
     caller.close()
 
 
-def test_whole_stream_is_in_the_access_log(billed: Billed) -> None:
+def test_whole_stream_is_in_the_access_log(billed):
     answer = billed.caller.get(f"{PLACE}/one-bad.tar", billed.headers())
     assert answer.status_code == 200
     used = billed.used(answer.headers["X-Trans-Id"])
@@ -84,7 +82,7 @@ def test_whole_stream_is_in_the_access_log(billed: Billed) -> None:
     assert used["outcome"] == "done"
 
 
-def test_index_is_in_the_access_log(billed: Billed) -> None:
+def test_index_is_in_the_access_log(billed):
     answer = billed.caller.get(f"{PLACE}/good.tar", {"X-Hapi-Index": "true"})
     used = billed.used(answer.headers["X-Trans-Id"])
 
@@ -94,8 +92,8 @@ def test_index_is_in_the_access_log(billed: Billed) -> None:
 
 
 def test_client_that_leaves_in_the_middle_is_in_the_access_log(
-    billed: Billed,
-) -> None:
+    billed,
+):
     used = billed.used(leave_early(billed, f"{PLACE}/long.tar"))
 
     assert used["outcome"] == "gone"
@@ -106,7 +104,7 @@ def test_client_that_leaves_in_the_middle_is_in_the_access_log(
     assert 0 < int(used["source_bytes"]) <= billed.sizes["long.tar"]
 
 
-def leave_early(billed: Billed, path: str) -> str:
+def leave_early(billed, path):
     """Reads the head and a little of the body; the request's trans id."""
     proxy = urlsplit(billed.cluster.proxy_url)
     token = requests.get(
@@ -131,7 +129,7 @@ def leave_early(billed: Billed, path: str) -> str:
     return str(trans_id.decode())
 
 
-def test_job_that_is_refused_is_in_the_access_log(billed: Billed) -> None:
+def test_job_that_is_refused_is_in_the_access_log(billed):
     answer = billed.caller.get(f"{PLACE}/no.tar", billed.headers())
     assert answer.status_code == 422
     used = billed.used(answer.headers["X-Trans-Id"])
@@ -141,12 +139,12 @@ def test_job_that_is_refused_is_in_the_access_log(billed: Billed) -> None:
 
 
 def test_s3_clients_stream_is_in_the_log_of_the_filter(
-    billed: Billed,
-) -> None:
+    billed,
+):
     boto3 = pytest.importorskip("boto3", reason="S3 clients use boto3")
     from botocore.config import Config
 
-    def annotate(request: Any, **_: Any) -> None:
+    def annotate(request, **_):
         for name, value in billed.headers().items():
             request.headers[name] = value
 
@@ -170,7 +168,7 @@ def test_s3_clients_stream_is_in_the_log_of_the_filter(
     assert trans_id in line
 
 
-def test_plain_get_has_no_entry(billed: Billed) -> None:
+def test_plain_get_has_no_entry(billed):
     answer = billed.caller.get(f"{PLACE}/good.tar")
     with pytest.raises(ValueError, match="not enough values"):
         billed.used(answer.headers["X-Trans-Id"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,6 @@ from array_networks import (
     text_network,
     token_arrays,
 )
-from caller import Caller
 from equal_training import (
     BATCH,
     EPOCHS,
@@ -40,7 +38,7 @@ from equal_training import (
     local_batches,
     steps_of,
 )
-from hapi_client import Connection, Credentials, TransferJob
+from hapi_client import Connection, Credentials
 from hapi_client.cli.demo.run import largest_difference
 from hapi_client.cli.main import app
 from hapi_client.data.index import load_index, update_index
@@ -72,15 +70,15 @@ class Kind:
     name: str
     transform: ArrayTransform
 
-    def network(self) -> Any:
+    def network(self):
         return text_network() if self.name == "text" else audio_network()
 
-    def arrays(self, count: int, seed: int) -> list[tuple[np.ndarray, int]]:
+    def arrays(self, count, seed):
         make = token_arrays if self.name == "text" else mel_arrays
         return make(count, seed)
 
     @property
-    def place(self) -> Location:
+    def place(self):
         return Location("arrays", self.name)
 
 
@@ -97,7 +95,7 @@ class Stored:
     kind: Kind
     spans: list[Samples]
 
-    def job(self, connection: Connection, **options: Any) -> TransferJob:
+    def job(self, connection, **options):
         return transfer_job(
             self.kind.network(),
             transform=self.kind.transform,
@@ -115,7 +113,7 @@ class Stored:
 
 
 @pytest.fixture(scope="module", params=list(KINDS))
-def stored(request, connection, tmp_path_factory) -> Stored:
+def stored(request, connection, tmp_path_factory):
     kind = KINDS[request.param]
     folder: Path = tmp_path_factory.mktemp("shards")
     spans: list[Samples] = []
@@ -136,13 +134,13 @@ def stored(request, connection, tmp_path_factory) -> Stored:
     return Stored(kind, spans)
 
 
-def optimizer_of(tail: nn.Module) -> torch.optim.Optimizer:
+def optimizer_of(tail):
     trained = [p for p in tail.parameters() if p.requires_grad]
     return torch.optim.SGD(trained, lr=RATE, momentum=0.9)
 
 
 @pytest.fixture(scope="module")
-def local(stored) -> list[float]:
+def local(stored):
     """The losses of plain torch."""
     model = FrozenBody(stored.kind.network())
     optimizer = optimizer_of(model)
@@ -206,11 +204,11 @@ def test_data_sets_of_torch_have_the_features_of_arrays(connection, stored):
 
 
 class Payload:
-    def __reduce__(self) -> Any:
+    def __reduce__(self):
         return (exec, ("raise SystemExit",))
 
 
-def bad_tokens() -> dict[str, tuple[bytes, str]]:
+def bad_tokens():
     fine = token_arrays(1)[0][0]
     outside = fine.copy()
     outside[3] = NUM_IDS
@@ -246,7 +244,7 @@ def bad_tokens() -> dict[str, tuple[bytes, str]]:
 
 
 @pytest.fixture(scope="module")
-def broken(connection, tmp_path_factory) -> Location:
+def broken(connection, tmp_path_factory):
     """Bad arrays between good ones."""
     place = Location("arrays", "broken")
     folder = tmp_path_factory.mktemp("broken")
@@ -262,7 +260,7 @@ def broken(connection, tmp_path_factory) -> Location:
     return place
 
 
-def failures_of(connection, job) -> dict[int, str]:
+def failures_of(connection, job):
     """Sample to message, of all that a job cannot read."""
     found = {}
     by_number = job.samples()
@@ -304,7 +302,7 @@ def test_bad_arrays_say_the_same_on_both_tiers_and_harm_no_other(
         torch.testing.assert_close(each, expected, rtol=1e-4, atol=1e-5)
 
 
-def rows_of(answer) -> dict[str, str | None]:
+def rows_of(answer):
     assert answer.status_code == 200, answer.text
     return {
         row.key: row.error
@@ -313,9 +311,7 @@ def rows_of(answer) -> dict[str, str | None]:
     }
 
 
-def test_worker_itself_says_what_is_wrong(
-    connection, cluster, broken, owner: Caller
-):
+def test_worker_itself_says_what_is_wrong(connection, cluster, broken, owner):
     """And not only the client, which looks again."""
     text = Stored(KINDS["text"], [])
     with text.job(connection, data=str(broken), cut="freeze") as job:
@@ -342,18 +338,18 @@ def test_worker_itself_says_what_is_wrong(
 class MixedTokens(nn.Module):
     """No two tokens stay the same, as behind attention."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.mixed = nn.Linear(128, 128)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         return x + self.mixed(x.transpose(1, 2)).transpose(1, 2)
 
 
 class Deep(nn.Module):
     """Features for each of 128 ids; the tail uses all of them."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         with torch.random.fork_rng():
             torch.manual_seed(5)
@@ -364,13 +360,13 @@ class Deep(nn.Module):
                 nn.Linear(64, 8), nn.Flatten(), nn.Linear(8 * 128, 4)
             )
 
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+    def forward(self, ids):
         result: torch.Tensor = self.head(self.body(ids))
         return result
 
 
 @pytest.fixture(scope="module")
-def sentences(connection, tmp_path_factory) -> Iterator[Location]:
+def sentences(connection, tmp_path_factory):
     """Samples of 128 two-byte ids, uploaded as a folder of class folders."""
     place = Location("arrays", "sentences")
     folder: Path = tmp_path_factory.mktemp("sentences")

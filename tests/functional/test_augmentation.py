@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from caller import Caller
-from hapi_client import Augmentation, Connection, ReadConfig, TransferJob
+from hapi_client import Augmentation, ReadConfig
 from hapi_client.cli.demo.run import largest_difference
 from hapi_client.data.upload import upload
 from hapi_client.model.package_store import upload_package
@@ -20,7 +19,6 @@ from hapi_client.swift.retry import Backoff
 from hapi_client.swift.swift_url import Location
 from hapi_protocol.feature_reader import read_features
 from hapi_protocol.transforms import Training
-from hapi_splitter.cuts import FrozenGraph
 from hapi_splitter.freezing.split_model import split
 from hapi_splitter.inputs.image_decode import decode_image
 from hapi_splitter.package.writer import write_package
@@ -50,7 +48,7 @@ QUICK = ReadConfig(
 
 
 @pytest.fixture(scope="module")
-def photos(connection: Connection, tmp_path_factory) -> Location:
+def photos(connection, tmp_path_factory):
     place = Location("augmented", "photos")
     folder = tmp_path_factory.mktemp("shards")
     (folder / "a.tar").write_bytes(shard(16))
@@ -59,7 +57,7 @@ def photos(connection: Connection, tmp_path_factory) -> Location:
     return place
 
 
-def job_of(connection, place, **options) -> TransferJob:
+def job_of(connection, place, **options):
     return transfer_job(
         small_network(),
         freeze="body",
@@ -77,7 +75,7 @@ def job_of(connection, place, **options) -> TransferJob:
     )
 
 
-def features_of(job: TransferJob, epoch: int | None) -> torch.Tensor:
+def features_of(job, epoch):
     """Features of all samples, in the order of the epoch."""
     found = torch.cat([features for features, _ in job.loader(epoch)])
     assert len(found) == NUM_SAMPLES
@@ -85,18 +83,18 @@ def features_of(job: TransferJob, epoch: int | None) -> torch.Tensor:
     return found
 
 
-def assert_close(found: torch.Tensor, wanted: torch.Tensor) -> None:
+def assert_close(found, wanted):
     most = float(wanted.abs().max())
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5 * most)
 
 
-def assert_same_set(found: torch.Tensor, wanted: torch.Tensor) -> None:
+def assert_same_set(found, wanted):
     """In whatever order."""
     sums = (each.flatten(1).sum(1).sort().values for each in (found, wanted))
     torch.testing.assert_close(*sums, rtol=1e-4, atol=1e-4)
 
 
-def test_every_cut_gives_the_same_training_rows(connection, photos) -> None:
+def test_every_cut_gives_the_same_training_rows(connection, photos):
     rows = {}
     with job_of(connection, photos, cut="stream") as job:
         cuts = (1, job.num_cuts)
@@ -109,7 +107,7 @@ def test_every_cut_gives_the_same_training_rows(connection, photos) -> None:
                 assert_close(features_of(job, epoch), wanted)
 
 
-def test_a_mixed_plan_changes_each_image_alike(connection, photos) -> None:
+def test_a_mixed_plan_changes_each_image_alike(connection, photos):
     with job_of(connection, photos, cut="stream") as job:
         wanted = features_of(job, 1)
     with job_of(connection, photos, cut="freeze") as job:
@@ -120,9 +118,7 @@ def test_a_mixed_plan_changes_each_image_alike(connection, photos) -> None:
         assert len(job.stats.samples_by_cut) > 1
 
 
-def test_loaders_of_two_epochs_at_once_keep_to_theirs(
-    connection, photos
-) -> None:
+def test_loaders_of_two_epochs_at_once_keep_to_theirs(connection, photos):
     with job_of(connection, photos, augment_period_epochs=2) as job:
         alone = [features_of(job, epoch) for epoch in (0, 1)]
         evaluated = features_of(job, None)
@@ -134,7 +130,7 @@ def test_loaders_of_two_epochs_at_once_keep_to_theirs(
             assert_close(found, wanted)
 
 
-def test_the_loss_curve_is_that_of_streaming(connection, photos) -> None:
+def test_the_loss_curve_is_that_of_streaming(connection, photos):
     losses = []
     for cut, augment in (
         ("stream", CHANGES),
@@ -148,9 +144,7 @@ def test_the_loss_curve_is_that_of_streaming(connection, photos) -> None:
     assert largest_difference(losses[0], losses[2]) > 1e-3
 
 
-def test_changes_that_repeat_are_found_again_in_the_store(
-    connection, photos
-) -> None:
+def test_changes_that_repeat_are_found_again_in_the_store(connection, photos):
     with job_of(
         connection, photos, augment_period_epochs=2, cache="readwrite"
     ) as job:
@@ -164,7 +158,7 @@ def test_changes_that_repeat_are_found_again_in_the_store(
         assert job.stats.cached == 2 * NUM_SAMPLES
 
 
-def test_torchs_data_loader_has_the_epochs_changes(connection, photos) -> None:
+def test_torchs_data_loader_has_the_epochs_changes(connection, photos):
     with job_of(connection, photos, cut="stream") as job:
         evaluated = features_of(job, None)
         for epoch in (0, 1):
@@ -188,18 +182,18 @@ def test_torchs_data_loader_has_the_epochs_changes(connection, photos) -> None:
 class Chain:
     """Plain requests for a package with an augmentation."""
 
-    def __init__(self, caller: Caller, frozen: FrozenGraph, model: str):
+    def __init__(self, caller, frozen, model):
         self.caller = caller
         self.frozen = frozen
         self.model = model
 
-    def headers(self, transform: str | None) -> dict[str, str]:
+    def headers(self, transform):
         found = {"X-Hapi-Model": self.model, "X-Hapi-Cut": "1"}
         return found | ({"X-Hapi-Transform": transform} if transform else {})
 
 
 @pytest.fixture(scope="module")
-def chain(connection, owner, tmp_path_factory) -> Chain:
+def chain(connection, owner, tmp_path_factory):
     transform = replace(small_transform(), augmentation=CHANGES)
     frozen = split(small_network(), "body", transform=transform).frozen
     path = tmp_path_factory.mktemp("package") / "model.hapi"
@@ -210,7 +204,7 @@ def chain(connection, owner, tmp_path_factory) -> Chain:
     return Chain(owner, frozen, model.quoted())
 
 
-def test_rows_are_those_computed_here_to_the_bit(chain: Chain) -> None:
+def test_rows_are_those_computed_here_to_the_bit(chain):
     source = shard(NUM_SAMPLES)
     etags = set()
     for transform, training in (
@@ -230,7 +224,7 @@ def test_rows_are_those_computed_here_to_the_bit(chain: Chain) -> None:
     assert len(etags) == 4
 
 
-def test_keys_of_single_objects_and_of_many(chain: Chain) -> None:
+def test_keys_of_single_objects_and_of_many(chain):
     ((image, _),) = jpegs(1)
     chain.caller.put(f"/{OWNER}/changed/one.b.jpg", image)
     headers = chain.headers("train;seed=1;epoch=2")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
@@ -35,7 +34,7 @@ class Chain:
     num_cuts: int
     shard_etag: str
 
-    def annotated(self, name: str, changed: dict[str, str | None]):
+    def annotated(self, name, changed):
         headers = {
             "X-Hapi-Model": self.model,
             "X-Hapi-Cut": str(self.num_cuts),
@@ -46,7 +45,7 @@ class Chain:
 
 
 @pytest.fixture(scope="module")
-def chain(cluster, tmp_path_factory) -> Iterator[Chain]:
+def chain(cluster, tmp_path_factory):
     caller = Caller(cluster)
     credentials = Credentials.v1(cluster.auth_url, cluster.user, cluster.key)
     parts = split(small_network(), "body", transform=small_transform())

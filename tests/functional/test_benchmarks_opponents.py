@@ -10,7 +10,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -33,7 +33,6 @@ from benchmarks.testbed.remote import Remote
 from swiftclient.client import Connection
 from torchvision.io import ImageReadMode, decode_jpeg
 
-from hapi_cluster import Cluster
 from photos import shard
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -60,7 +59,7 @@ METER: Mapping[str, Any] = {"interface": None, "storage_sessions": []}
 
 
 @pytest.fixture(scope="module")
-def photographs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+def photographs(tmp_path_factory):
     """Tar files."""
     folder = tmp_path_factory.mktemp("photographs")
     paths = []
@@ -71,7 +70,7 @@ def photographs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 @pytest.fixture(scope="module")
-def place(cluster: Cluster, photographs: list[Path]) -> Place:
+def place(cluster, photographs):
     """The tars in Swift, and single photographs."""
     environment = cluster.environment
     found = Place(
@@ -92,14 +91,14 @@ def place(cluster: Cluster, photographs: list[Path]) -> Place:
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[[str], Remote]]:
+def start(tmp_path):
     """Starts opponents; checks at the end that nothing is left of them."""
     before = shared_memory()
     # Names of sockets in it must be short.
     temporary = Path(tempfile.mkdtemp(prefix="opponents-"))
     started = []
 
-    def run(name: str) -> Remote:
+    def run(name):
         process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.opponents.serve", name],
             stdin=subprocess.PIPE,
@@ -123,7 +122,7 @@ def start(tmp_path: Path) -> Iterator[Callable[[str], Remote]]:
     assert shared_memory() <= before
 
 
-def until(condition: Callable[[], bool]) -> None:
+def until(condition):
     """Waits for the kernel to clean up after a process."""
     deadline = time.monotonic() + SECONDS
     while not condition():
@@ -131,7 +130,7 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-def session(leader: int) -> list[int]:
+def session(leader):
     """Processes of a session."""
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):
@@ -144,7 +143,7 @@ def session(leader: int) -> list[int]:
     return found
 
 
-def shared_memory() -> set[str]:
+def shared_memory():
     """Shared memory of torch and of mosaicml-streaming."""
     found = Path("/dev/shm").iterdir()
     return {
@@ -154,7 +153,7 @@ def shared_memory() -> set[str]:
     }
 
 
-def converted(place: Place, name: str, paths: list[Path]) -> Place:
+def converted(place, name, paths):
     """Adds the format that an opponent needs."""
     convert_to = {
         "s3-images": convert.images,
@@ -174,12 +173,12 @@ def converted(place: Place, name: str, paths: list[Path]) -> Place:
 
 @pytest.mark.parametrize("name", PROCESSES)
 def test_an_epoch_has_every_sample_once_and_nothing_is_left(
-    name: str,
-    start: Callable[[str], Remote],
-    place: Place,
-    photographs: list[Path],
-    tmp_path: Path,
-) -> None:
+    name,
+    start,
+    place,
+    photographs,
+    tmp_path,
+):
     if name in LIBRARIES:
         library = LIBRARIES[name]
         reason = f"the opponent {name} needs {library}"
@@ -209,7 +208,7 @@ def test_an_epoch_has_every_sample_once_and_nothing_is_left(
     assert not (tmp_path / "c").exists() or not [*(tmp_path / "c").iterdir()]
 
 
-def is_worker(pid: int) -> bool:
+def is_worker(pid):
     """True if a process is no permanent one of an opponent."""
     words = Path(f"/proc/{pid}/cmdline").read_bytes()
     return pid != os.getsid(pid) and b"resource_tracker" not in words
@@ -223,13 +222,13 @@ def is_worker(pid: int) -> bool:
     ],
 )
 def test_variants_of_the_tar_stream_have_every_sample_once(
-    name: str,
-    options: Mapping[str, Any],
-    place: Place,
-    photographs: list[Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    name,
+    options,
+    place,
+    photographs,
+    tmp_path,
+    monkeypatch,
+):
     threads = torch.get_num_threads()
     monkeypatch.setenv("OMP_NUM_THREADS", str(threads))
     server = Server(name)
@@ -250,15 +249,15 @@ def test_variants_of_the_tar_stream_have_every_sample_once(
 
 
 def test_later_epochs_of_local_features_read_no_photographs(
-    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    place, tmp_path, monkeypatch
+):
     monkeypatch.setenv("OMP_NUM_THREADS", str(torch.get_num_threads()))
     server = Server("local-features")
     here = replace(place, cache_folder=str(tmp_path))
     server.prepare(asdict(TASK), asdict(here), {"decode": "reader"})
     server.epochs(0, 1, **METER)
 
-    def refuse(*_: Any) -> None:
+    def refuse(*_):
         raise AssertionError("photographs were read")
 
     monkeypatch.setattr(TarStream, "batches", refuse)
@@ -268,7 +267,7 @@ def test_later_epochs_of_local_features_read_no_photographs(
         server.epochs(3, 1, **METER)
 
 
-def labels_of(paths: list[Path]) -> list[int]:
+def labels_of(paths):
     return sorted(
         label
         for path in paths
@@ -276,7 +275,7 @@ def labels_of(paths: list[Path]) -> list[int]:
     )
 
 
-def plain_loop(paths: list[Path]) -> float:
+def plain_loop(paths):
     """Loss of the last batch of a loop without a loader."""
     frozen, tail = split(TASK.model, TASK.freeze, build(TASK.model))
     preset = Preset(TASK.resize_size, TASK.crop_size)

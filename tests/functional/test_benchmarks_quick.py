@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -26,14 +25,14 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def photographs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def photographs(tmp_path_factory):
     """A tar of small photographs."""
     path = tmp_path_factory.mktemp("photographs") / "photos.tar"
     path.write_bytes(shard(NUM_PHOTOGRAPHS, size=96))
     return path
 
 
-def run(*arguments: str) -> None:
+def run(*arguments):
     subprocess.run(
         [sys.executable, "-m", "benchmarks", *arguments],
         cwd=ROOT,
@@ -42,7 +41,7 @@ def run(*arguments: str) -> None:
     )
 
 
-def experiment(name: str, photographs: Path, tmp_path: Path) -> Any:
+def experiment(name, photographs, tmp_path):
     """Section of the record, which is rendered as HTML."""
     path = tmp_path / "record.json"
     options = ["--quick", "--no-netns", "--json", str(path)]
@@ -56,9 +55,7 @@ def experiment(name: str, photographs: Path, tmp_path: Path) -> Any:
     return section
 
 
-def test_grid_compares_auto_with_opponents(
-    photographs: Path, tmp_path: Path
-) -> None:
+def test_grid_compares_auto_with_opponents(photographs, tmp_path):
     [cell] = experiment("grid", photographs, tmp_path)["cells"]
     assert cell["ratio"]["median"] > 0
     assert cell["best_external"] in cell["samples_per_second"]
@@ -66,16 +63,14 @@ def test_grid_compares_auto_with_opponents(
         assert all(each["samples"] > 0 for each in epochs)
 
 
-def test_regret_compares_auto_with_fixed_cuts(
-    photographs: Path, tmp_path: Path
-) -> None:
+def test_regret_compares_auto_with_fixed_cuts(photographs, tmp_path):
     [cell] = experiment("regret", photographs, tmp_path)["body"]["cells"]
     assert cell["regret"] < 1
     assert cell["best_static"] in cell["rounds"]
     assert cell["shared"].keys() == {"hapi-2022", "hapi-sc24"}
 
 
-def test_runs_start_from_cold(photographs: Path, tmp_path: Path) -> None:
+def test_runs_start_from_cold(photographs, tmp_path):
     [cell] = experiment("runs", photographs, tmp_path)["entries"]
     [cached] = cell["runs"]["freeze-cache"]
     assert cached["epochs"][-1]["cached"] == cell["samples"]
@@ -87,9 +82,7 @@ def test_runs_start_from_cold(photographs: Path, tmp_path: Path) -> None:
     assert all(size > 0 for size in sent)
 
 
-def test_tenants_train_in_accounts_of_their_own(
-    photographs: Path, tmp_path: Path
-) -> None:
+def test_tenants_train_in_accounts_of_their_own(photographs, tmp_path):
     [entry] = experiment("tenants", photographs, tmp_path)["entries"]
     assert len(entry["workloads"]) == 2
     assert entry["samples_per_second"].keys() == {
@@ -99,9 +92,7 @@ def test_tenants_train_in_accounts_of_their_own(
     }
 
 
-def test_bytes_of_features_are_counted(
-    photographs: Path, tmp_path: Path
-) -> None:
+def test_bytes_of_features_are_counted(photographs, tmp_path):
     section = experiment("bytes", photographs, tmp_path)
     boundaries = section["networks"]["resnet18"]["boundaries"]
     sizes = {each["name"]: each["bytes"] for each in boundaries}
@@ -110,9 +101,7 @@ def test_bytes_of_features_are_counted(
     assert sizes["avgpool"]["float16"] < sizes["avgpool"]["float32"]
 
 
-def test_accuracy_without_cifar_is_not_measured(
-    photographs: Path, tmp_path: Path
-) -> None:
+def test_accuracy_without_cifar_is_not_measured(photographs, tmp_path):
     section = experiment("accuracy", photographs, tmp_path)
     assert "cifar10-*.tar" in section["absent"]
 
@@ -127,8 +116,8 @@ def test_accuracy_without_cifar_is_not_measured(
     ],
 )
 def test_command_measures_and_writes_json(
-    command: str, key: str, needs_data: bool, photographs: Path, tmp_path: Path
-) -> None:
+    command, key, needs_data, photographs, tmp_path
+):
     path = tmp_path / "found.json"
     data = ["--data", str(photographs)] if needs_data else []
     run(command, "--quick", "--json", str(path), *data)

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -51,26 +50,26 @@ with two_tiers(worker=False, processes=False) as bed:
 
 
 @pytest.fixture(scope="module")
-def network() -> None:
+def network():
     missing = missing_requirements()
     if missing:
         pytest.skip(f"network namespaces need {', '.join(missing)}")
 
 
 @pytest.fixture(scope="module")
-def cores() -> None:
+def cores():
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("two tiers need two cores")
 
 
 @pytest.fixture(scope="module")
-def bed(network: None, cores: None) -> Iterator[testbed.Testbed]:
+def bed(network, cores):
     with testbed.two_tiers(**SMALL) as running:
         yield running
 
 
 @contextlib.contextmanager
-def transfer(bed: testbed.Testbed) -> Iterator[None]:
+def transfer(bed):
     """Sends a megabyte over the link while, and after, the body runs."""
     address = STORAGE_ADDRESS
     with contextlib.ExitStack() as stack:
@@ -89,14 +88,14 @@ def transfer(bed: testbed.Testbed) -> Iterator[None]:
         assert sender.wait(SECONDS) == 0
 
 
-def end(process: subprocess.Popen[bytes]) -> None:
+def end(process):
     process.kill()
     process.wait(SECONDS)
     if process.stdout is not None:
         process.stdout.close()
 
 
-def test_the_link_carries_no_more_than_its_rate(bed: testbed.Testbed) -> None:
+def test_the_link_carries_no_more_than_its_rate(bed):
     rate = 500_000.0
     bed.set_link(rate)
     started = time.monotonic()
@@ -107,7 +106,7 @@ def test_the_link_carries_no_more_than_its_rate(bed: testbed.Testbed) -> None:
     assert seconds >= 0.9 * PAYLOAD_BYTES / rate
 
 
-def test_the_rate_changes_while_data_flows(bed: testbed.Testbed) -> None:
+def test_the_rate_changes_while_data_flows(bed):
     bed.set_link(PAYLOAD_BYTES / 3600)
     with transfer(bed):
         bed.set_link(50e6)
@@ -118,8 +117,8 @@ def test_the_rate_changes_while_data_flows(bed: testbed.Testbed) -> None:
 
 
 def test_every_process_stays_on_the_core_of_its_tier(
-    bed: testbed.Testbed,
-) -> None:
+    bed,
+):
     found = bed.affinities()
     assert found
     assert all(cores == list(bed.storage.cores) for cores in found.values())
@@ -131,7 +130,7 @@ def test_every_process_stays_on_the_core_of_its_tier(
     assert not {*bed.storage.cores} & {*bed.client.cores}
 
 
-def test_the_tiers_have_a_network_of_their_own(bed: testbed.Testbed) -> None:
+def test_the_tiers_have_a_network_of_their_own(bed):
     for tier in (bed.storage, bed.client):
         assert tier.namespace is not None
         shown = tier.namespace.run(["ip", "-brief", "address"])
@@ -143,7 +142,7 @@ def test_the_tiers_have_a_network_of_their_own(bed: testbed.Testbed) -> None:
     assert "tier0" not in ours
 
 
-def test_without_namespaces_nothing_can_be_shaped(cores: None) -> None:
+def test_without_namespaces_nothing_can_be_shaped(cores):
     with testbed.two_tiers(netns=False, **SMALL) as bed:
         assert not bed.shaped
         with pytest.raises(testbed.TestbedError, match="--no-netns"):
@@ -153,7 +152,7 @@ def test_without_namespaces_nothing_can_be_shaped(cores: None) -> None:
     assert not folder.exists()
 
 
-def until(condition) -> None:
+def until(condition):
     deadline = time.monotonic() + SECONDS
     while not condition():
         assert time.monotonic() < deadline, "the condition never held"
@@ -161,7 +160,7 @@ def until(condition) -> None:
 
 
 @pytest.fixture
-def holder(network: None, cores: None) -> Iterator[subprocess.Popen[bytes]]:
+def holder(network, cores):
     """A process with a testbed of its own."""
     process = subprocess.Popen(
         [sys.executable, "-c", HOLD],
@@ -174,7 +173,7 @@ def holder(network: None, cores: None) -> Iterator[subprocess.Popen[bytes]]:
     end(process)
 
 
-def running_in(holder: subprocess.Popen[bytes]) -> tuple[Path, Path]:
+def running_in(holder):
     assert holder.stdout is not None
     assert select.select([holder.stdout], [], [], SECONDS)[0]
     folder, pid = holder.stdout.readline().decode().split()
@@ -182,9 +181,7 @@ def running_in(holder: subprocess.Popen[bytes]) -> tuple[Path, Path]:
 
 
 @pytest.mark.parametrize("signum", ["SIGINT", "SIGTERM", "SIGKILL"])
-def test_nothing_is_left_when_the_process_is_ended(
-    holder: subprocess.Popen[bytes], signum: str
-) -> None:
+def test_nothing_is_left_when_the_process_is_ended(holder, signum):
     folder, namespace = running_in(holder)
     assert folder.exists()
     assert users_of(folder)
@@ -196,8 +193,8 @@ def test_nothing_is_left_when_the_process_is_ended(
 
 
 def test_the_next_start_removes_what_a_killed_storage_tier_left(
-    holder: subprocess.Popen[bytes],
-) -> None:
+    holder,
+):
     folder, _ = running_in(holder)
     storage = users_of(folder)
     os.kill(holder.pid, signal.SIGSTOP)
@@ -212,7 +209,7 @@ def test_the_next_start_removes_what_a_killed_storage_tier_left(
     assert not folder.exists()
 
 
-def users_of(folder: Path) -> list[int]:
+def users_of(folder):
     """Processes with the folder in their command line."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):

@@ -8,29 +8,24 @@ import os
 import time
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 from urllib.parse import quote
 
 import numpy as np
 import pytest
-import requests
 from benchmarks.testbed.proxies import SideProxy
 from typer.testing import CliRunner
 
 from caller import Caller, metrics
-from hapi_client import TransferJob
 from hapi_client.cli.main import app
 from hapi_client.data.upload import upload
 from hapi_client.model.package_store import package_name, upload_package
 from hapi_client.planning.cache_listing import CacheListing
-from hapi_client.planning.cache_tracker import CacheTracker
 from hapi_client.progress import SilentReporter
 from hapi_client.swift.connection import Connection
 from hapi_client.swift.credentials import Credentials
 from hapi_client.swift.swift_url import Location
 from hapi_protocol.errors import ClientError
 from hapi_protocol.feature_reader import read_features
-from hapi_protocol.feature_stream import FeatureBatch
 from hapi_splitter.freezing.split_model import split
 from hapi_splitter.package.writer import write_package
 from hapi_splitter.planner.problem import RAW_ROUTE
@@ -51,7 +46,7 @@ SAMPLES_BEYOND_BUFFERS = 400
 
 
 @pytest.fixture(scope="module")
-def model(connection, owner, tmp_path_factory) -> str:
+def model(connection, owner, tmp_path_factory):
     """The package's path; the container of the data is there too."""
     parts = split(small_network(seed=3), "body", transform=small_transform())
     path = tmp_path_factory.mktemp("package") / "model.hapi"
@@ -62,16 +57,14 @@ def model(connection, owner, tmp_path_factory) -> str:
 
 
 @pytest.fixture
-def empty(owner, model) -> None:
+def empty(owner, model):
     """Nothing is kept, and nobody but the owner may read anything."""
     purge(owner)
     for container in (DATA, f"/{OWNER}/{MODELS}"):
         allow(owner, container, "")
 
 
-def asked(
-    model: str, mode: str = "readwrite", **others: str
-) -> dict[str, str]:
+def asked(model, mode="readwrite", **others):
     named = {f"X-Hapi-{k.title()}": v for k, v in others.items()}
     return {
         "X-Hapi-Model": model,
@@ -81,45 +74,43 @@ def asked(
     }
 
 
-def put_shard(owner: Caller, name: str, data: bytes | None = None) -> str:
+def put_shard(owner, name, data=None):
     path = f"{DATA}/{quote(name)}"
     owner.put(path, shard(NUM_SAMPLES) if data is None else data)
     return path
 
 
-def allow(owner: Caller, container: str, acl: str) -> None:
+def allow(owner, container, acl):
     headers = {"X-Container-Read": acl}
     owner.request("POST", container, headers).raise_for_status()
 
 
-def cache(
-    owner: Caller, method: str = "GET", query: str = ""
-) -> dict[str, Any]:
+def cache(owner, method="GET", query=""):
     answer = owner.request(method, f"/{OWNER}?hapi-cache{query}")
     assert answer.status_code == 200, answer.text
     return dict(answer.json())
 
 
-def purge(owner: Caller) -> None:
+def purge(owner):
     cache(owner, "DELETE")
 
 
-def kept(owner: Caller) -> list[str]:
+def kept(owner):
     return [each["source"] for each in cache(owner)["listed"]]
 
 
-def rows_of(answer: requests.Response) -> tuple[list[Any], Any]:
+def rows_of(answer):
     assert answer.status_code == 200, answer.text
     batches = list(read_features(answer.content))
     rows = [row for batch in batches for row in batch.rows]
     return rows, np.concatenate([b.features for b in batches if b.rows])
 
 
-def batches_of(answer: requests.Response) -> list[FeatureBatch]:
+def batches_of(answer):
     return list(read_features(io.BytesIO(answer.content)))
 
 
-def assert_same_rows(one: requests.Response, other: requests.Response) -> None:
+def assert_same_rows(one, other):
     rows, features = rows_of(one)
     other_rows, other_features = rows_of(other)
     assert rows == other_rows
@@ -127,7 +118,7 @@ def assert_same_rows(one: requests.Response, other: requests.Response) -> None:
     np.testing.assert_array_equal(features, other_features)
 
 
-def warm(owner: Caller, path: str, model: str) -> requests.Response:
+def warm(owner, path, model):
     """The answer that was computed, and is kept by now."""
     before = len(kept(owner))
     answer = owner.get(path, asked(model))
@@ -136,7 +127,7 @@ def warm(owner: Caller, path: str, model: str) -> requests.Response:
     return answer
 
 
-def num_jobs(cluster, outcome: str) -> float:
+def num_jobs(cluster, outcome):
     return sum(
         value
         for name, value in metrics(cluster).items()
@@ -145,7 +136,7 @@ def num_jobs(cluster, outcome: str) -> float:
     )
 
 
-def jobs_done(cluster) -> dict[str, float]:
+def jobs_done(cluster):
     counted = ("hapi_worker_jobs_total", "hapi_worker_samples_total")
     return {
         name: value
@@ -381,7 +372,7 @@ def test_entries_are_out_of_clients_reach(owner, model):
 # --- what Swift gives back ------------------------------------------------
 
 
-def data_file(cluster) -> Path:
+def data_file(cluster):
     """Path of the one cached entry."""
     files = [
         path
@@ -461,9 +452,7 @@ def test_other_methods_do_nothing_to_the_account(owner, method):
     assert "X-Account-Meta-Cached" not in found
 
 
-def uploaded(
-    connection: Connection, name: str, folder: Path, num_shards: int
-) -> Location:
+def uploaded(connection, name, folder, num_shards):
     """Shards of eight photos each."""
     place = Location("kept", name)
     for number in range(num_shards):
@@ -472,9 +461,7 @@ def uploaded(
     return place
 
 
-def job_of(
-    connection: Connection, place: Location, **options: Any
-) -> TransferJob:
+def job_of(connection, place, **options):
     return transfer_job(
         small_network(),
         freeze="body",
@@ -505,7 +492,7 @@ def test_second_epoch_needs_no_worker(cluster, connection, owner, tmp_path):
     assert first.losses == second.losses
 
 
-def tracker_of(job: TransferJob, connection: Connection) -> CacheTracker:
+def tracker_of(job, connection):
     """The tracker of a job with a fixed cut, as of one that plans."""
     sources = job._factory.sources
     assert sources.model is not None
@@ -617,7 +604,7 @@ def test_commands_show_and_empty_the_cache(cluster, owner, model, tmp_path):
     environment = cluster.environment
     runner = CliRunner()
 
-    def run(*words: str, status: int = 0, typed: str = "") -> Any:
+    def run(*words, status=0, typed=""):
         result = runner.invoke(
             app,
             ["cache", *words, "--json", str(tmp_path / "out.json")],

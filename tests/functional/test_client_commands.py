@@ -6,18 +6,14 @@ import io
 import json
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from caller import Caller
 from hapi_client.cli import main as cli
 from hapi_client.data.index import load_index
 from hapi_client.model.package_store import upload_package
-from hapi_client.swift.connection import Connection
 from hapi_client.swift.swift_url import Location
-from hapi_cluster import Cluster
 from hapi_splitter.freezing.split_model import split
 from hapi_splitter.package.writer import write_package
 from networks import small_network, small_transform
@@ -28,16 +24,14 @@ Hapi = Callable[..., tuple[int, Any]]
 
 
 @pytest.fixture
-def hapi(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> Hapi:
+def hapi(cluster, monkeypatch, tmp_path):
     """Runs a command; returns its exit status and its JSON."""
     for variable, value in cluster.environment.items():
         monkeypatch.setenv(variable, value)
     monkeypatch.setenv("COLUMNS", "200")
     path = tmp_path / "result.json"
 
-    def run(*arguments: str) -> tuple[int, Any]:
+    def run(*arguments):
         path.unlink(missing_ok=True)
         words = ["hapi", *arguments, "--json", str(path)]
         monkeypatch.setattr(sys, "argv", words)
@@ -50,15 +44,13 @@ def hapi(
 
 
 @pytest.fixture(scope="module")
-def data(owner: Caller) -> None:
+def data(owner):
     owner.put("/AUTH_test/sets")
     for name in ("train/a.tar", "train/b.tar", "raw/c.tar"):
         owner.put(f"/AUTH_test/sets/{name}", shard(3))
 
 
-def test_ls_lists_containers_data_sets_and_shards(
-    hapi: Hapi, data: None, owner: Caller, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ls_lists_containers_data_sets_and_shards(hapi, data, owner, capsys):
     assert hapi("index", "sets/train")[0] == 0
     status, facts = hapi("ls")
     assert status == 0
@@ -86,9 +78,7 @@ def test_ls_lists_containers_data_sets_and_shards(
     assert [e["index"] for e in facts["data_sets"]] == ["missing", "stale"]
 
 
-def test_info_describes_the_cluster(
-    hapi: Hapi, data: None, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_info_describes_the_cluster(hapi, data, capsys):
     status, facts = hapi("info")
     assert status == 0
     assert facts["account"]["name"] == "AUTH_test"
@@ -109,11 +99,11 @@ def test_info_describes_the_cluster(
 
 
 def test_info_describes_a_data_set(
-    hapi: Hapi,
-    owner: Caller,
-    connection: Connection,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    hapi,
+    owner,
+    connection,
+    capsys,
+):
     owner.put("/AUTH_test/described")
     for name, count in (("a", 5), ("b", 2)):
         owner.put(f"/AUTH_test/described/{name}.tar", shard(count))
@@ -146,11 +136,11 @@ def test_info_describes_a_data_set(
 
 
 def test_info_describes_a_package(
-    hapi: Hapi,
-    connection: Connection,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    hapi,
+    connection,
+    tmp_path,
+    capsys,
+):
     parts = split(small_network(), "body", transform=small_transform())
     written = write_package(parts.frozen, tmp_path / "package")
     upload_package(connection, "told", written.path, written.digest)
@@ -175,12 +165,12 @@ def test_info_describes_a_package(
 
 
 def test_packages_are_listed_and_deleted(
-    hapi: Hapi,
-    connection: Connection,
-    owner: Caller,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    hapi,
+    connection,
+    owner,
+    tmp_path,
+    capsys,
+):
     digests = []
     for freeze in ("body", "body.2"):
         parts = split(small_network(), freeze, transform=small_transform())
@@ -220,5 +210,5 @@ def test_packages_are_listed_and_deleted(
 @pytest.mark.parametrize(
     "words", [(), ("--all", "ab"), ("ab", "--older-than", "1d")]
 )
-def test_rm_takes_one_choice(hapi: Hapi, words: tuple[str, ...]) -> None:
+def test_rm_takes_one_choice(hapi, words):
     assert hapi("models", "rm", *words) == (2, None)

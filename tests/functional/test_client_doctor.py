@@ -7,20 +7,15 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from pathlib import Path
 
 import pytest
 
-from caller import Caller
 from hapi_client.cli import main as cli
 from hapi_client.data.index import update_index
-from hapi_client.doctor.check_runner import Finding
 from hapi_client.doctor.pushdown_checks import Doctor, DoctorOptions
 from hapi_client.swift.connection import Connection
 from hapi_client.swift.credentials import Credentials
 from hapi_client.swift.swift_url import Location
-from hapi_cluster import Cluster
 from photos import shard
 from second_swift import second_swift
 
@@ -29,7 +24,7 @@ READER = {"ST_USER": "test2:tester2", "ST_KEY": "testing2"}
 
 
 @pytest.fixture(scope="module")
-def data(connection: Connection, owner: Caller) -> None:
+def data(connection, owner):
     owner.put("/AUTH_test/patients")
     for name in "ab":
         owner.put(f"/AUTH_test/patients/train/{name}.tar", shard(2))
@@ -37,9 +32,7 @@ def data(connection: Connection, owner: Caller) -> None:
 
 
 @pytest.fixture(scope="module")
-def lonely(
-    cluster: Cluster, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[Cluster, Path]]:
+def lonely(cluster, tmp_path_factory):
     """A Swift, and where its worker would be."""
     path = tmp_path_factory.mktemp("no-worker") / "socket"
     options = {"worker_socket": str(path)}
@@ -48,12 +41,12 @@ def lonely(
 
 
 def look(
-    cluster: Cluster,
-    data: Location | None = None,
+    cluster,
+    data=None,
     *,
-    seconds: float = 20.0,
-    **environ: str,
-) -> dict[str, Finding]:
+    seconds=20.0,
+    **environ,
+):
     """The findings by check."""
     variables = {**cluster.environment, **environ}
     doctor = Doctor(
@@ -63,7 +56,7 @@ def look(
     return {each.check: each for each in doctor.findings()}
 
 
-def states(found: Mapping[str, Finding]) -> dict[str, str]:
+def states(found):
     """Checks that are not ok."""
     return {
         name: finding.state
@@ -72,9 +65,7 @@ def states(found: Mapping[str, Finding]) -> dict[str, str]:
     }
 
 
-def test_all_is_well(
-    cluster: Cluster, data: None, connection: Connection
-) -> None:
+def test_all_is_well(cluster, data, connection):
     found = look(cluster, DATA)
     assert states(found) == {}
     assert list(found) == [
@@ -91,15 +82,15 @@ def test_all_is_well(
 
 
 def test_the_command_says_so_by_its_status(
-    cluster: Cluster,
-    data: None,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-) -> None:
+    cluster,
+    data,
+    monkeypatch,
+    capsys,
+    tmp_path,
+):
     path = tmp_path / "doctor.json"
 
-    def hapi(*words: str) -> int:
+    def hapi(*words):
         words = ("hapi", "doctor", *words, "--json", str(path))
         monkeypatch.setattr(sys, "argv", list(words))
         with pytest.raises(SystemExit) as caught:
@@ -143,12 +134,12 @@ def test_the_command_says_so_by_its_status(
     ],
 )
 def test_what_all_else_needs_is_named_and_ends_the_look(
-    cluster: Cluster,
-    environ: Mapping[str, str],
-    check: str,
-    message: str,
-    remedy: str,
-) -> None:
+    cluster,
+    environ,
+    check,
+    message,
+    remedy,
+):
     found = look(cluster, DATA, **environ)
     names = list(found)
     after = names[names.index(check) + 1 :]
@@ -158,7 +149,7 @@ def test_what_all_else_needs_is_named_and_ends_the_look(
     assert remedy in found[check].remedy
 
 
-def test_what_may_not_be_read_is_named(cluster: Cluster, data: None) -> None:
+def test_what_may_not_be_read_is_named(cluster, data):
     url = f"{cluster.proxy_url}/v1/AUTH_test"
     found = look(cluster, DATA, OS_STORAGE_URL=url, **READER)
     assert states(found) == {
@@ -175,9 +166,7 @@ def test_what_may_not_be_read_is_named(cluster: Cluster, data: None) -> None:
     assert found["index"].trans_id is not None
 
 
-def test_reader_of_shared_data_asks_the_worker_by_it(
-    cluster: Cluster, data: None, owner: Caller
-) -> None:
+def test_reader_of_shared_data_asks_the_worker_by_it(cluster, data, owner):
     where = "/AUTH_test/patients"
     owner.request("POST", where, {"X-Container-Read": "test2:tester2"})
     url = f"{cluster.proxy_url}/v1/AUTH_test"
@@ -198,13 +187,13 @@ def test_reader_of_shared_data_asks_the_worker_by_it(
     ],
 )
 def test_a_missing_index_is_named(
-    cluster: Cluster,
-    owner: Caller,
-    location: Location,
-    check: str,
-    message: str,
-    remedy: str,
-) -> None:
+    cluster,
+    owner,
+    location,
+    check,
+    message,
+    remedy,
+):
     owner.put("/AUTH_test/stale")
     owner.put("/AUTH_test/stale/a.tar", shard(1))
     found = look(cluster, location)[check]
@@ -213,9 +202,7 @@ def test_a_missing_index_is_named(
     assert remedy in found.remedy
 
 
-def test_a_stale_index_is_named(
-    cluster: Cluster, connection: Connection, owner: Caller
-) -> None:
+def test_a_stale_index_is_named(cluster, connection, owner):
     owner.put("/AUTH_test/old")
     for name in "abc":
         owner.put(f"/AUTH_test/old/{name}.tar", shard(1))
@@ -239,8 +226,8 @@ def test_a_stale_index_is_named(
 
 
 def test_a_dead_and_a_hanging_worker_are_told_apart(
-    lonely: tuple[Cluster, Path],
-) -> None:
+    lonely,
+):
     swift, path = lonely
     found = look(swift)
     assert states(found) == {"worker": "failure"}
@@ -260,7 +247,7 @@ def test_a_dead_and_a_hanging_worker_are_told_apart(
         assert list(connection.list("hapi-models")) == []
 
 
-def test_a_proxy_without_the_filter_is_named(cluster: Cluster) -> None:
+def test_a_proxy_without_the_filter_is_named(cluster):
     with second_swift(cluster, hapi_filter=False) as plain:
         found = look(plain)
     skipped = dict.fromkeys(
@@ -270,7 +257,7 @@ def test_a_proxy_without_the_filter_is_named(cluster: Cluster) -> None:
     assert "pipeline" in found["filter"].remedy
 
 
-def test_start_of_the_command_needs_no_torch() -> None:
+def test_start_of_the_command_needs_no_torch():
     code = (
         "import sys; import hapi_client.cli.main; "
         "import hapi_client.doctor.pushdown_checks; "

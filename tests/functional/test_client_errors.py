@@ -8,14 +8,12 @@ from typing import Any
 
 import pytest
 
-from caller import Caller
 from hapi_client.data.index import load_index
 from hapi_client.swift.connection import Connection
 from hapi_client.swift.credentials import Credentials
 from hapi_client.swift.http_client import ConnectionOptions
 from hapi_client.swift.retry import Backoff
 from hapi_client.swift.swift_url import Location
-from hapi_cluster import Cluster
 from hapi_protocol.errors import HapiError
 from hapi_protocol.headers import Annotation, ByteRange, ModelPath
 from photos import shard
@@ -28,29 +26,29 @@ Ask = Callable[[Connection], Any]
 
 
 @pytest.fixture(scope="module")
-def data(owner: Caller) -> None:
+def data(owner):
     owner.put("/AUTH_test/errors")
     owner.put("/AUTH_test/errors/a.tar", shard(2))
     owner.put("/AUTH_test/errors/not.tar", b"no tar" * 200)
     owner.put("/AUTH_test/errors/hapi-index.arrow", b"no index")
 
 
-def put_with_other_md5(connection: Connection) -> None:
+def put_with_other_md5(connection):
     connection.put("errors", "b", io.BytesIO(b"b"), 1, md5="0" * 32)
 
 
-def read_range(etag: str, start: int = 0) -> Ask:
+def read_range(etag, start=0):
     wanted = ByteRange(start, start + 1)
     return lambda c: c.get_range("errors", "a.tar", wanted, if_match=etag)
 
 
-def range_behind_the_end(connection: Connection) -> None:
+def range_behind_the_end(connection):
     found = connection.head("errors", "a.tar")
     assert found is not None
     read_range(found.etag, 1 << 30)(connection)
 
 
-def features(name: str, annotation: Annotation) -> Ask:
+def features(name, annotation):
     return lambda c: c.get_features("errors", name, annotation)
 
 
@@ -77,9 +75,7 @@ def features(name: str, annotation: Annotation) -> Ask:
         (lambda c: c.account_request("PUT", {"hapi-cache": ""}), None),
     ],
 )
-def test_error_has_the_transaction_of_swifts_log(
-    cluster: Cluster, data: None, ask: Ask, code: str | None
-) -> None:
+def test_error_has_the_transaction_of_swifts_log(cluster, data, ask, code):
     login = Credentials.v1(cluster.auth_url, cluster.user, cluster.key)
     with (
         Connection(login, ONCE) as connection,
@@ -103,8 +99,8 @@ def test_error_has_the_transaction_of_swifts_log(
     ],
 )
 def test_refusal_of_a_user_has_a_transaction(
-    cluster: Cluster, data: None, user: str, key: str, storage_path: str
-) -> None:
+    cluster, data, user, key, storage_path
+):
     environ = {"ST_AUTH": cluster.auth_url, "ST_USER": user, "ST_KEY": key}
     if storage_path:
         environ["OS_STORAGE_URL"] = cluster.proxy_url + storage_path

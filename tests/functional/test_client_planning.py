@@ -13,7 +13,6 @@ import pytest
 from hapi_client.cli.demo.run import largest_difference
 from hapi_client.data.index import load_index
 from hapi_client.data.upload import upload
-from hapi_client.job.transfer_job import TransferJob
 from hapi_client.model.frozen_region import FrozenRegion
 from hapi_client.planning.sample_probe import MAX_SAMPLES, read_samples
 from hapi_client.progress import SilentReporter
@@ -33,7 +32,7 @@ TOLERANCE = 1e-4
 
 
 @pytest.fixture(scope="module")
-def photos(connection, tmp_path_factory) -> Location:
+def photos(connection, tmp_path_factory):
     place = Location("planning", "photos")
     folder: Path = tmp_path_factory.mktemp("shards")
     for number in range(NUM_SHARDS):
@@ -42,7 +41,7 @@ def photos(connection, tmp_path_factory) -> Location:
     return place
 
 
-def job_of(connection, place, **options) -> TransferJob:
+def job_of(connection, place, **options):
     return transfer_job(
         small_network(),
         data=str(place),
@@ -70,12 +69,12 @@ def test_fewer_samples_are_measured_on_a_slow_link(
     assert probe.bytes_each == pytest.approx(sum(sizes) / NUM_SAMPLES)
 
 
-def losses_of(job: TransferJob, epochs: int = 2) -> list[float]:
+def losses_of(job, epochs=2):
     return train_tail(job, epochs=epochs, learning_rate=0.01).losses
 
 
 @pytest.fixture(scope="module")
-def streamed(connection, photos) -> list[float]:
+def streamed(connection, photos):
     with job_of(connection, photos, cut="stream") as job:
         return losses_of(job)
 
@@ -103,7 +102,7 @@ def test_mixed_routes_give_the_losses_of_raw_reads(
     assert seen.load is not None
 
 
-def wait_for_plan(job: TransferJob, epochs: int = 400) -> int:
+def wait_for_plan(job, epochs=400):
     """Trains until there is a plan; returns the number of epochs."""
     deadline = time.monotonic() + 90
     for epoch in range(epochs):

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from hapi_client import ReadConfig, TransferJob
+from hapi_client import ReadConfig
 from hapi_client.cli.demo.run import BATCH_NORM_FACTOR, largest_difference
 from hapi_client.data.index import find_index, load_index, update_index
 from hapi_client.data.upload import upload
@@ -30,7 +30,7 @@ QUICK = ReadConfig(
 
 
 @pytest.fixture(scope="module")
-def photos(connection, tmp_path_factory) -> Location:
+def photos(connection, tmp_path_factory):
     place = Location("pushdown", "photos")
     folder = tmp_path_factory.mktemp("shards")
     (folder / "a.tar").write_bytes(shard(25))
@@ -39,7 +39,7 @@ def photos(connection, tmp_path_factory) -> Location:
     return place
 
 
-def job_of(connection, place, **options) -> TransferJob:
+def job_of(connection, place, **options):
     return transfer_job(
         small_network(),
         data=str(place),
@@ -55,7 +55,7 @@ def job_of(connection, place, **options) -> TransferJob:
     )
 
 
-def losses_of(connection, place, **options) -> list[float]:
+def losses_of(connection, place, **options):
     with job_of(connection, place, **options) as job:
         history = train_tail(job, epochs=2, learning_rate=0.01)
         assert job.stats.fallbacks == 0
@@ -65,7 +65,7 @@ def losses_of(connection, place, **options) -> list[float]:
 
 
 @pytest.fixture(scope="module")
-def streamed(connection, photos) -> list[float]:
+def streamed(connection, photos):
     return losses_of(connection, photos, cut="stream")
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hapi_client import ReadConfig, TransferJob
+from hapi_client import ReadConfig
 from hapi_client.data.index import list_shards, load_index
 from hapi_client.data.upload import PackOptions, upload
 from hapi_client.progress import SilentReporter
@@ -29,19 +29,19 @@ SMALL_SPANS = ReadConfig(decode_threads=1, num_threads=2)
 
 
 @pytest.fixture
-def place(request) -> Location:
+def place(request):
     """A location of the test's own."""
     name = request.node.name.partition("[")[0].replace("_", "-")
     return Location("streaming", name[-60:])
 
 
-def store(connection, place, folder: Path, shards: dict[str, bytes]):
+def store(connection, place, folder, shards):
     for name, data in shards.items():
         (folder / name).write_bytes(data)
     return upload(connection, place, [folder], SilentReporter())
 
 
-def job_of(connection, place, **options) -> TransferJob:
+def job_of(connection, place, **options):
     return transfer_job(
         small_network(),
         freeze="body",

@@ -14,7 +14,6 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +44,7 @@ DEADLINE_SECONDS = 20.0
 
 
 @pytest.fixture
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def directory(tmp_path_factory):
     """A new directory, in memory if possible; nothing runs in it after."""
     shm = Path("/dev/shm")
     parent = shm if os.access(shm, os.W_OK) else tmp_path_factory.mktemp("d")
@@ -57,26 +56,26 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def bare() -> Iterator[Cluster]:
+def bare():
     """One process of plain Swift, for tests that do not stop it."""
     with Cluster.temporary(**BARE) as running:
         yield running
 
 
-def start(directory: Path, **settings: Any) -> Cluster:
+def start(directory, **settings):
     return Cluster.start(
         directory, die_with_parent=True, **{**BARE, **settings}
     )
 
 
 def request(
-    cluster: Cluster,
-    method: str,
-    path: str,
-    body: bytes | None = None,
-    user: str = "test:tester",
-    headers: Mapping[str, str] | None = None,
-) -> tuple[int, bytes]:
+    cluster,
+    method,
+    path,
+    body=None,
+    user="test:tester",
+    headers=None,
+):
     """A request in the account of the user; status and body."""
     key = USERS[user][0]
     auth = urllib.request.Request(
@@ -95,20 +94,20 @@ def request(
         return error.code, error.read()
 
 
-def eventually(condition: Callable[[], object], what: str) -> None:
+def eventually(condition, what):
     deadline = time.monotonic() + DEADLINE_SECONDS
     while not condition():
         assert time.monotonic() < deadline, f"not in time: {what}"
         time.sleep(0.02)
 
 
-def supervisor(cluster: Cluster) -> int:
+def supervisor(cluster):
     pid = cluster.supervisor_pid
     assert pid is not None
     return pid
 
 
-def listens(cluster: Cluster) -> list[int]:
+def listens(cluster):
     """The cluster's ports that still accept connections."""
     state = json.loads((cluster.directory / "cluster.json").read_text())
     found = []
@@ -119,12 +118,12 @@ def listens(cluster: Cluster) -> list[int]:
     return found
 
 
-def hapi_cluster_command(*words: str | Path) -> list[str]:
+def hapi_cluster_command(*words):
     code = "from hapi_client.cli.cluster import app; app()"
     return [sys.executable, "-c", code, *map(str, words)]
 
 
-def cli(*words: str | Path) -> subprocess.CompletedProcess[str]:
+def cli(*words):
     return subprocess.run(
         hapi_cluster_command(*words),
         capture_output=True,
@@ -138,9 +137,7 @@ def cli(*words: str | Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("processes", [False, True])
-def test_data_is_served_again_after_stop_and_start(
-    directory: Path, processes: bool
-) -> None:
+def test_data_is_served_again_after_stop_and_start(directory, processes):
     data = os.urandom(200_000)
     with start(directory, processes=processes) as cluster:
         url = cluster.proxy_url
@@ -157,8 +154,8 @@ def test_data_is_served_again_after_stop_and_start(
 
 
 def test_backends_get_new_ports_when_theirs_were_taken(
-    directory: Path,
-) -> None:
+    directory,
+):
     with start(directory) as cluster:
         request(cluster, "PUT", "/c")
         request(cluster, "PUT", "/c/o", b"data")
@@ -169,9 +166,7 @@ def test_backends_get_new_ports_when_theirs_were_taken(
 
 
 @pytest.mark.parametrize("layout", ["replicated", "ec"])
-def test_objects_come_back_whole_in_other_layouts(
-    directory: Path, layout: str
-) -> None:
+def test_objects_come_back_whole_in_other_layouts(directory, layout):
     data = os.urandom(300_000)
     with start(directory, layout=layout) as cluster:
         assert request(cluster, "PUT", "/c")[0] == 201
@@ -185,7 +180,7 @@ def test_objects_come_back_whole_in_other_layouts(
         start(directory, layout="single")
 
 
-def test_each_policy_of_a_layout_keeps_its_objects(directory: Path) -> None:
+def test_each_policy_of_a_layout_keeps_its_objects(directory):
     policies = [policy["name"] for policy in LAYOUTS["mixed"].policies]
     with start(directory, layout="mixed") as cluster:
         for name in policies:
@@ -206,7 +201,7 @@ def test_each_policy_of_a_layout_keeps_its_objects(directory: Path) -> None:
         assert len(found) == num_files, folder
 
 
-def test_encryption_keeps_plaintext_off_the_disk(directory: Path) -> None:
+def test_encryption_keeps_plaintext_off_the_disk(directory):
     data = b"a very well known text" * 100
     with start(directory, encryption=True) as cluster:
         request(cluster, "PUT", "/c")
@@ -218,15 +213,15 @@ def test_encryption_keeps_plaintext_off_the_disk(directory: Path) -> None:
 
 
 def test_users_have_the_rights_of_swifts_functional_tests(
-    bare: Cluster,
-) -> None:
+    bare,
+):
     for user in ("test:tester", "test2:tester2", "admin:admin"):
         # 204 and not 200: the account exists before its first use.
         assert request(bare, "HEAD", "", user=user)[0] == 204, user
     assert request(bare, "PUT", "/c", user="test:tester3")[0] == 403
 
 
-def test_nothing_is_left_after_stop(directory: Path) -> None:
+def test_nothing_is_left_after_stop(directory):
     options = {"lone_child": "yes"}
     cluster = start(directory, **WATCHED, worker=True, worker_options=options)
     processes = family(supervisor(cluster))
@@ -243,8 +238,8 @@ def test_nothing_is_left_after_stop(directory: Path) -> None:
     assert cluster.stop() is False
 
 
-def test_nothing_in_etc_is_written(directory: Path) -> None:
-    def snapshot() -> dict[str, int]:
+def test_nothing_in_etc_is_written(directory):
+    def snapshot():
         return {
             str(path): path.lstat().st_mtime_ns
             for path in Path("/etc").rglob("*")
@@ -259,14 +254,14 @@ def test_nothing_in_etc_is_written(directory: Path) -> None:
     assert snapshot() == before
 
 
-def test_secrets_are_readable_by_their_owner_only(bare: Cluster) -> None:
+def test_secrets_are_readable_by_their_owner_only(bare):
     for name in ("secrets.json", "proxy-server.conf", "swift.conf"):
         mode = (bare.directory / "etc" / name).stat().st_mode
         assert mode & 0o777 == 0o600, name
     assert (bare.directory / "srv").stat().st_mode & 0o077 == 0
 
 
-def test_sigterm_to_the_supervisor_stops_all(directory: Path) -> None:
+def test_sigterm_to_the_supervisor_stops_all(directory):
     cluster = start(directory, **WATCHED, worker=True)
     processes = family(supervisor(cluster))
     os.kill(supervisor(cluster), signal.SIGTERM)
@@ -276,8 +271,8 @@ def test_sigterm_to_the_supervisor_stops_all(directory: Path) -> None:
 
 
 def test_a_killed_supervisor_leaves_nothing_and_can_be_replaced(
-    directory: Path,
-) -> None:
+    directory,
+):
     cluster = start(directory, **WATCHED, worker=True)
     request(cluster, "PUT", "/c")
     request(cluster, "PUT", "/c/o", b"data")
@@ -292,8 +287,8 @@ def test_a_killed_supervisor_leaves_nothing_and_can_be_replaced(
 
 
 def test_the_cluster_ends_with_its_parent_however_that_ends(
-    directory: Path,
-) -> None:
+    directory,
+):
     code = (
         "import os, signal, sys, threading\n"
         "from hapi_cluster import Cluster\n"
@@ -324,7 +319,7 @@ def test_the_cluster_ends_with_its_parent_however_that_ends(
     eventually(lambda: not any(p.alive() for p in processes), "all ended")
 
 
-def test_a_temporary_cluster_removes_its_directory() -> None:
+def test_a_temporary_cluster_removes_its_directory():
     with Cluster.temporary(**BARE) as cluster:
         directory = cluster.directory
         assert directory.is_dir()
@@ -335,13 +330,13 @@ def test_a_temporary_cluster_removes_its_directory() -> None:
 
 
 @pytest.fixture(scope="module")
-def watched() -> Iterator[Cluster]:
+def watched():
     """One with a worker, for tests that end and start that one only."""
     with Cluster.temporary(**WATCHED) as running:
         yield running
 
 
-def test_a_killed_worker_is_started_again(watched: Cluster) -> None:
+def test_a_killed_worker_is_started_again(watched):
     old = watched.worker_pid
     assert old is not None
     before = watched.status()["children"]["worker"]["restarts"]
@@ -355,8 +350,8 @@ def test_a_killed_worker_is_started_again(watched: Cluster) -> None:
 
 
 def test_restart_worker_gives_another_process_on_the_same_socket(
-    watched: Cluster,
-) -> None:
+    watched,
+):
     old, path = watched.worker_pid, watched.worker_socket
     watched.restart_worker(DEADLINE_SECONDS)
     assert watched.worker_pid not in (None, old)
@@ -364,8 +359,8 @@ def test_restart_worker_gives_another_process_on_the_same_socket(
 
 
 def test_a_stopped_worker_stays_away_until_it_is_restarted(
-    watched: Cluster,
-) -> None:
+    watched,
+):
     old, path = watched.worker_pid, watched.worker_socket
     watched.stop_worker(DEADLINE_SECONDS)
     # One that is only restarted would be there at once.
@@ -377,13 +372,13 @@ def test_a_stopped_worker_stays_away_until_it_is_restarted(
     assert watched.worker_socket == path
 
 
-def test_a_killed_swift_is_started_again_on_its_port(directory: Path) -> None:
+def test_a_killed_swift_is_started_again_on_its_port(directory):
     with start(directory) as cluster:
         request(cluster, "PUT", "/c")
         url = cluster.proxy_url
         os.kill(cluster.status()["children"]["swift"]["pid"], signal.SIGKILL)
 
-        def serves() -> bool:
+        def serves():
             with contextlib.suppress(OSError):
                 return request(cluster, "GET", "/c")[0] == 204
             return False
@@ -392,7 +387,7 @@ def test_a_killed_swift_is_started_again_on_its_port(directory: Path) -> None:
         assert cluster.proxy_url == url
 
 
-def test_the_real_worker_and_the_filter_come_with_it(cluster: Cluster) -> None:
+def test_the_real_worker_and_the_filter_come_with_it(cluster):
     with urllib.request.urlopen(f"{cluster.proxy_url}/info") as answer:
         assert "hapi" in json.load(answer)
     old = cluster.worker_pid
@@ -404,7 +399,7 @@ def test_the_real_worker_and_the_filter_come_with_it(cluster: Cluster) -> None:
 # -- what may go wrong ------------------------------------------------------
 
 
-def test_a_second_start_is_refused_and_does_no_harm(bare: Cluster) -> None:
+def test_a_second_start_is_refused_and_does_no_harm(bare):
     directory = bare.directory
     with pytest.raises(AlreadyRunningError, match="hapi cluster stop"):
         start(directory)
@@ -417,8 +412,8 @@ def test_a_second_start_is_refused_and_does_no_harm(bare: Cluster) -> None:
 
 
 def test_a_pid_that_another_process_got_is_not_mistaken(
-    directory: Path,
-) -> None:
+    directory,
+):
     directory.mkdir()
     (directory / "supervisor.lock").touch()
     own = ProcessIdentity.of(os.getpid())
@@ -431,7 +426,7 @@ def test_a_pid_that_another_process_got_is_not_mistaken(
         assert cluster.supervisor_pid not in (None, os.getpid())
 
 
-def test_a_busy_port_is_named(directory: Path) -> None:
+def test_a_busy_port_is_named(directory):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(PortBusyError, match=str(port)):
@@ -440,7 +435,7 @@ def test_a_busy_port_is_named(directory: Path) -> None:
         assert cluster.proxy_url == f"http://127.0.0.1:{port}"
 
 
-def test_a_port_shared_by_reuseport_counts_as_busy(directory: Path) -> None:
+def test_a_port_shared_by_reuseport_counts_as_busy(directory):
     with socket.socket() as taken:
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         taken.bind(("127.0.0.1", 0))
@@ -450,7 +445,7 @@ def test_a_port_shared_by_reuseport_counts_as_busy(directory: Path) -> None:
             start(directory, port=port)
 
 
-def test_a_foreign_directory_is_left_alone(directory: Path) -> None:
+def test_a_foreign_directory_is_left_alone(directory):
     directory.mkdir()
     (directory / "thesis.txt").write_text("dear")
     with pytest.raises(NotAClusterError, match=r"thesis\.txt"):
@@ -460,7 +455,7 @@ def test_a_foreign_directory_is_left_alone(directory: Path) -> None:
     assert os.listdir(directory) == ["thesis.txt"]
 
 
-def test_a_directory_that_cannot_be_made_is_named(directory: Path) -> None:
+def test_a_directory_that_cannot_be_made_is_named(directory):
     with pytest.raises(DirectoryError, match="/proc/hapi"):
         start(Path("/proc/hapi"))
     directory.mkdir()
@@ -469,12 +464,10 @@ def test_a_directory_that_cannot_be_made_is_named(directory: Path) -> None:
         start(directory / "file")
 
 
-def test_missing_xattrs_are_explained(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_xattrs_are_explained(directory, monkeypatch):
     """A file system like NFS or ramfs; the next test has a real ramfs."""
 
-    def refuse(*_: object) -> None:
+    def refuse(*_):
         raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
 
     monkeypatch.setattr(os, "setxattr", refuse)
@@ -486,9 +479,7 @@ def test_missing_xattrs_are_explained(
     ("kind", "said"),
     [("ramfs", "extended attributes"), ("tmpfs -o ro", "cannot use")],
 )
-def test_unfit_file_systems_are_refused(
-    directory: Path, kind: str, said: str
-) -> None:
+def test_unfit_file_systems_are_refused(directory, kind, said):
     """In a mount namespace of its own, which vanishes with the process."""
     directory.mkdir()
     mount = f"mount -t {kind} none {directory}"
@@ -510,15 +501,13 @@ def test_unfit_file_systems_are_refused(
     assert "Choose a directory" in done.stderr
 
 
-def test_small_xattrs_are_a_warning(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_small_xattrs_are_a_warning(directory, monkeypatch):
     from hapi_cluster.preflight import check_xattrs
 
     directory.mkdir()
     setxattr = os.setxattr
 
-    def like_ext4(path: str, name: str, value: bytes) -> None:
+    def like_ext4(path, name, value):
         if len(value) > 4000:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         setxattr(path, name, value)
@@ -529,7 +518,7 @@ def test_small_xattrs_are_a_warning(
     assert "ext4" in warning
 
 
-def test_a_long_path_puts_the_socket_elsewhere(directory: Path) -> None:
+def test_a_long_path_puts_the_socket_elsewhere(directory):
     deep = directory / ("d" * 100)
     with start(deep, **WATCHED, worker=True) as cluster:
         path = cluster.worker_socket
@@ -539,9 +528,7 @@ def test_a_long_path_puts_the_socket_elsewhere(directory: Path) -> None:
     assert not path.parent.exists()
 
 
-def test_no_short_path_at_all_is_an_error(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_short_path_at_all_is_an_error(directory, monkeypatch):
     deep = directory / ("d" * 100)
     (directory / ("t" * 100)).mkdir(parents=True)
     monkeypatch.setenv("TMPDIR", str(directory / ("t" * 100)))
@@ -550,7 +537,7 @@ def test_no_short_path_at_all_is_an_error(
     assert list((directory / ("t" * 100)).iterdir()) == []
 
 
-def test_a_worker_that_cannot_start_shows_its_log(directory: Path) -> None:
+def test_a_worker_that_cannot_start_shows_its_log(directory):
     options = {"fail": "on purpose"}
     with pytest.raises(StartError, match="refused: fail = on purpose") as info:
         start(directory, **WATCHED, worker=True, worker_options=options)
@@ -567,8 +554,8 @@ def test_a_worker_that_cannot_start_shows_its_log(directory: Path) -> None:
 
 
 def test_a_worker_that_never_answers_meets_the_deadline(
-    directory: Path,
-) -> None:
+    directory,
+):
     silent = (sys.executable, "-c", "import time; time.sleep(600)")
     # Enough for Swift itself to start on a busy machine.
     settings = {**WATCHED, "worker_command": silent, "start_seconds": 12.0}
@@ -591,25 +578,19 @@ def test_a_worker_that_never_answers_meets_the_deadline(
         ({"swift_options": {"swift.conf": {"a": {"b c": "1"}}}}, "b c"),
     ],
 )
-def test_a_bad_setting_is_named(
-    directory: Path, settings: dict[str, Any], said: str
-) -> None:
+def test_a_bad_setting_is_named(directory, settings, said):
     with pytest.raises(SettingsError, match=said):
         start(directory, **settings)
     assert not directory.exists()
 
 
-def test_missing_swift_names_the_extra(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_swift_names_the_extra(directory, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(SwiftMissingError, match=r"swift-hapi\[cluster\]"):
         start(directory)
 
 
-def test_attach_needs_a_running_cluster(
-    directory: Path, bare: Cluster
-) -> None:
+def test_attach_needs_a_running_cluster(directory, bare):
     with pytest.raises(NotRunningError, match="hapi cluster start"):
         Cluster.attach(directory)
     other = Cluster.attach(bare.directory)
@@ -622,9 +603,7 @@ def test_attach_needs_a_running_cluster(
 # -- the command ------------------------------------------------------------
 
 
-def test_the_commands_work_together_with_the_swift_client(
-    directory: Path, tmp_path: Path
-) -> None:
+def test_the_commands_work_together_with_the_swift_client(directory, tmp_path):
     begun = cli("start", directory, "--no-worker", "--no-hapi")
     assert begun.returncode == 0, begun.stderr
     again = cli("start", directory, "--no-worker", "--no-hapi")
@@ -658,7 +637,7 @@ def test_the_commands_work_together_with_the_swift_client(
     assert "stopped" in stopped.stdout
 
 
-def test_commands_on_a_directory_that_never_was(directory: Path) -> None:
+def test_commands_on_a_directory_that_never_was(directory):
     shown = cli("status", directory)
     assert (shown.returncode, "absent" in shown.stdout) == (1, True)
     exports = cli("env", directory)
@@ -671,7 +650,7 @@ def test_commands_on_a_directory_that_never_was(directory: Path) -> None:
     assert not directory.exists()
 
 
-def test_an_interrupted_start_leaves_nothing(directory: Path) -> None:
+def test_an_interrupted_start_leaves_nothing(directory):
     command = hapi_cluster_command("start", directory, "--no-worker")
     with subprocess.Popen(
         command,

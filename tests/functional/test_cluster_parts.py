@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import configparser
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -28,14 +27,14 @@ from hapi_cluster.settings import ClusterSettings
 
 
 class Clock:
-    def __init__(self) -> None:
+    def __init__(self):
         self.now = 1000.0
 
-    def __call__(self) -> float:
+    def __call__(self):
         return self.now
 
 
-def files(**settings: Any) -> dict[str, configparser.RawConfigParser]:
+def files(**settings):
     """The rendered configuration files, parsed again."""
     deployment = Deployment(
         settings=ClusterSettings(**settings),
@@ -56,14 +55,14 @@ def files(**settings: Any) -> dict[str, configparser.RawConfigParser]:
     return parsed
 
 
-def test_the_filter_is_right_of_auth_and_left_of_copy() -> None:
+def test_the_filter_is_right_of_auth_and_left_of_copy():
     names = pipeline(ClusterSettings())
     at = names.index("hapi")
     assert names[at - 1 : at + 2] == ["tempauth", "hapi", "copy"]
     assert "hapi" not in pipeline(ClusterSettings(hapi_filter=False))
 
 
-def test_keystone_stands_in_the_place_of_tempauth() -> None:
+def test_keystone_stands_in_the_place_of_tempauth():
     settings = {"keystone_url": "http://k/v3"}
     names = pipeline(ClusterSettings(**settings))
     at = names.index("hapi")
@@ -81,7 +80,7 @@ def test_keystone_stands_in_the_place_of_tempauth() -> None:
     assert proxy["filter:s3token"]["auth_uri"] == "http://k/v3"
 
 
-def test_encryption_is_right_of_all_but_the_last_logging() -> None:
+def test_encryption_is_right_of_all_but_the_last_logging():
     names = pipeline(ClusterSettings(encryption=True))
     assert names[-4:] == [
         "keymaster",
@@ -91,7 +90,7 @@ def test_encryption_is_right_of_all_but_the_last_logging() -> None:
     ]
 
 
-def test_options_reach_the_filter_and_the_worker() -> None:
+def test_options_reach_the_filter_and_the_worker():
     made = files(
         filter_options={"max_object_bytes": "1000"},
         worker_options={"memory_limit": "2GiB", "device": "cpu"},
@@ -108,7 +107,7 @@ def test_options_reach_the_filter_and_the_worker() -> None:
     }
 
 
-def test_options_of_swift_win_over_the_usual_ones() -> None:
+def test_options_of_swift_win_over_the_usual_ones():
     made = files(
         swift_options={
             "proxy-server.conf": {
@@ -133,20 +132,20 @@ def test_options_of_swift_win_over_the_usual_ones() -> None:
         {"swift.conf": {"a": {"k=": "v"}}},
     ],
 )
-def test_bad_options_of_swift_are_named(options: Any) -> None:
+def test_bad_options_of_swift_are_named(options):
     with pytest.raises(SettingsError, match="swift_options"):
         ClusterSettings(swift_options=options)
 
 
 @pytest.mark.parametrize("url", [None, "http://k/v3"])
-def test_every_filter_of_the_pipeline_has_a_section(url: str | None) -> None:
+def test_every_filter_of_the_pipeline_has_a_section(url):
     proxy = files(encryption=True, keystone_url=url)["proxy-server.conf"]
     names = proxy["pipeline:main"]["pipeline"].split()
     for name in names[:-1]:
         assert proxy.has_section(f"filter:{name}"), name
 
 
-def test_only_the_proxy_listens_on_another_address() -> None:
+def test_only_the_proxy_listens_on_another_address():
     made = files(host="0.0.0.0")
     assert made["proxy-server.conf"]["DEFAULT"]["bind_ip"] == "0.0.0.0"
     for server in ("account", "container", "object"):
@@ -154,14 +153,14 @@ def test_only_the_proxy_listens_on_another_address() -> None:
         assert section["bind_ip"] == "127.0.0.1"
 
 
-def test_settings_survive_the_way_to_the_supervisor() -> None:
+def test_settings_survive_the_way_to_the_supervisor():
     settings = ClusterSettings(
         processes=True, worker_command=("a", "b"), worker_options={"x": "y"}
     )
     assert ClusterSettings.from_json(settings.to_json()) == settings
 
 
-def test_errors_survive_the_way_back() -> None:
+def test_errors_survive_the_way_back():
     error = PortBusyError("port 1 is taken.", "Choose another.")
     back = error_from_json(error.to_json())
     assert type(back) is PortBusyError
@@ -170,7 +169,7 @@ def test_errors_survive_the_way_back() -> None:
     assert type(error_from_json({"error": "ClusterError"})) is ClusterError
 
 
-def test_restarts_back_off_and_a_steady_life_is_forgiven() -> None:
+def test_restarts_back_off_and_a_steady_life_is_forgiven():
     backoff = Backoff()
     delays = [backoff.next_delay(0.1) for _ in range(9)]
     assert delays[:3] == [
@@ -182,14 +181,14 @@ def test_restarts_back_off_and_a_steady_life_is_forgiven() -> None:
     assert backoff.next_delay(STABLE_SECONDS) == FIRST_DELAY_SECONDS
 
 
-def test_an_identity_survives_its_text_and_nothing_else_does() -> None:
+def test_an_identity_survives_its_text_and_nothing_else_does():
     identity = ProcessIdentity(12, 345, "boot")
     assert ProcessIdentity.parse(str(identity)) == identity
     for text in ("", "12", "12 x boot", "12 345", "a b c d"):
         assert ProcessIdentity.parse(text) is None
 
 
-def test_cached_values_pass_through_json() -> None:
+def test_cached_values_pass_through_json():
     cache = MemoryCache()
     cache.set("k", ("a", 1))
     assert cache.get("k") == ["a", 1]
@@ -197,7 +196,7 @@ def test_cached_values_pass_through_json() -> None:
     assert cache.get_multi(["x", "y", "z"], "server") == ["bytes", None, None]
 
 
-def test_cached_values_expire() -> None:
+def test_cached_values_expire():
     clock = Clock()
     cache = MemoryCache(clock=clock)
     cache.set("short", 1, time=10)
@@ -211,7 +210,7 @@ def test_cached_values_expire() -> None:
     assert (cache.get("date"), cache.get("long")) == (None, 3)
 
 
-def test_counts_start_at_the_increment_and_end_at_zero() -> None:
+def test_counts_start_at_the_increment_and_end_at_zero():
     clock = Clock()
     cache = MemoryCache(clock=clock)
     assert cache.incr("n", 5, time=10) == 5
@@ -223,7 +222,7 @@ def test_counts_start_at_the_increment_and_end_at_zero() -> None:
     assert cache.get("n") is None
 
 
-def test_the_least_recently_used_entry_goes_first() -> None:
+def test_the_least_recently_used_entry_goes_first():
     cache = MemoryCache(max_entries=2)
     cache.set("a", 1)
     cache.set("b", 2)
@@ -234,10 +233,10 @@ def test_the_least_recently_used_entry_goes_first() -> None:
     assert cache.get("a") is None
 
 
-def test_the_cache_is_where_swift_looks_for_it() -> None:
+def test_the_cache_is_where_swift_looks_for_it():
     seen = []
 
-    def app(environ: dict[str, Any], start_response: Any) -> list[bytes]:
+    def app(environ, start_response):
         seen.append(environ["swift.cache"])
         return []
 
@@ -249,6 +248,6 @@ def test_the_cache_is_where_swift_looks_for_it() -> None:
 
 
 @pytest.mark.parametrize("value", ["50% off", "key=a=b", "#1"])
-def test_awkward_values_survive_the_ini_format(value: str) -> None:
+def test_awkward_values_survive_the_ini_format(value):
     made = files(worker_options={"note": value})
     assert made["hapi-worker.conf"]["hapi-worker"]["note"] == value

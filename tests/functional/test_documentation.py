@@ -17,9 +17,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -31,20 +29,18 @@ from caller import Caller
 from documentation import (
     PAGES,
     ROOT,
-    Block,
     all_blocks,
     blocks_of,
     commands_of,
 )
 from documented_commands import RUN_ELSEWHERE, is_run, words_of
-from documented_http import Exchange, exchanges_of
+from documented_http import exchanges_of
 from hapi_client.model.package_store import upload_package
 from hapi_client.swift.connection import Connection
 from hapi_client.swift.credentials import Credentials
-from hapi_cluster import Cluster
 from hapi_middleware.filter import filter_factory
 from hapi_splitter.freezing.split_model import split
-from hapi_splitter.package.writer import PackageInfo, write_package
+from hapi_splitter.package.writer import write_package
 from hapi_worker.config import SECTION, load_config
 from networks import small_network, small_transform
 from photos import jpegs
@@ -62,7 +58,7 @@ pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(scope="module")
-def workplace(cluster: Cluster, tmp_path_factory) -> Path:
+def workplace(cluster, tmp_path_factory):
     """A folder with ``photos/`` of three classes, which lie in Swift.
 
     In ``torch`` is what torchvision has downloaded: random weights.
@@ -84,7 +80,7 @@ def workplace(cluster: Cluster, tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory) -> PackageInfo:
+def model(tmp_path_factory):
     """A small one's package."""
     parts = split(small_network(), "body", transform=small_transform())
     path = tmp_path_factory.mktemp("package") / "model.hapi"
@@ -92,20 +88,20 @@ def model(tmp_path_factory) -> PackageInfo:
 
 
 @pytest.fixture(scope="module")
-def package(cluster: Cluster, model: PackageInfo) -> str:
+def package(cluster, model):
     """The digest of the package, which lies in ``hapi-models``."""
     store(cluster, model)
     return model.digest
 
 
-def store(cluster: Cluster, model: PackageInfo) -> None:
+def store(cluster, model):
     login = Credentials.v1(cluster.auth_url, cluster.user, cluster.key)
     with Connection(login) as connection:
         upload_package(connection, "hapi-models", model.path, model.digest)
 
 
 @pytest.fixture(scope="module")
-def as_here(cluster: Cluster, package: str) -> Callable[[str], str]:
+def as_here(cluster, package):
     """Names in the documentation become those of this cluster."""
     names = {
         "http://127.0.0.1:8080": cluster.proxy_url,
@@ -118,7 +114,7 @@ def as_here(cluster: Cluster, package: str) -> Callable[[str], str]:
         "--epochs 3": "--epochs 1",
     }
 
-    def translate(text: str) -> str:
+    def translate(text):
         for theirs, ours in names.items():
             text = text.replace(theirs, ours)
         return text
@@ -140,7 +136,7 @@ def test_every_block_says_its_language():
 # --- following pages ---
 
 
-def program(block: Block) -> str:
+def program(block):
     """Syntax tree of a block, independent of its layout."""
     tree = ast.parse(block.text)
     for number, statement in enumerate(tree.body):
@@ -152,18 +148,18 @@ def program(block: Block) -> str:
     return ast.dump(tree)
 
 
-def shortened(block: Block) -> str:
+def shortened(block):
     """A script for one epoch of small batches."""
     code = re.sub(r"range\((\w+\.epoch, )?5\)", r"range(\g<1>1)", block.text)
     code = code.replace("max_epochs=5", "max_epochs=1")
     return code.replace("batch_size=64", "batch_size=8")
 
 
-def is_for_ranks(block: Block) -> bool:
+def is_for_ranks(block):
     return "init_process_group" in block.text
 
 
-def is_followed(block: Block) -> bool:
+def is_followed(block):
     """Returns true for a block that is run in its place on its page."""
     return not (
         block.not_run
@@ -182,7 +178,7 @@ ON_RANKS = [
 ]
 
 
-def steps_of(block: Block, as_here: Callable[[str], str]) -> Iterator[Any]:
+def steps_of(block, as_here):
     """Steps of a block, in the format of :mod:`run_blocks`."""
     if block.language in PYTHON:
         yield {"python": shortened(block)}
@@ -196,11 +192,11 @@ def steps_of(block: Block, as_here: Callable[[str], str]) -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def outcomes(
-    cluster: Cluster,
-    workplace: Path,
-    as_here: Callable[[str], str],
+    cluster,
+    workplace,
+    as_here,
     tmp_path_factory,
-) -> dict[str, list[str | None]]:
+):
     """Problem of each step of each block, or None."""
     root = tmp_path_factory.mktemp("pages")
     steps = []
@@ -255,7 +251,7 @@ def test_python_runs_on_two_ranks(cluster, workplace, tmp_path, block):
 
 
 def test_training_script_of_the_readme_is_that_of_the_quick_start():
-    def script(page: str) -> str:
+    def script(page):
         (found,) = [b for b in blocks_of(page) if "FeatureDataset(" in b.text]
         return program(found)
 
@@ -295,7 +291,7 @@ def test_every_table_row_of_the_readme_is_a_command():
 # --- configuration ---
 
 
-def blocks_in(*languages: str) -> list[Block]:
+def blocks_in(*languages):
     return [block for block in all_blocks(*languages) if not block.not_run]
 
 
@@ -322,12 +318,12 @@ def test_configuration_is_read_by_what_it_is_for(block, tmp_path):
             pytest.fail(f"{block}: nobody reads [{section}]")
 
 
-def check_filter(options: dict[str, str]) -> None:
+def check_filter(options):
     assert options["use"] == "egg:swift-hapi#hapi"
     filter_factory({}, **options)
 
 
-def check_pipeline(names: list[str]) -> None:
+def check_pipeline(names):
     place = names.index("hapi")
     for name in ("tempauth", "keystoneauth", "s3api", "authtoken"):
         assert name not in names[place:]
@@ -335,7 +331,7 @@ def check_pipeline(names: list[str]) -> None:
         assert names.index(name) > place
 
 
-def check_drop_in(block: Block, folder: Path) -> None:
+def check_drop_in(block, folder):
     """systemd takes our unit with what is in the block."""
     tool = shutil.which("systemd-analyze")
     if tool is None:
@@ -373,7 +369,7 @@ def test_clouds_are_found_in_clouds_yaml(block, tmp_path):
 
 @pytest.mark.parametrize("exchange", exchanges_of(all_blocks(*HTTP)), ids=str)
 def test_http_messages_are_exchanged_as_documented(
-    cluster: Cluster, workplace, model, exchange: Exchange
+    cluster, workplace, model, exchange
 ):
     store(cluster, model)
     caller = Caller(cluster)

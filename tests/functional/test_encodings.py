@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
 from caller import Caller
@@ -15,7 +13,6 @@ from hapi_client import Connection, Credentials
 from hapi_client.model.package_store import upload_package
 from hapi_protocol.encodings import num_groups
 from hapi_protocol.feature_reader import read_features
-from hapi_protocol.feature_stream import Row
 from hapi_splitter.encodings import decode
 from hapi_splitter.freezing.split_model import split
 from hapi_splitter.package.writer import write_package
@@ -33,9 +30,7 @@ class Chain:
     caller: Caller
     headers: dict[str, str]
 
-    def features(
-        self, encoding: str | None
-    ) -> tuple[npt.NDArray[np.float32], list[Row], int]:
+    def features(self, encoding):
         """Decoded features, all rows, and the bytes of the answer."""
         headers = dict(self.headers)
         if encoding is not None:
@@ -53,7 +48,7 @@ class Chain:
 
 
 @pytest.fixture(scope="module")
-def chain(cluster, tmp_path_factory) -> Iterator[Chain]:
+def chain(cluster, tmp_path_factory):
     caller = Caller(cluster)
     credentials = Credentials.v1(cluster.auth_url, cluster.user, cluster.key)
     frozen = split(small_network(), "body", transform=small_transform()).frozen
@@ -70,14 +65,12 @@ def chain(cluster, tmp_path_factory) -> Iterator[Chain]:
 
 
 @pytest.fixture(scope="module")
-def exact(chain) -> tuple[npt.NDArray[np.float32], list[Row], int]:
+def exact(chain):
     """Answer to a client without support of encodings."""
     return chain.features(None)
 
 
-def bound(
-    dtype: str, exact: npt.NDArray[np.float32]
-) -> npt.NDArray[np.float64]:
+def bound(dtype, exact):
     """The published bound of each value, or of each group's values."""
     groups = num_groups(exact.shape[1:])
     assert groups > 1, "the cut has large channels"

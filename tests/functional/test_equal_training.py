@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 
 from children import run_family
 from equal_training import (
@@ -55,7 +54,7 @@ class Run:
 
 
 @pytest.fixture(scope="module")
-def folder(connection, tmp_path_factory) -> Path:
+def folder(connection, tmp_path_factory):
     """With ``train/`` and ``val/``, as they were uploaded."""
     folder = tmp_path_factory.mktemp("equal")
     for split, counts in SHARDS.items():
@@ -70,15 +69,13 @@ def folder(connection, tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def local(folder) -> Run:
+def local(folder):
     return trained_locally(
         *(sorted((folder / split).glob("*.tar")) for split in DATA)
     )
 
 
-def trained_locally(
-    train: list[Path], val: list[Path], network: nn.Module | None = None
-) -> Run:
+def trained_locally(train, val, network=None):
     """On local data, with torch and nothing else but the order."""
     model = FrozenBody(network)
     tail = [p for p in model.parameters() if p.requires_grad]
@@ -101,7 +98,7 @@ def trained_locally(
     return Run(losses, weights, correct)
 
 
-def trained(job, saved=None, most: int = 1000) -> Run:
+def trained(job, saved=None, most=1000):
     """Trains up to ``most`` steps; puts where it stands into ``saved``."""
     optimizer = torch.optim.SGD(job.tail.parameters(), lr=RATE, momentum=0.9)
     if saved:
@@ -125,7 +122,7 @@ def trained(job, saved=None, most: int = 1000) -> Run:
     return Run(losses, weights, correct)
 
 
-def assert_equal(found: Run, local: Run) -> None:
+def assert_equal(found, local):
     assert len(found.losses) == len(local.losses)
     assert largest_difference(local.losses, found.losses) <= TOLERANCE
     tail = {
@@ -216,7 +213,7 @@ def test_ranks_train_together_as_the_local_run(
 
 
 @pytest.fixture(scope="module")
-def cifar() -> dict[str, list[Path]]:
+def cifar():
     """Shards of 500 images: to pretrain, to train with, to judge by."""
     name = os.environ.get("HAPI_TEST_DATA")
     if not name:
@@ -229,7 +226,7 @@ def cifar() -> dict[str, list[Path]]:
     return {"pretrain": train[3:6], "train": train[:3], "val": val[:1]}
 
 
-def pretrained(paths: list[Path]) -> nn.Module:
+def pretrained(paths):
     network = small_network(10)
     optimizer = torch.optim.Adam(network.parameters(), lr=3e-3)
     spans = local_spans(paths)

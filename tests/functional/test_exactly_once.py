@@ -18,7 +18,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
 from children import enable_interrupts
-from hapi_client import ReadConfig, TransferJob
+from hapi_client import ReadConfig
 from hapi_client.data.index import load_index
 from hapi_client.data.upload import upload
 from hapi_client.progress import SilentReporter
@@ -40,14 +40,14 @@ NUM_KILLS = int(os.environ.get("HAPI_KILLS", "4"))
 TRAINER = Path(__file__).parent.parent / "support" / "trainer.py"
 
 
-def number_of(key: str) -> int:
+def number_of(key):
     """``s3-0007`` is sample 7 of shard 3."""
     seed, number = key.removeprefix("s").split("-")
     return sum(SHARDS[: int(seed)]) + int(number)
 
 
 @pytest.fixture(scope="module")
-def place(connection, tmp_path_factory) -> Location:
+def place(connection, tmp_path_factory):
     folder = tmp_path_factory.mktemp("shards")
     for seed, count in enumerate(SHARDS):
         data = shard(count, size=96, seed=seed)
@@ -56,7 +56,7 @@ def place(connection, tmp_path_factory) -> Location:
     return PLACE
 
 
-def job_of(connection, place, **options) -> TransferJob:
+def job_of(connection, place, **options):
     return transfer_job(
         small_network(),
         freeze="body",
@@ -74,12 +74,12 @@ def job_of(connection, place, **options) -> TransferJob:
     )
 
 
-def as_rank(monkeypatch, rank: int, world_size: int) -> None:
+def as_rank(monkeypatch, rank, world_size):
     monkeypatch.setenv("RANK", str(rank))
     monkeypatch.setenv("WORLD_SIZE", str(world_size))
 
 
-def torch_loader(dataset, num_workers: int, method: str | None = None):
+def torch_loader(dataset, num_workers, method=None):
     return DataLoader(
         dataset,
         batch_size=None,
@@ -89,7 +89,7 @@ def torch_loader(dataset, num_workers: int, method: str | None = None):
     )
 
 
-def error_of(batches) -> ClientError:
+def error_of(batches):
     """Message of an error; the error itself would keep the workers alive."""
     try:
         list(batches)
@@ -98,7 +98,7 @@ def error_of(batches) -> ClientError:
     return pytest.fail("it is no error")
 
 
-def labels_by_step(batches, first: int = 0) -> dict[int, list[int]]:
+def labels_by_step(batches, first=0):
     return {
         step: labels.tolist()
         for step, (_, labels) in enumerate(batches, first)
@@ -108,12 +108,12 @@ def labels_by_step(batches, first: int = 0) -> dict[int, list[int]]:
 class PlainReads:
     """GETs of the shards that the store has answered, from its log."""
 
-    def __init__(self, cluster, place: Location) -> None:
+    def __init__(self, cluster, place):
         self._log = cluster.log("swift")
         self._shards = f"/{place.container}/{place.prefix}/"
         self._before = len(self._log.read_text())
 
-    def wait_for(self, num_bytes: int) -> list[int]:
+    def wait_for(self, num_bytes):
         """Bytes of each, when there are so many, and no more come."""
         deadline = time.monotonic() + SECONDS
         while sum(found := self._sent()) < num_bytes:
@@ -122,7 +122,7 @@ class PlainReads:
         time.sleep(0.2)
         return self._sent()
 
-    def _sent(self) -> list[int]:
+    def _sent(self):
         lines = self._log.read_text()[self._before :].splitlines()
         found = [
             re.search(
@@ -136,13 +136,13 @@ class PlainReads:
 
 
 @pytest.fixture(scope="module")
-def sample_bytes(connection, place) -> int:
+def sample_bytes(connection, place):
     index = load_index(connection, place)
     return sum(row.length for each in index.shards for row in each.rows)
 
 
 @pytest.fixture(scope="module")
-def alone(connection, place) -> dict[int, list[int]]:
+def alone(connection, place):
     """The steps of an epoch that nobody shares."""
     with job_of(connection, place) as job:
         return labels_by_step(job.loader(3))
@@ -274,7 +274,7 @@ def test_run_goes_on_after_kills_with_the_samples_that_are_left(
         }
 
 
-def state_of_killed(connection, place, cut, first: int, dice) -> dict:
+def state_of_killed(connection, place, cut, first, dice):
     """State of a run that ended after ``first`` steps of epoch 3."""
     with job_of(connection, place, cut=cut) as killed:
         if dice.random() < 0.5 and first:
@@ -455,11 +455,11 @@ def test_data_may_be_named_shard_by_shard_and_split_by_split(
             job.loader(split="test")
 
 
-def trainer(place, folder: Path, *options: str) -> list[str]:
+def trainer(place, folder, *options):
     return [sys.executable, str(TRAINER), str(place), str(folder)]
 
 
-def environment(cluster) -> dict[str, str]:
+def environment(cluster):
     return {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(sys.path),

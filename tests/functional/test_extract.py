@@ -14,7 +14,6 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from hapi_client import TransferJob
 from hapi_client.atomic_file import file_lock
 from hapi_client.cli import main as cli
 from hapi_client.data.upload import upload
@@ -34,7 +33,7 @@ CLASSES = ("cat", "dog", "eel", "fox")
 
 
 @pytest.fixture(scope="module")
-def images(tmp_path_factory) -> Path:
+def images(tmp_path_factory):
     """A folder of class folders."""
     folder = tmp_path_factory.mktemp("images")
     for number, (data, label) in enumerate(jpegs(NUM_SAMPLES, size=96)):
@@ -45,14 +44,14 @@ def images(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def photos(connection, images) -> Location:
+def photos(connection, images):
     place = Location("extracted", "photos")
     upload(connection, place, [images], SilentReporter())
     return place
 
 
 @pytest.fixture(scope="module")
-def bad(connection, tmp_path_factory) -> Location:
+def bad(connection, tmp_path_factory):
     """A data set without labels and with an undecodable sample."""
     place = Location("extracted", "bad")
     data = with_corrupt_member(shard(6, labels=False), "s0-0002")
@@ -62,7 +61,7 @@ def bad(connection, tmp_path_factory) -> Location:
     return place
 
 
-def job_of(connection, place, **options) -> TransferJob:
+def job_of(connection, place, **options):
     return transfer_job(
         small_network(),
         data=str(place),
@@ -80,7 +79,7 @@ def hapi(cluster, monkeypatch, tmp_path):
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.chdir(tmp_path)
 
-    def run(*arguments: object) -> int:
+    def run(*arguments):
         monkeypatch.setattr(sys, "argv", ["hapi", *map(str, arguments)])
         with pytest.raises(SystemExit) as caught:
             cli.main()
@@ -89,7 +88,7 @@ def hapi(cluster, monkeypatch, tmp_path):
     return run
 
 
-def reference(images: Path, transform) -> dict[str, np.ndarray]:
+def reference(images, transform):
     """Computes the features in front of the model's head, by key."""
     found = {}
     network = small_network().eval()
@@ -177,7 +176,7 @@ def test_interrupted_run_leaves_no_file(connection, photos, tmp_path):
     path = tmp_path / "features.parquet"
     seen = []
 
-    def interrupted(done: int, total: int) -> None:
+    def interrupted(done, total):
         seen.extend(sorted(os.listdir(tmp_path)))
         raise KeyboardInterrupt
 
@@ -243,7 +242,7 @@ def test_wrong_options_are_refused_before_any_work(
     assert message in capsys.readouterr().err
 
 
-def blocks(language: str) -> list[str]:
+def blocks(language):
     """Code blocks of the page on extracting."""
     text = (ROOT / "docs" / "howto" / "extracting.rst").read_text()
     found = re.findall(

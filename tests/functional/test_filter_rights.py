@@ -10,10 +10,8 @@ from __future__ import annotations
 import hmac
 import json
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 import pytest
@@ -44,14 +42,14 @@ class Swift:
 
     def ask(
         self,
-        method: str,
-        path: str,
-        headers: dict[str, str] | None = None,
+        method,
+        path,
+        headers=None,
         *,
-        user: str | None = OWNER,
-        body: bytes | None = None,
-        query: str = "",
-    ) -> requests.Response:
+        user=OWNER,
+        body=None,
+        query="",
+    ):
         sent = {"X-Auth-Token": self.token(user)} if user else {}
         return requests.request(
             method,
@@ -61,7 +59,7 @@ class Swift:
             timeout=TIMEOUT_SECONDS,
         )
 
-    def token(self, user: str) -> str:
+    def token(self, user):
         if user not in self.tokens:
             answer = requests.get(
                 self.cluster.auth_url,
@@ -71,17 +69,17 @@ class Swift:
             self.tokens[user] = answer.headers["X-Auth-Token"]
         return self.tokens[user]
 
-    def put(self, path: str, body: bytes, **headers: str) -> None:
+    def put(self, path, body, **headers):
         named = {k.replace("_", "-"): v for k, v in headers.items()}
         answer = self.ask("PUT", f"{self.account}/{path}", named, body=body)
         assert answer.status_code == 201, answer.text
 
-    def allow(self, container: str, acl: str) -> None:
+    def allow(self, container, acl):
         headers = {"X-Container-Read": acl}
         path = f"{self.account}/{container}"
         assert self.ask("POST", path, headers).status_code == 204
 
-    def signed(self, path: str, method: str = "GET") -> str:
+    def signed(self, path, method="GET"):
         """A temporary URL's query."""
         key = {"X-Account-Meta-Temp-Url-Key": "secret"}
         assert self.ask("POST", self.account, key).status_code == 204
@@ -92,7 +90,7 @@ class Swift:
 
 
 @pytest.fixture(scope="module")
-def swift(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swift]:
+def swift(tmp_path_factory):
     directory: Path = tmp_path_factory.mktemp("stub")
     worker = StubWorker(str(directory / "worker.sock"))
     options = {
@@ -107,7 +105,7 @@ def swift(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swift]:
 
 
 @pytest.fixture
-def stocked(swift: Swift) -> Swift:
+def stocked(swift):
     """A private shard and a private model."""
     for container in ("data", "models"):
         path = f"{swift.account}/{container}"
@@ -126,12 +124,12 @@ MODEL = "AUTH_test/models/net.hapi"
 ASKED = {"X-Hapi-Model": f"/{MODEL}", "X-Hapi-Cut": "3"}
 
 
-def _computed(answer: requests.Response) -> bool:
+def _computed(answer):
     is_stream = answer.headers["Content-Type"] == CONTENT_TYPE_STREAM
     return answer.status_code == 200 and is_stream
 
 
-def _told(answer: requests.Response) -> tuple[Any, ...]:
+def _told(answer):
     headers = {
         k.lower(): v
         for k, v in answer.headers.items()
@@ -140,7 +138,7 @@ def _told(answer: requests.Response) -> tuple[Any, ...]:
     return (answer.status_code, headers, answer.content)
 
 
-def test_owner_gets_features(stocked: Swift) -> None:
+def test_owner_gets_features(stocked):
     answer = stocked.ask("GET", SOURCE, ASKED)
 
     assert _computed(answer)
@@ -155,7 +153,7 @@ def test_owner_gets_features(stocked: Swift) -> None:
     assert job.trans_id == answer.headers["X-Trans-Id"]
 
 
-def test_annotated_head_computes_nothing(stocked: Swift) -> None:
+def test_annotated_head_computes_nothing(stocked):
     jobs = len(stocked.worker.jobs)
     answer = stocked.ask("HEAD", SOURCE, ASKED)
 
@@ -164,7 +162,7 @@ def test_annotated_head_computes_nothing(stocked: Swift) -> None:
     assert len(stocked.worker.jobs) == jobs
 
 
-def test_if_none_match_of_the_answer_is_304(stocked: Swift) -> None:
+def test_if_none_match_of_the_answer_is_304(stocked):
     etag = stocked.ask("GET", SOURCE, ASKED).headers["ETag"]
     answer = stocked.ask("GET", SOURCE, {**ASKED, "If-None-Match": etag})
 
@@ -175,8 +173,8 @@ def test_if_none_match_of_the_answer_is_304(stocked: Swift) -> None:
 @pytest.mark.parametrize("user", [OWNER, READER, STRANGER, None])
 @pytest.mark.parametrize("path", [SOURCE, "AUTH_test/data/none"])
 def test_unreadable_source_is_answered_as_swift_does(
-    stocked: Swift, method: str, user: str | None, path: str
-) -> None:
+    stocked, method, user, path
+):
     plain = stocked.ask(method, path, user=user)
     if plain.ok:
         return
@@ -188,9 +186,7 @@ def test_unreadable_source_is_answered_as_swift_does(
 
 @pytest.mark.parametrize("user", [READER, STRANGER, None])
 @pytest.mark.parametrize("model", [MODEL, "AUTH_test/models/none"])
-def test_unreadable_model_has_the_status_of_its_own_get(
-    stocked: Swift, user: str | None, model: str
-) -> None:
+def test_unreadable_model_has_the_status_of_its_own_get(stocked, user, model):
     stocked.allow("data", f"{READER},{STRANGER},.r:*")
     plain = stocked.ask("GET", model, user=user)
     asked = {**ASKED, "X-Hapi-Model": f"/{model}"}
@@ -202,7 +198,7 @@ def test_unreadable_model_has_the_status_of_its_own_get(
     assert stocked.worker.calls == []
 
 
-def test_missing_model_is_404_to_its_owner(stocked: Swift) -> None:
+def test_missing_model_is_404_to_its_owner(stocked):
     asked = {**ASKED, "X-Hapi-Model": "models/none"}
     answer = stocked.ask("GET", SOURCE, asked)
 
@@ -213,9 +209,7 @@ def test_missing_model_is_404_to_its_owner(stocked: Swift) -> None:
     ("user", "charged"),
     [(READER, "AUTH_test"), (STRANGER, "AUTH_test2")],
 )
-def test_reader_by_acl_computes_and_pays_itself(
-    stocked: Swift, user: str, charged: str
-) -> None:
+def test_reader_by_acl_computes_and_pays_itself(stocked, user, charged):
     stocked.allow("data", user)
     stocked.allow("models", user)
 
@@ -224,8 +218,8 @@ def test_reader_by_acl_computes_and_pays_itself(
 
 
 def test_public_objects_are_computed_for_anybody_if_allowed(
-    stocked: Swift,
-) -> None:
+    stocked,
+):
     stocked.allow("data", ".r:*")
     stocked.allow("models", ".r:*")
 
@@ -233,7 +227,7 @@ def test_public_objects_are_computed_for_anybody_if_allowed(
     assert stocked.worker.jobs[-1].charged_account == ".unauthenticated"
 
 
-def test_temporary_url_opens_no_private_model(stocked: Swift) -> None:
+def test_temporary_url_opens_no_private_model(stocked):
     query = stocked.signed(SOURCE)
     plain = stocked.ask("GET", SOURCE, user=None, query=query)
     answer = stocked.ask("GET", SOURCE, ASKED, user=None, query=query)
@@ -246,7 +240,7 @@ def test_temporary_url_opens_no_private_model(stocked: Swift) -> None:
     assert stocked.worker.calls == []
 
 
-def test_temporary_url_computes_with_a_public_model(stocked: Swift) -> None:
+def test_temporary_url_computes_with_a_public_model(stocked):
     stocked.allow("models", ".r:*")
     query = stocked.signed(SOURCE)
 
@@ -255,8 +249,8 @@ def test_temporary_url_computes_with_a_public_model(stocked: Swift) -> None:
 
 
 def test_symlinked_model_needs_the_right_on_its_target(
-    stocked: Swift,
-) -> None:
+    stocked,
+):
     stocked.ask("PUT", "AUTH_test/links")
     stocked.put("links/net", b"", X_Symlink_Target="models/net.hapi")
     stocked.allow("links", READER)
@@ -268,9 +262,7 @@ def test_symlinked_model_needs_the_right_on_its_target(
 
 
 @pytest.mark.parametrize("through_link", [False, True])
-def test_large_object_as_a_package_is_refused(
-    stocked: Swift, through_link: bool
-) -> None:
+def test_large_object_as_a_package_is_refused(stocked, through_link):
     parts = json.dumps([{"path": "/models/net.hapi"}]).encode()
     path = "AUTH_test/models/slo"
     query = "?multipart-manifest=put"
@@ -285,8 +277,8 @@ def test_large_object_as_a_package_is_refused(
 
 
 def test_dynamic_large_object_as_a_package_is_refused(
-    stocked: Swift,
-) -> None:
+    stocked,
+):
     stocked.put("models/dlo", b"", X_Object_Manifest="models/net")
     asked = {**ASKED, "X-Hapi-Model": "models/dlo"}
     answer = stocked.ask("GET", SOURCE, asked)
@@ -295,9 +287,7 @@ def test_dynamic_large_object_as_a_package_is_refused(
 
 
 @pytest.mark.parametrize("kind", ["slo", "dlo", "symlink", "version"])
-def test_assembled_sources_are_computed_from_their_content(
-    stocked: Swift, kind: str
-) -> None:
+def test_assembled_sources_are_computed_from_their_content(stocked, kind):
     path, query = f"AUTH_test/data/{kind}", ""
     if kind == "slo":
         parts = json.dumps([{"path": "/data/s 0.tar"}] * 2).encode()
@@ -323,9 +313,7 @@ def test_assembled_sources_are_computed_from_their_content(
 
 
 @pytest.mark.parametrize("kind", ["plain", "slo"])
-def test_range_reads_the_part_of_the_version_that_is_named(
-    stocked: Swift, kind: str
-) -> None:
+def test_range_reads_the_part_of_the_version_that_is_named(stocked, kind):
     path = SOURCE
     if kind == "slo":
         path = "AUTH_test/data/parts"
@@ -345,7 +333,7 @@ def test_range_reads_the_part_of_the_version_that_is_named(
     assert stocked.ask("GET", path, asked).status_code == 412
 
 
-def test_segments_without_right_fail_as_in_swift(stocked: Swift) -> None:
+def test_segments_without_right_fail_as_in_swift(stocked):
     stocked.ask("PUT", "AUTH_test/open")
     parts = json.dumps([{"path": "/data/s 0.tar"}]).encode()
     query = "?multipart-manifest=put"
@@ -361,9 +349,7 @@ def test_segments_without_right_fail_as_in_swift(stocked: Swift) -> None:
 
 
 @pytest.mark.parametrize("verb", ["COPY", "PUT"])
-def test_copy_with_an_annotation_copies_bytes(
-    stocked: Swift, verb: str
-) -> None:
+def test_copy_with_an_annotation_copies_bytes(stocked, verb):
     stocked.ask("PUT", "AUTH_test/copies")
     copy = "AUTH_test/copies/c"
     if verb == "COPY":
@@ -381,13 +367,13 @@ def test_copy_with_an_annotation_copies_bytes(
 
 
 @pytest.mark.parametrize("path", ["AUTH_test", "AUTH_test/data"])
-def test_annotated_listings_are_refused(stocked: Swift, path: str) -> None:
+def test_annotated_listings_are_refused(stocked, path):
     answer = stocked.ask("GET", path, ASKED)
 
     assert answer.json()["code"] == "bad_annotation"
 
 
-def test_info_announces_the_filter(stocked: Swift) -> None:
+def test_info_announces_the_filter(stocked):
     info = requests.get(
         f"{stocked.cluster.proxy_url}/info", timeout=TIMEOUT_SECONDS
     ).json()
@@ -397,15 +383,15 @@ def test_info_announces_the_filter(stocked: Swift) -> None:
 
 
 @pytest.fixture(scope="module")
-def alone(swift: Swift) -> Iterator[Swift]:
+def alone(swift):
     """Swift without the filter."""
     with Cluster.temporary(worker=False, hapi_filter=False) as cluster:
         yield Swift(cluster, swift.worker)
 
 
 def test_deletion_of_the_cache_is_none_of_the_account_to_swift_alone(
-    alone: Swift,
-) -> None:
+    alone,
+):
     alone.ask("PUT", "AUTH_test/data")
     answer = alone.ask(
         "DELETE", "AUTH_test", user="admin:admin", query="?hapi-cache"
@@ -415,9 +401,7 @@ def test_deletion_of_the_cache_is_none_of_the_account_to_swift_alone(
     assert "data" in alone.ask("GET", "AUTH_test").text.split()
 
 
-def test_plain_requests_are_answered_as_without_the_filter(
-    stocked: Swift, alone: Swift
-) -> None:
+def test_plain_requests_are_answered_as_without_the_filter(stocked, alone):
     stocked.allow("data", "")
     alone.ask("PUT", "AUTH_test/data")
     alone.put("data/s 0.tar", SHARD, X_Object_Meta_Colour="blue")
@@ -445,9 +429,7 @@ def test_plain_requests_are_answered_as_without_the_filter(
         assert told[0] == told[1], (method, path, headers, user)
 
 
-def test_worker_that_is_down_costs_a_503_and_nothing_else(
-    stocked: Swift, tmp_path: Path
-) -> None:
+def test_worker_that_is_down_costs_a_503_and_nothing_else(stocked, tmp_path):
     options = {"worker_socket": str(tmp_path / "none.sock")}
     with Cluster.temporary(worker=False, filter_options=options) as cluster:
         bare = Swift(cluster, stocked.worker)
@@ -471,9 +453,9 @@ def test_worker_that_is_down_costs_a_503_and_nothing_else(
 
 
 def test_stream_that_breaks_in_the_worker_is_no_clean_end(
-    stocked: Swift, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def answer(source: Iterator[bytes]) -> Iterator[bytes]:
+    stocked, monkeypatch
+):
+    def answer(source):
         yield next(source)
         raise RuntimeError("out of memory")
 
@@ -482,12 +464,12 @@ def test_stream_that_breaks_in_the_worker_is_no_clean_end(
         stocked.ask("GET", SOURCE, ASKED)
 
 
-def test_s3_client_computes_by_its_own_keys(stocked: Swift) -> None:
+def test_s3_client_computes_by_its_own_keys(stocked):
     boto3 = pytest.importorskip("boto3", reason="S3 clients use boto3")
     from botocore.config import Config
     from botocore.exceptions import ClientError
 
-    def client(user: str) -> Any:
+    def client(user):
         found = boto3.client(
             "s3",
             endpoint_url=stocked.cluster.proxy_url,
@@ -501,7 +483,7 @@ def test_s3_client_computes_by_its_own_keys(stocked: Swift) -> None:
         found.meta.events.register("before-sign.s3.GetObject", _annotate)
         return found
 
-    def _annotate(request: Any, **_: Any) -> None:
+    def _annotate(request, **_):
         for name, value in ASKED.items():
             request.headers[name] = value
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 
 import hostile
@@ -44,10 +41,10 @@ def caller(cluster):
 @pytest.mark.parametrize("build", BUILDERS, ids=lambda each: each.__name__)
 def test_hostile_package_is_refused_and_leaves_no_trace(
     cluster,
-    caller: Caller,
-    build: Callable[[Path], bytes],
-    tmp_path: Path,
-) -> None:
+    caller,
+    build,
+    tmp_path,
+):
     before = metrics(cluster)["hapi_worker_resident_models"]
     package = build(tmp_path / "trace")
     caller.put(f"/{ACCOUNT}/hostile/{build.__name__}.hapi", package)

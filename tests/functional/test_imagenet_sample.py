@@ -19,7 +19,7 @@ SAMPLES_PER_SHARD = 60
 
 
 @pytest.fixture(scope="module")
-def tar() -> Path:
+def tar():
     folder = os.environ.get("HAPI_TEST_DATA")
     if not folder:
         pytest.skip(
@@ -30,9 +30,7 @@ def tar() -> Path:
 
 
 @pytest.mark.timeout(300)
-def test_push_down_moves_at_most_a_twentieth_of_the_bytes(
-    cluster, tar: Path
-) -> None:
+def test_push_down_moves_at_most_a_twentieth_of_the_bytes(cluster, tar):
     model = torchvision.models.resnet18(weights=None)
     credentials = Credentials.v1(cluster.auth_url, cluster.user, cluster.key)
     moved = {}

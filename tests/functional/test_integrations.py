@@ -36,7 +36,7 @@ SUPPORT = Path(__file__).parent.parent / "support"
 
 
 @pytest.fixture(scope="module")
-def local(connection, tmp_path_factory) -> list[float]:
+def local(connection, tmp_path_factory):
     """Losses on local data, with torch and nothing else but the order."""
     folder = tmp_path_factory.mktemp("shards")
     for number, count in enumerate(COUNTS):
@@ -56,7 +56,7 @@ def local(connection, tmp_path_factory) -> list[float]:
 
 
 class Tail(lightning.LightningModule):
-    def __init__(self, tail: nn.Module) -> None:
+    def __init__(self, tail):
         super().__init__()
         self.tail = tail
         self.losses: list[float] = []
@@ -81,7 +81,7 @@ class Left(Exception):
 class LeaveAt(lightning.Callback):
     """Writes a checkpoint behind a step, and ends."""
 
-    def __init__(self, step: int, path: Path) -> None:
+    def __init__(self, step, path):
         self._step = step
         self._path = path
 
@@ -97,9 +97,7 @@ class TailWithoutHook(Tail):
     on_train_epoch_start = lightning.LightningModule.on_train_epoch_start
 
 
-def fit(
-    tail: Tail, loader, folder: Path, *callbacks, checkpoint=None
-) -> list[float]:
+def fit(tail, loader, folder, *callbacks, checkpoint=None):
     trainer = lightning.Trainer(
         max_epochs=EPOCHS,
         accelerator="cpu",

@@ -6,12 +6,11 @@ keystoneauth and keystoneauth1 are the real ones.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import pytest
-import requests
 
 from access_lines import used
 from access_methods import s3_client, with_headers
@@ -76,13 +75,11 @@ class Place:
     cluster: Cluster
     keystone: IdentityService
 
-    def caller(
-        self, user: str, project: str, lifetime_seconds: float = 600.0
-    ) -> Caller:
+    def caller(self, user, project, lifetime_seconds=600.0):
         token = self.keystone.token(user, project, lifetime_seconds)
         return Caller(self.cluster, token=token)
 
-    def credentials(self, user: str, project: str) -> Credentials:
+    def credentials(self, user, project):
         return Credentials.from_environment(
             {
                 "OS_AUTH_URL": self.keystone.url,
@@ -94,7 +91,7 @@ class Place:
 
 
 @pytest.fixture(scope="module")
-def keystone() -> Iterator[IdentityService]:
+def keystone():
     service = IdentityService(
         USERS,
         {"of-a-job": Secret("hush", "ann", "physics")},
@@ -105,7 +102,7 @@ def keystone() -> Iterator[IdentityService]:
 
 
 @pytest.fixture(scope="module")
-def place(cluster, keystone) -> Iterator[Place]:
+def place(cluster, keystone):
     """Physics has shared its objects with ``dan`` and ``eve``."""
     swift_user = {
         "username": "swift",
@@ -136,12 +133,12 @@ def place(cluster, keystone) -> Iterator[Place]:
         yield found
 
 
-def package() -> bytes:
+def package():
     parts = split(small_network(), "body", transform=small_transform())
     return b"".join(package_pieces(parts.frozen))
 
 
-def computed(answer: requests.Response) -> bool:
+def computed(answer):
     is_stream = answer.headers["Content-Type"] == CONTENT_TYPE_STREAM
     return answer.status_code == 200 and is_stream
 
@@ -151,8 +148,8 @@ def computed(answer: requests.Response) -> bool:
     [("ann", "physics", PHYSICS), ("dan", "biology", BIOLOGY)],
 )
 def test_operator_and_reader_compute_and_their_project_pays(
-    place: Place, user: str, project: str, account: str
-) -> None:
+    place, user, project, account
+):
     answer = place.caller(user, project).get(SOURCE, ASKED)
 
     assert computed(answer), answer.text
@@ -168,9 +165,7 @@ def test_operator_and_reader_compute_and_their_project_pays(
         ("cat", "biology"),  # the reader's project, another user
     ],
 )
-def test_others_get_the_plain_refusal(
-    place: Place, user: str, project: str
-) -> None:
+def test_others_get_the_plain_refusal(place, user, project):
     caller = place.caller(user, project)
     plain, answer = caller.get(SOURCE), caller.get(SOURCE, ASKED)
 
@@ -179,9 +174,7 @@ def test_others_get_the_plain_refusal(
 
 
 @pytest.mark.parametrize("token", [None, "expired", "nonsense"])
-def test_without_a_valid_token_the_answer_is_401(
-    place: Place, token: str | None
-) -> None:
+def test_without_a_valid_token_the_answer_is_401(place, token):
     if token == "expired":
         token = place.keystone.token("ann", "physics", -1.0)
     caller = Caller(place.cluster, None, token=token)
@@ -191,7 +184,7 @@ def test_without_a_valid_token_the_answer_is_401(
     assert answer.content == plain.content
 
 
-def test_unreadable_model_has_its_plain_status(place: Place) -> None:
+def test_unreadable_model_has_its_plain_status(place):
     cat = place.caller("cat", "biology")
     cat.put(f"/{BIOLOGY}/own")
     cat.put(f"/{BIOLOGY}/own/data.tar", shard(NUM_ROWS))
@@ -201,8 +194,8 @@ def test_unreadable_model_has_its_plain_status(place: Place) -> None:
 
 
 def test_project_that_is_not_listed_may_read_and_not_compute(
-    place: Place,
-) -> None:
+    place,
+):
     eve = place.caller("eve", "history")
     answer = eve.get(SOURCE, ASKED)
 
@@ -213,9 +206,7 @@ def test_project_that_is_not_listed_may_read_and_not_compute(
 
 
 @pytest.mark.parametrize("lifetime_seconds", [600.0, -1.0])
-def test_service_that_acts_for_a_user_does_not_pay(
-    place: Place, lifetime_seconds: float
-) -> None:
+def test_service_that_acts_for_a_user_does_not_pay(place, lifetime_seconds):
     """Its token may even lengthen the life of the user's."""
     dan = place.caller("dan", "biology", lifetime_seconds)
     service = {"X-Service-Token": place.keystone.token("glance", "service")}
@@ -228,7 +219,7 @@ def test_service_that_acts_for_a_user_does_not_pay(
     assert entry["account"] == BIOLOGY
 
 
-def test_accounts_of_other_prefixes_have_the_same_payer(place: Place) -> None:
+def test_accounts_of_other_prefixes_have_the_same_payer(place):
     ann = place.caller("ann", "physics")
     service = {"X-Service-Token": place.keystone.token("glance", "service")}
     path = f"/SERVICE_{id_of('physics')}/images"
@@ -243,7 +234,7 @@ def test_accounts_of_other_prefixes_have_the_same_payer(place: Place) -> None:
     assert entry["account"] == PHYSICS
 
 
-def test_s3_callers_project_pays(place: Place) -> None:
+def test_s3_callers_project_pays(place):
     pytest.importorskip("boto3", reason="S3 clients use boto3")
     client = s3_client(place.cluster, "s3-ann", "hush")
     where = {"Bucket": "data", "Key": "data.tar"}
@@ -270,8 +261,8 @@ FORGED: Mapping[str, str] = {
 
 
 def test_headers_of_authtoken_in_a_request_are_worth_nothing(
-    place: Place,
-) -> None:
+    place,
+):
     anonymous = Caller(place.cluster, None).get(SOURCE, {**ASKED, **FORGED})
     dan = place.caller("dan", "biology").get(SOURCE, {**ASKED, **FORGED})
 
@@ -283,7 +274,7 @@ def test_headers_of_authtoken_in_a_request_are_worth_nothing(
 # --- our own client -------------------------------------------------------
 
 
-def losses(connection: Connection, data: Location, cut: str) -> list[float]:
+def losses(connection, data, cut):
     with transfer_job(
         small_network(),
         data=str(data),
@@ -299,9 +290,7 @@ def losses(connection: Connection, data: Location, cut: str) -> list[float]:
         return list(found)
 
 
-def test_client_uploads_and_trains_with_a_password(
-    place: Place, tmp_path
-) -> None:
+def test_client_uploads_and_trains_with_a_password(place, tmp_path):
     (tmp_path / "a.tar").write_bytes(shard(12))
     data = Location("photos", "train")
     with Connection(place.credentials("ann", "physics")) as connection:
@@ -314,8 +303,8 @@ def test_client_uploads_and_trains_with_a_password(
 
 
 def test_client_gets_features_with_an_application_credential(
-    place: Place,
-) -> None:
+    place,
+):
     environ = {
         "OS_AUTH_URL": place.keystone.url,
         "OS_APPLICATION_CREDENTIAL_ID": "of-a-job",
@@ -331,7 +320,7 @@ def test_client_gets_features_with_an_application_credential(
         assert len(received_rows(body.read()).facts) == NUM_ROWS
 
 
-def test_client_renews_a_token_that_swift_does_not_take(place: Place) -> None:
+def test_client_renews_a_token_that_swift_does_not_take(place):
     """Once, however many threads had it."""
     tokens = place.keystone.tokens
     with Connection(place.credentials("ann", "physics")) as connection:
@@ -347,7 +336,7 @@ def test_client_renews_a_token_that_swift_does_not_take(place: Place) -> None:
         assert len(set(tokens) - before) == 1
 
 
-def test_token_of_another_keystone_is_a_named_error(place: Place) -> None:
+def test_token_of_another_keystone_is_a_named_error(place):
     """One that Swift does not ask gives tokens that it never takes."""
     stranger = IdentityService(USERS)
     with stranger.running():
@@ -367,7 +356,7 @@ def test_token_of_another_keystone_is_a_named_error(place: Place) -> None:
     assert caught.value.trans_id in place.cluster.log("swift").read_text()
 
 
-def test_wrong_password_is_named(place: Place) -> None:
+def test_wrong_password_is_named(place):
     credentials = Credentials.from_environment(
         {
             "OS_AUTH_URL": place.keystone.url,
@@ -383,7 +372,7 @@ def test_wrong_password_is_named(place: Place) -> None:
         connection.head("data", "data.tar")
 
 
-def test_doctor_finds_a_project_that_may_not_compute(place: Place) -> None:
+def test_doctor_finds_a_project_that_may_not_compute(place):
     for user, project, state in (
         ("ann", "physics", "ok"),
         ("eve", "history", "failure"),
@@ -401,9 +390,7 @@ def test_doctor_finds_a_project_that_may_not_compute(place: Place) -> None:
     assert "v3password, eve at" in found["credentials"].found
 
 
-def test_client_computes_by_an_entry_of_clouds_yaml(
-    place: Place, tmp_path
-) -> None:
+def test_client_computes_by_an_entry_of_clouds_yaml(place, tmp_path):
     pytest.importorskip("openstack", reason="needs openstacksdk (extra: dev)")
     (tmp_path / "clouds.yaml").write_text(
         f"""

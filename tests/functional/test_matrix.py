@@ -7,9 +7,8 @@ one that may GET gets rows with the same bits as a local computation's.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import pytest
 
@@ -26,7 +25,6 @@ from access_methods import (
     signature,
 )
 from caller import SECONDS, Caller
-from hapi_cluster import Cluster
 from hapi_splitter.cuts import FrozenGraph
 from hapi_splitter.freezing.split_model import split
 from local_rows import Rows, local_rows, place_of, received_rows
@@ -76,7 +74,7 @@ UNDER_S3_ACL: Table = {
 }
 
 
-def cases(table: Table) -> list[tuple[str, str, str, int]]:
+def cases(table):
     """Caller, kind, verb and status; a part is asked for where it is had."""
     return [
         (caller, kind, verb, status)
@@ -109,14 +107,14 @@ class World:
     plain: dict[tuple[str, Target], Answer] = field(default_factory=dict)
     kept: dict[Target, str] = field(default_factory=dict)
 
-    def get(self, caller: str, target: Target) -> Answer:
+    def get(self, caller, target):
         """The plain GET, once."""
         if (caller, target) not in self.plain:
             answer = self.access_methods[caller](target, {})
             self.plain[caller, target] = answer
         return self.plain[caller, target]
 
-    def rows(self, verb: str, target: Target, content: bytes) -> Rows:
+    def rows(self, verb, target, content):
         """Computed here, once."""
         known, key = self.computed, (verb, target.name, content)
         if key not in known:
@@ -126,9 +124,7 @@ class World:
             )
         return known[key]
 
-    def asked(
-        self, verb: str, target: Target, content: bytes
-    ) -> Mapping[str, str]:
+    def asked(self, verb, target, content):
         """The annotation, for a target that has this content."""
         if verb == "kept":
             self.keep(target)
@@ -145,7 +141,7 @@ class World:
             "X-Hapi-If-Source-Etag": head.headers["ETag"].strip('"'),
         }
 
-    def keep(self, target: Target) -> None:
+    def keep(self, target):
         """The owner finds the features kept; those of manifests never are."""
         headers = {**ASKED, "X-Hapi-Cache": "readwrite"}
         deadline = time.monotonic() + SECONDS
@@ -158,11 +154,11 @@ class World:
 
 
 @pytest.fixture(scope="module")
-def frozen() -> FrozenGraph:
+def frozen():
     return split(small_network(), "body", transform=small_transform()).frozen
 
 
-def contents() -> dict[tuple[str, str], bytes]:
+def contents():
     (first, _), (second, _) = jpegs(2, seed=5)
     return {
         ("tar", "now"): shard(9, seed=5),
@@ -173,7 +169,7 @@ def contents() -> dict[tuple[str, str], bytes]:
 
 
 @pytest.fixture(scope="module")
-def ec_encrypted_cluster(cluster) -> Iterator[Cluster]:
+def ec_encrypted_cluster(cluster):
     with second_swift(cluster, layout="ec", encryption=True) as running:
         yield running
 
@@ -181,7 +177,7 @@ def ec_encrypted_cluster(cluster) -> Iterator[Cluster]:
 @pytest.fixture(
     scope="module", params=["open_cluster", "ec_encrypted_cluster"]
 )
-def world(request, frozen) -> World:
+def world(request, frozen):
     running = request.getfixturevalue(request.param)
     owner = Caller(running)
     key = {"X-Account-Meta-Temp-URL-Key": TEMPURL_KEY}
@@ -209,9 +205,7 @@ def world(request, frozen) -> World:
     return found
 
 
-def access_methods_of(
-    running: Cluster, callers: Mapping[str, Caller]
-) -> dict[str, AccessMethod]:
+def access_methods_of(running, callers):
     """Those of EXPECTED."""
     s3 = s3_client(running, OWNER)
     return {
@@ -226,16 +220,14 @@ def access_methods_of(
 
 @pytest.mark.parametrize(("caller", "kind", "verb", "status"), cases(EXPECTED))
 def test_annotated_get_is_the_plain_get_with_rows(
-    world: World, caller: str, kind: str, verb: str, status: int
-) -> None:
+    world, caller, kind, verb, status
+):
     container = "matrix-public" if caller == "public" else "matrix"
     target = world.targets[container, VERBS[verb], kind]
     check(world, caller, verb, target, status)
 
 
-def check(
-    world: World, caller: str, verb: str, target: Target, status: int
-) -> None:
+def check(world, caller, verb, target, status):
     """Plain and annotated GET have the status, and the content's rows."""
     age, seen = "now", target
     if caller == "tempurl" and target.version:
@@ -265,9 +257,7 @@ MANY = ("owner", "reader", "stranger", "anonymous", "public")
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("caller", MANY)
-def test_post_for_objects_is_their_plain_gets_with_rows(
-    world: World, caller: str, kind: str
-) -> None:
+def test_post_for_objects_is_their_plain_gets_with_rows(world, caller, kind):
     """Reads current versions: names have no query."""
     container = "matrix-public" if caller == "public" else "matrix"
     named = replace(world.targets[container, "jpg", kind], version=None)
@@ -291,7 +281,7 @@ def test_post_for_objects_is_their_plain_gets_with_rows(
     replace(found, facts=wanted.facts).assert_equal(wanted)
 
 
-def test_temporary_url_opens_no_request_for_many(world: World) -> None:
+def test_temporary_url_opens_no_request_for_many(world):
     path = "/AUTH_test/matrix"
     for signed in (path, f"{path}/plain.jpg"):
         answer = world.callers["anonymous"].request(
@@ -304,7 +294,7 @@ def test_temporary_url_opens_no_request_for_many(world: World) -> None:
 
 
 @pytest.fixture(scope="module")
-def acl_world(cluster, frozen) -> Iterator[World]:
+def acl_world(cluster, frozen):
     s3api = {"s3_acl": "true", "min_segment_size": "1"}
     options = {"proxy-server.conf": {"filter:s3api": s3api}}
     with second_swift(cluster, swift_options=options) as running:
@@ -332,9 +322,7 @@ def acl_world(cluster, frozen) -> Iterator[World]:
         yield found
 
 
-def store_by_s3(
-    s3: Any, owner: Caller, world: World, bucket: str, grant: dict[str, str]
-) -> None:
+def store_by_s3(s3, owner, world, bucket, grant):
     """The kinds that S3 has, and two that Swift makes in its bucket."""
     s3.create_bucket(Bucket=bucket)
     s3.create_bucket(Bucket=f"{bucket}-old")
@@ -365,9 +353,7 @@ def store_by_s3(
             )
 
 
-def put_in_parts(
-    s3: Any, bucket: str, key: str, content: bytes, grant: dict[str, str]
-) -> None:
+def put_in_parts(s3, bucket, key, content, grant):
     """A multipart upload of two parts."""
     where = {"Bucket": bucket, "Key": key}
     upload = s3.create_multipart_upload(**where, **grant)["UploadId"]
@@ -387,8 +373,8 @@ def put_in_parts(
     ("caller", "kind", "verb", "status"), cases(UNDER_S3_ACL)
 )
 def test_annotated_get_under_s3_acl_is_the_plain_get_with_rows(
-    acl_world: World, caller: str, kind: str, verb: str, status: int
-) -> None:
+    acl_world, caller, kind, verb, status
+):
     bucket = "matrix-granted" if caller == "s3-granted" else "matrix"
     target = acl_world.targets[bucket, VERBS[verb], kind]
     check(acl_world, caller, verb, target, status)

@@ -9,24 +9,19 @@ import os
 import random
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 from urllib.parse import quote, unquote
 
 import numpy as np
 import pytest
-import requests
 import torch
 
 from caller import Caller
 from hapi_client import Connection, Credentials
 from hapi_client.model.package_store import upload_package
-from hapi_client.swift.multi_object import ObjectFeatures
 from hapi_cluster import Cluster
 from hapi_protocol.errors import RightsError
 from hapi_protocol.feature_reader import read_features
-from hapi_protocol.feature_stream import Row
 from hapi_protocol.headers import CONTENT_TYPE_STREAM, Annotation, ModelPath
 from hapi_protocol.unix_http import UnixConnection
 from hapi_splitter.freezing.split_model import SplitModel, split
@@ -63,21 +58,21 @@ class Stocked:
     parts: SplitModel
     images: dict[str, bytes] = field(default_factory=dict)
 
-    def annotation(self) -> Annotation:
+    def annotation(self):
         return Annotation(self.model, 1)
 
-    def headers(self, **changes: str) -> dict[str, str]:
+    def headers(self, **changes):
         return {**self.annotation().to_headers(), **changes}
 
-    def get_many(self, names: Sequence[str]) -> list[ObjectFeatures]:
+    def get_many(self, names):
         return list(self.connection.get_many("many", names, self.annotation()))
 
     def post(
         self,
-        names: Sequence[str] | Any,
-        caller: Caller | None = None,
-        headers: dict[str, str] | None = None,
-    ) -> requests.Response:
+        names,
+        caller=None,
+        headers=None,
+    ):
         """Sends a request like any tool; ``names`` or a body."""
         if isinstance(names, (list, tuple)):
             names = "\n".join(map(quote, names)).encode()
@@ -86,7 +81,7 @@ class Stocked:
         requester = caller or self.owner
         return requester.request("POST", f"{DATA}?hapi", headers, names)
 
-    def features(self, names: Sequence[str]) -> torch.Tensor:
+    def features(self, names):
         """Computed here, one batch, eagerly."""
         transform = self.parts.frozen.transform
         assert transform is not None
@@ -97,14 +92,14 @@ class Stocked:
             )
         return result
 
-    def allow(self, path: str, acl: str) -> None:
+    def allow(self, path, acl):
         self.owner.request(
             "POST", path, {"X-Container-Read": acl}
         ).raise_for_status()
 
 
 @pytest.fixture(scope="module")
-def stocked(cluster, tmp_path_factory) -> Iterator[Stocked]:
+def stocked(cluster, tmp_path_factory):
     # The package of test_rights: loaded once.
     parts = split(small_network(seed=7), "body", transform=small_transform())
     path = tmp_path_factory.mktemp("package") / "model.hapi"
@@ -119,7 +114,7 @@ def stocked(cluster, tmp_path_factory) -> Iterator[Stocked]:
     owner.close()
 
 
-def stock(stocked: Stocked) -> None:
+def stock(stocked):
     owner = stocked.owner
     for path in (DATA, PRIVATE):
         owner.put(path)
@@ -146,7 +141,7 @@ def stock(stocked: Stocked) -> None:
     assemble(stocked)
 
 
-def assemble(stocked: Stocked) -> None:
+def assemble(stocked):
     """Objects that Swift makes of others: SLO, DLO, symlinks."""
     owner, whole = stocked.owner, stocked.images["1.jpg"]
     half = len(whole) // 2
@@ -170,21 +165,21 @@ def assemble(stocked: Stocked) -> None:
         stocked.images[name] = whole
 
 
-def rows_of(answer: requests.Response) -> list[Row]:
+def rows_of(answer):
     assert answer.status_code == 200, answer.text
     batches = list(read_features(answer.content))
     return [row for batch in batches for row in batch.rows]
 
 
-def statuses(answer: requests.Response) -> list[int]:
+def statuses(answer):
     return [json.loads(row.meta or "")["status"] for row in rows_of(answer)]
 
 
-def plain(caller: Caller, name: str) -> requests.Response:
+def plain(caller, name):
     return caller.get(f"{DATA}/{quote(name)}")
 
 
-def assert_same(found: Sequence[ObjectFeatures], wanted: torch.Tensor) -> None:
+def assert_same(found, wanted):
     torch.testing.assert_close(
         torch.stack([each.features for each in found]),  # type: ignore[misc]
         wanted,
@@ -194,8 +189,8 @@ def assert_same(found: Sequence[ObjectFeatures], wanted: torch.Tensor) -> None:
 
 
 def test_features_are_those_of_the_images_in_any_order(
-    stocked: Stocked,
-) -> None:
+    stocked,
+):
     names = list(stocked.images) * 2
     random.Random(0).shuffle(names)
     found = stocked.get_many(names)
@@ -210,8 +205,8 @@ def test_features_are_those_of_the_images_in_any_order(
 
 
 def test_objects_that_cannot_be_used_are_rows_among_the_others(
-    stocked: Stocked,
-) -> None:
+    stocked,
+):
     wanted = {
         "0.jpg": (200, None),
         "none": (404, "not_found"),
@@ -231,7 +226,7 @@ def test_objects_that_cannot_be_used_are_rows_among_the_others(
     assert_same(good, stocked.features([each.name for each in good]))
 
 
-def test_answer_says_nothing_of_the_container(stocked: Stocked) -> None:
+def test_answer_says_nothing_of_the_container(stocked):
     answer = stocked.post(["0.jpg"])
 
     assert answer.headers["Content-Type"] == CONTENT_TYPE_STREAM
@@ -246,11 +241,11 @@ def test_answer_says_nothing_of_the_container(stocked: Stocked) -> None:
 
 
 @pytest.fixture
-def shared(stocked: Stocked) -> Iterator[Callable[[str], None]]:
+def shared(stocked):
     """Lets users read the data and the models, until the test's end."""
     paths = (DATA, f"/{OWNER}/many-models")
 
-    def share(acl: str) -> None:
+    def share(acl):
         for path in paths:
             stocked.allow(path, acl)
 
@@ -262,11 +257,11 @@ def shared(stocked: Stocked) -> Iterator[Callable[[str], None]]:
     ("user", "account"), [(READER, OWNER), (STRANGER, OTHER)]
 )
 def test_rows_say_what_the_callers_own_gets_say(
-    stocked: Stocked,
-    shared: Callable[[str], None],
-    user: str,
-    account: str,
-) -> None:
+    stocked,
+    shared,
+    user,
+    account,
+):
     """Readers have no right to write, and none on what lies elsewhere."""
     shared(user)
     caller = Caller(stocked.cluster, user)
@@ -287,9 +282,7 @@ def test_rows_say_what_the_callers_own_gets_say(
 
 @pytest.mark.parametrize("name", ["0.jpg", "none"])
 @pytest.mark.parametrize("user", [READER, STRANGER])
-def test_caller_without_rights_gets_the_plain_answer(
-    stocked: Stocked, user: str, name: str
-) -> None:
+def test_caller_without_rights_gets_the_plain_answer(stocked, user, name):
     stocked.allow(f"/{OWNER}/many-models", user)
     caller = Caller(stocked.cluster, user)
     wanted = plain(caller, name)
@@ -301,15 +294,13 @@ def test_caller_without_rights_gets_the_plain_answer(
     assert answer.content == wanted.content
 
 
-def test_container_that_is_not_there_is_not_found(stocked: Stocked) -> None:
+def test_container_that_is_not_there_is_not_found(stocked):
     with pytest.raises(RightsError) as caught:
         stocked.connection.get_many("nowhere", ["0.jpg"], stocked.annotation())
     assert caught.value.status == 404
 
 
-def test_anonymous_callers_get_nothing(
-    stocked: Stocked, shared: Callable[[str], None]
-) -> None:
+def test_anonymous_callers_get_nothing(stocked, shared):
     caller = Caller(stocked.cluster, None)
     assert stocked.post(["0.jpg"], caller).status_code == 401
     shared(".r:*")
@@ -319,7 +310,7 @@ def test_anonymous_callers_get_nothing(
     assert answer.json()["code"] == "compute_not_allowed"
 
 
-def test_temporary_url_opens_no_container(stocked: Stocked) -> None:
+def test_temporary_url_opens_no_container(stocked):
     """Not even one that is signed for it."""
     owner = stocked.owner
     key = {"X-Account-Meta-Temp-Url-Key": "secret"}
@@ -340,7 +331,7 @@ def test_temporary_url_opens_no_container(stocked: Stocked) -> None:
     assert answer.headers["Content-Type"] != CONTENT_TYPE_STREAM
 
 
-def test_container_is_never_changed(stocked: Stocked) -> None:
+def test_container_is_never_changed(stocked):
     changes = {
         "X-Container-Read": ".r:*",
         "X-Container-Meta-Colour": "red",
@@ -357,7 +348,7 @@ def test_container_is_never_changed(stocked: Stocked) -> None:
 # --- bodies ---------------------------------------------------------------
 
 
-def test_body_may_be_chunked(stocked: Stocked) -> None:
+def test_body_may_be_chunked(stocked):
     pieces = [b"0.j", b"pg\nno", b"ne\n1.jpg"]
     answer = stocked.post(iter(pieces))
 
@@ -378,8 +369,8 @@ def test_body_may_be_chunked(stocked: Stocked) -> None:
 )
 @pytest.mark.parametrize("is_chunked", [False, True])
 def test_body_without_proper_names_is_refused(
-    stocked: Stocked, body: bytes, status: int, code: str, is_chunked: bool
-) -> None:
+    stocked, body, status, code, is_chunked
+):
     """And the connection can be used again."""
     answer = stocked.post(iter([body] if body else []) if is_chunked else body)
 
@@ -388,8 +379,8 @@ def test_body_without_proper_names_is_refused(
 
 
 def test_most_names_are_read_and_one_that_is_deleted_meanwhile_is_a_row(
-    stocked: Stocked,
-) -> None:
+    stocked,
+):
     stocked.owner.put(f"{DATA}/doomed.jpg", stocked.images["0.jpg"])
     names = [f"{n % NUM_IMAGES}.jpg" for n in range(MAX_OBJECTS - 1)]
     rows = stocked.connection.get_many(
@@ -408,7 +399,7 @@ def test_most_names_are_read_and_one_that_is_deleted_meanwhile_is_a_row(
 # --- what is left behind --------------------------------------------------
 
 
-def entry_of(cluster: Cluster, trans_id: str) -> dict[str, str]:
+def entry_of(cluster, trans_id):
     """Our entry of the client's own line in the access log."""
     deadline = time.monotonic() + SECONDS
     while time.monotonic() < deadline:
@@ -422,7 +413,7 @@ def entry_of(cluster: Cluster, trans_id: str) -> dict[str, str]:
     raise AssertionError(f"no line of {trans_id}")
 
 
-def test_request_is_in_the_access_log(stocked: Stocked) -> None:
+def test_request_is_in_the_access_log(stocked):
     names = ["0.jpg", "none", "garbage", "1.jpg"]
     answer = stocked.post(names)
     used = entry_of(stocked.cluster, answer.headers["X-Trans-Id"])
@@ -435,12 +426,12 @@ def test_request_is_in_the_access_log(stocked: Stocked) -> None:
     assert float(used["decode_seconds"]) > 0
 
 
-def num_descriptors(cluster: Cluster) -> int:
+def num_descriptors(cluster):
     pid = cluster.status()["children"]["swift"]["pid"]
     return len(os.listdir(f"/proc/{pid}/fd"))
 
 
-def jobs_running(cluster: Cluster) -> int:
+def jobs_running(cluster):
     connection = UnixConnection(f"{cluster.worker_socket}.admin", SECONDS)
     try:
         connection.request("GET", "/healthz")
@@ -450,7 +441,7 @@ def jobs_running(cluster: Cluster) -> int:
     return int(fields["jobs_running"])
 
 
-def test_client_that_leaves_leaves_nothing_behind(stocked: Stocked) -> None:
+def test_client_that_leaves_leaves_nothing_behind(stocked):
     before = num_descriptors(stocked.cluster)
     names = [f"{n % NUM_IMAGES}.jpg" for n in range(600)]
     caller = Caller(stocked.cluster)

@@ -10,7 +10,6 @@ from caller import Caller, metrics
 from hapi_client.model.package_store import package_name, upload_package
 from hapi_protocol.errors import PackageError
 from hapi_protocol.profiles import ModelProfile
-from hapi_splitter.cuts import FrozenGraph
 from hapi_splitter.freezing.split_model import split
 from hapi_splitter.numerics import numerics_tag
 from hapi_splitter.package.writer import write_package
@@ -24,13 +23,13 @@ SECONDS = 60.0
 
 
 @pytest.fixture(scope="module")
-def frozen() -> FrozenGraph:
+def frozen():
     network = small_network(seed=11)
     return split(network, "body", transform=small_transform()).frozen
 
 
 @pytest.fixture(scope="module")
-def digest(connection, frozen, tmp_path_factory) -> str:
+def digest(connection, frozen, tmp_path_factory):
     """Digest of a package that the worker has not seen."""
     path = tmp_path_factory.mktemp("package") / "model.hapi"
     info = write_package(frozen, path)
@@ -38,7 +37,7 @@ def digest(connection, frozen, tmp_path_factory) -> str:
     return info.digest
 
 
-def counters(cluster) -> dict[str, float]:
+def counters(cluster):
     return {
         name: value
         for name, value in metrics(cluster).items()
@@ -48,7 +47,7 @@ def counters(cluster) -> dict[str, float]:
     }
 
 
-def runs(cluster) -> float:
+def runs(cluster):
     name = 'hapi_worker_profiles_total{outcome="done",reason=""}'
     return metrics(cluster).get(name, 0.0)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
@@ -11,7 +10,6 @@ import pytest
 from caller import Caller
 from hapi_client import Connection, Credentials
 from hapi_client.swift.cache_admin import CacheAdminClient
-from hapi_cluster import Cluster
 from hapi_protocol.errors import HapiError
 from hapi_splitter.freezing.split_model import split
 from kept_features import (
@@ -35,7 +33,7 @@ IMAGES = ["0.jpg", "1.jpg"]
 
 
 @pytest.fixture(scope="module")
-def archive(cluster: Cluster) -> Iterator[Cluster]:
+def archive(cluster):
     """OWNER's account is read-only; features of kept.tar are kept."""
     with (
         second_swift(cluster, swift_options=with_read_only()) as running,
@@ -55,20 +53,20 @@ def archive(cluster: Cluster) -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def owner(archive: Cluster) -> Iterator[Caller]:
+def owner(archive):
     with closing(Caller(archive)) as caller:
         yield caller
 
 
 @pytest.mark.parametrize("method", ["PUT", "POST", "DELETE", "COPY"])
-def test_annotation_does_not_help_a_write(owner: Caller, method: str) -> None:
+def test_annotation_does_not_help_a_write(owner, method):
     headers = {**ASKED, "Destination": "archive/copy.tar"}
     answer = owner.request(method, f"{DATA}/kept.tar", headers, b"")
     assert answer.status_code == 405
     assert owner.get(f"{DATA}/copy.tar").status_code == 404
 
 
-def test_shards_and_many_objects_are_computed(owner: Caller) -> None:
+def test_shards_and_many_objects_are_computed(owner):
     answer = owner.get(f"{DATA}/kept.tar", ASKED)
     assert len(received_rows(answer.content).facts) == 2
     names = "\n".join(IMAGES).encode()
@@ -77,9 +75,7 @@ def test_shards_and_many_objects_are_computed(owner: Caller) -> None:
     assert keys == IMAGES
 
 
-def test_features_are_found_and_no_more_are_kept(
-    archive: Cluster, owner: Caller
-) -> None:
+def test_features_are_found_and_no_more_are_kept(archive, owner):
     before = files_of_entries(archive)
     assert state(owner.get(f"{DATA}/kept.tar", KEEP)) == "hit"
     assert state(owner.get(f"{DATA}/other.tar", KEEP)) == "store"
@@ -89,7 +85,7 @@ def test_features_are_found_and_no_more_are_kept(
     assert sources(owner, OWNER) == ["archive/kept.tar"]
 
 
-def test_purge_is_refused_once(archive: Cluster, owner: Caller) -> None:
+def test_purge_is_refused_once(archive, owner):
     answer = owner.request("DELETE", f"/{OWNER}?hapi-cache")
     assert answer.status_code == 405
     assert answer.json()["code"] == "method_not_allowed"
@@ -100,9 +96,7 @@ def test_purge_is_refused_once(archive: Cluster, owner: Caller) -> None:
     assert sources(owner, OWNER) == ["archive/kept.tar"]
 
 
-def test_damaged_entry_is_no_hit_and_is_not_deleted(
-    archive: Cluster, owner: Caller
-) -> None:
+def test_damaged_entry_is_no_hit_and_is_not_deleted(archive, owner):
     [file] = files_of_entries(archive)
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 0x40
@@ -114,7 +108,7 @@ def test_damaged_entry_is_no_hit_and_is_not_deleted(
     until(lambda: refused in archive.log("swift").read_text())
 
 
-def test_other_accounts_keep_features(archive: Cluster) -> None:
+def test_other_accounts_keep_features(archive):
     account = "AUTH_test2"
     with closing(Caller(archive, "test2:tester2")) as other:
         other.put(f"/{account}/c")

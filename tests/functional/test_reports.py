@@ -18,11 +18,9 @@ from pathlib import Path
 
 import pytest
 
-from hapi_client import ReadConfig, TransferJob
+from hapi_client import ReadConfig
 from hapi_client.data.upload import upload
-from hapi_client.metrics.counters import JobStats
 from hapi_client.progress import SilentReporter
-from hapi_client.reports.epoch_report import EpochReport
 from hapi_client.reports.run_report import read_reports
 from hapi_client.swift.retry import Backoff
 from hapi_client.swift.swift_url import Location
@@ -43,7 +41,7 @@ QUICK = ReadConfig(
 
 
 @pytest.fixture(scope="module")
-def photos(connection, tmp_path_factory) -> Location:
+def photos(connection, tmp_path_factory):
     place = Location("reports", "photos")
     folder: Path = tmp_path_factory.mktemp("shards")
     for number in range(NUM_SHARDS):
@@ -52,7 +50,7 @@ def photos(connection, tmp_path_factory) -> Location:
     return place
 
 
-def job_of(connection, place, **options) -> TransferJob:
+def job_of(connection, place, **options):
     return transfer_job(
         small_network(),
         freeze="body",
@@ -64,7 +62,7 @@ def job_of(connection, place, **options) -> TransferJob:
     )
 
 
-def train(job: TransferJob, epoch: int | None) -> tuple[EpochReport, JobStats]:
+def train(job, epoch):
     """Runs an epoch; returns its report and the growth of the job's stats."""
     before = job.stats
     for features, _ in job.loader(epoch):
@@ -75,7 +73,7 @@ def train(job: TransferJob, epoch: int | None) -> tuple[EpochReport, JobStats]:
     return report, grown
 
 
-def check_sums(report: EpochReport, grown: JobStats) -> None:
+def check_sums(report, grown):
     assert report.is_finished
     assert report.samples == report.expected_samples == NUM_SAMPLES
     assert report.samples == grown.samples
@@ -93,7 +91,7 @@ def check_sums(report: EpochReport, grown: JobStats) -> None:
     assert report.samples_per_second == NUM_SAMPLES / report.seconds
 
 
-def check_storage(report: EpochReport) -> None:
+def check_storage(report):
     """Checks the worker's times against those of the requests."""
     seconds: Mapping[str, float] = report.storage_seconds
     assert min(seconds[name] for name in ("decode", "forward", "encode")) > 0
@@ -212,7 +210,7 @@ def test_nested_evaluation_has_its_own_bytes(connection, photos):
     assert outer.loop_seconds["training"] >= inner.seconds
 
 
-def hapi_train(cluster, photos, folder: Path, *more: str) -> list[str]:
+def hapi_train(cluster, photos, folder, *more):
     return [
         *(sys.executable, "-m", "hapi_client.cli.main"),
         *("--auth", cluster.auth_url, "--user", cluster.user),

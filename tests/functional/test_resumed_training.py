@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import torch
 from torch import nn
 
 from children import interruptible
-from hapi_client import ReadConfig, TransferJob
+from hapi_client import ReadConfig
 from hapi_client.cli import main as cli
 from hapi_client.data.upload import upload
 from hapi_client.progress import SilentReporter
@@ -24,7 +23,7 @@ from hapi_splitter.inputs.augmentation import Augmentation
 from hapi_splitter.inputs.image_transform import ImageTransform
 from hapi_training import checkpoint_file as checkpoints
 from hapi_training.checkpoint_file import Checkpoint
-from hapi_training.loop import History, train_tail
+from hapi_training.loop import train_tail
 from jobs import transfer_job
 from networks import small_network, small_transform
 from photos import shard, tar_of
@@ -35,7 +34,7 @@ EPOCHS = 3
 QUICK = ReadConfig(num_threads=2, decode_threads=1)
 
 
-def upload_shards(connection, place: Location, folder: Path, *tars: bytes):
+def upload_shards(connection, place, folder, *tars):
     for number, tar in enumerate(tars):
         (folder / f"{number}.tar").write_bytes(tar)
     upload(connection, place, [folder], SilentReporter())
@@ -43,7 +42,7 @@ def upload_shards(connection, place: Location, folder: Path, *tars: bytes):
 
 
 @pytest.fixture(scope="module")
-def data(connection, tmp_path_factory) -> str:
+def data(connection, tmp_path_factory):
     return upload_shards(
         connection,
         Location("resumed", "train"),
@@ -53,7 +52,7 @@ def data(connection, tmp_path_factory) -> str:
     )
 
 
-def network(seed: int = 0) -> nn.Module:
+def network(seed=0):
     """A network with dropout in the tail, or frozen if cut at ``drop``."""
     made = nn.Sequential()
     small = small_network(seed=seed)
@@ -65,7 +64,7 @@ def network(seed: int = 0) -> nn.Module:
     return made
 
 
-def job_of(connection, data: str, seed: int = 0, **options) -> TransferJob:
+def job_of(connection, data, seed=0, **options):
     return transfer_job(
         network(seed),
         data=data,
@@ -84,17 +83,17 @@ def job_of(connection, data: str, seed: int = 0, **options) -> TransferJob:
 class Run:
     """One training run, possibly in several parts."""
 
-    def __init__(self, connection, data: str, checkpoint: Checkpoint | None):
+    def __init__(self, connection, data, checkpoint):
         self._connection = connection
         self._data = data
         self._checkpoint = checkpoint
         self.finished: list[int] = []
         self.weights: dict[str, torch.Tensor] = {}
 
-    def go(self, stop: tuple[int, int] | None = None) -> History:
+    def go(self, stop=None):
         """Trains from the checkpoint on; interrupted after ``stop``."""
 
-        def on_samples(epoch: int, samples: int) -> None:
+        def on_samples(epoch, samples):
             if (epoch, samples) == stop:
                 signal.raise_signal(signal.SIGINT)
 
@@ -114,7 +113,7 @@ class Run:
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(connection, data) -> tuple[Run, History]:
+def uninterrupted(connection, data):
     run = Run(connection, data, None)
     return run, run.go()
 
@@ -151,11 +150,11 @@ def test_resumed_run_equals_an_uninterrupted_one(
 class RecordingCheckpoint(Checkpoint):
     """Records the arguments of each save."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path):
         super().__init__(path)
         self.saves: list[dict[str, Any]] = []
 
-    def save(self, **parts: Any) -> None:
+    def save(self, **parts):
         self.saves.append(parts)
         super().save(**parts)
 
@@ -176,7 +175,7 @@ def test_every_save_has_the_results_of_its_finished_epochs(
 
 
 @pytest.fixture(scope="module")
-def begun(connection, data, tmp_path_factory) -> Path:
+def begun(connection, data, tmp_path_factory):
     """A checkpoint after the first epoch."""
     path = tmp_path_factory.mktemp("begun") / "run.pt"
     with job_of(connection, data) as job:
@@ -186,7 +185,7 @@ def begun(connection, data, tmp_path_factory) -> Path:
     return path
 
 
-def resume(job: TransferJob, path: Path, epochs: int = 2) -> History:
+def resume(job, path, epochs=2):
     return train_tail(
         job, epochs=epochs, learning_rate=0.01, checkpoint=Checkpoint(path)
     )
@@ -270,9 +269,7 @@ def test_epoch_without_any_sample_is_an_error(connection, tmp_path):
 
 
 @pytest.fixture
-def hapi_train(
-    cluster, data, tmp_path, monkeypatch, capsys
-) -> Callable[..., tuple[dict[str, Any], str]]:
+def hapi_train(cluster, data, tmp_path, monkeypatch, capsys):
     """Runs the command; returns its JSON and its output."""
     for variable, value in cluster.environment.items():
         monkeypatch.setenv(variable, value)
@@ -283,7 +280,7 @@ def hapi_train(
         lambda *_, seed, **__: (network(seed), small_transform()),
     )
 
-    def run(*more: str) -> tuple[dict[str, Any], str]:
+    def run(*more):
         words = (
             *("hapi", "train", "--data", data, "--classes", "4"),
             *("--freeze", "body", "--batch-size", str(BATCH_SIZE)),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from caller import Caller, metrics
@@ -27,14 +25,14 @@ COUNTERS = (
 
 
 @pytest.fixture(scope="module")
-def other(cluster) -> Iterator[Caller]:
+def other(cluster):
     caller = Caller(cluster, "test2:tester2")
     yield caller
     caller.close()
 
 
 @pytest.fixture(scope="module")
-def digest(cluster, owner, tmp_path_factory) -> str:
+def digest(cluster, owner, tmp_path_factory):
     """Path of a loaded model of the owner; ``rights/data.tar`` exists."""
     parts = split(small_network(seed=7), "body", transform=small_transform())
     path = tmp_path_factory.mktemp("package") / "model.hapi"
@@ -49,7 +47,7 @@ def digest(cluster, owner, tmp_path_factory) -> str:
     return info.digest
 
 
-def owners_model(digest: str) -> dict[str, str]:
+def owners_model(digest):
     name = package_name(digest)
     return {
         "X-Hapi-Model": f"/{OWNER}/private-models/{name}",
@@ -57,7 +55,7 @@ def owners_model(digest: str) -> dict[str, str]:
     }
 
 
-def counters(cluster) -> dict[str, float]:
+def counters(cluster):
     found = metrics(cluster)
     return {
         name: value

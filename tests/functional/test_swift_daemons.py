@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack, closing
-from typing import Any
 
 import pytest
 
 from caller import Caller
 from hapi_client import Connection, Credentials
-from hapi_cluster import Cluster
 from hapi_middleware.cache.entries import CONTAINER
 from hapi_splitter.freezing.split_model import split
 from kept_features import (
@@ -39,16 +37,16 @@ Login = Callable[..., Caller]
 
 
 @pytest.fixture
-def login() -> Iterator[Login]:
+def login():
     with ExitStack() as stack:
 
-        def log_in(cluster: Cluster, user: str = "test:tester") -> Caller:
+        def log_in(cluster, user="test:tester"):
             return stack.enter_context(closing(Caller(cluster, user)))
 
         yield log_in
 
 
-def _frozen() -> Any:
+def _frozen():
     return split(small_network(), "body", transform=small_transform()).frozen
 
 
@@ -56,8 +54,8 @@ def _frozen() -> Any:
 
 
 def test_entry_that_expired_is_a_miss_and_goes_with_the_expirer(
-    cluster: Cluster, login: Login
-) -> None:
+    cluster, login
+):
     options = {**OPEN, "cache_ttl_seconds": "1"}
     with second_swift(cluster, filter_options=options) as forgetful:
         owner = login(forgetful)
@@ -81,16 +79,14 @@ def test_entry_that_expired_is_a_miss_and_goes_with_the_expirer(
 
 
 @pytest.fixture(scope="module")
-def second(cluster: Cluster) -> Iterator[Cluster]:
+def second(cluster):
     with second_swift(cluster) as running:
         with closing(Caller(running)) as owner:
             put_model(owner, _frozen())
         yield running
 
 
-def test_account_that_is_deleted_takes_its_entries_with_it(
-    second: Cluster, login: Login
-) -> None:
+def test_account_that_is_deleted_takes_its_entries_with_it(second, login):
     account = "AUTH_test2"
     owner, admin = login(second, "test2:tester2"), login(second, "admin:admin")
     others = files_of_entries(second)
@@ -106,7 +102,7 @@ def test_account_that_is_deleted_takes_its_entries_with_it(
 
 
 @pytest.fixture(scope="module")
-def sharded(second: Cluster) -> Cluster:
+def sharded(second):
     """MANY, and what is kept of it, are spread over shards."""
     with closing(Caller(second)) as owner:
         owner.put(MANY)
@@ -123,9 +119,7 @@ def sharded(second: Cluster) -> Cluster:
     return second
 
 
-def test_objects_of_a_container_in_shards_are_computed(
-    sharded: Cluster, login: Login
-) -> None:
+def test_objects_of_a_container_in_shards_are_computed(sharded, login):
     owner = login(sharded)
     answer = owner.get(f"{MANY}/{SHARDS[0]}", ASKED)
     assert len(received_rows(answer.content).facts) == 2
@@ -135,9 +129,7 @@ def test_objects_of_a_container_in_shards_are_computed(
     assert keys == IMAGES
 
 
-def test_container_in_shards_is_listed(
-    sharded: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_container_in_shards_is_listed(sharded, monkeypatch):
     monkeypatch.setattr("hapi_client.swift.account.LIST_LIMIT", ROWS)
     user = Credentials.v1(sharded.auth_url, sharded.user, sharded.key)
     with Connection(user) as connection:
@@ -147,9 +139,7 @@ def test_container_in_shards_is_listed(
     assert tars == ["5.tar"]
 
 
-def test_entries_in_shards_are_found_listed_and_purged(
-    sharded: Cluster, login: Login
-) -> None:
+def test_entries_in_shards_are_found_listed_and_purged(sharded, login):
     owner = login(sharded)
     for name in SHARDS:
         assert state(owner.get(f"{MANY}/{name}", READ)) == "hit"
@@ -170,7 +160,7 @@ def test_entries_in_shards_are_found_listed_and_purged(
     assert sources(owner, OWNER) == []
 
 
-def paged(owner: Caller) -> list[str]:
+def paged(owner):
     """All sources; the pages do not end where shards do."""
     found: list[str] = []
     marker: str | None = ""

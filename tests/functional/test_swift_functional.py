@@ -8,14 +8,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
 from children import family
-from hapi_cluster.process_identity import ProcessIdentity
 
 pytest.importorskip("swift", reason="needs swift-hapi[cluster]")
 
@@ -64,7 +62,7 @@ def test_hangs():
 
 
 @pytest.fixture
-def cache(tmp_path: Path) -> Path:
+def cache(tmp_path):
     """A cache with small tests in the place of Swift's."""
     swift = version("swift")
     folder = tmp_path / "cache" / f"swift-{swift}"
@@ -76,20 +74,18 @@ def cache(tmp_path: Path) -> Path:
     return folder.parent
 
 
-def command(cache: Path, *more: str | Path) -> list[str]:
+def command(cache, *more):
     words = ("--cache", cache, "--layout", "plain", "--suite", "swift", *more)
     return [sys.executable, "-m", "swift_functional", *map(str, words)]
 
 
-def environment(**more: str) -> dict[str, str]:
+def environment(**more):
     folders = [TESTS, *(TESTS.parent / name for name in FOLDERS)]
     path = os.pathsep.join(map(str, folders))
     return {**os.environ, "PYTHONPATH": path, **more}
 
 
-def run(
-    cache: Path, *more: str | Path, **variables: str
-) -> subprocess.CompletedProcess[str]:
+def run(cache, *more, **variables):
     return subprocess.run(
         command(cache, *more),
         env=environment(**variables),
@@ -100,9 +96,7 @@ def run(
     )
 
 
-def test_every_difference_and_failure_is_told(
-    cache: Path, tmp_path: Path
-) -> None:
+def test_every_difference_and_failure_is_told(cache, tmp_path):
     json_path, logs = tmp_path / "r.json", tmp_path / "logs"
     done = run(cache, "--json", json_path, "--logs", logs)
     assert done.returncode == 1, done.stderr
@@ -135,16 +129,14 @@ def test_every_difference_and_failure_is_told(
             assert (logs / "plain" / side / file).exists(), file
 
 
-def test_without_the_sdist_it_fails_and_says_so(tmp_path: Path) -> None:
+def test_without_the_sdist_it_fails_and_says_so(tmp_path):
     done = run(tmp_path / "empty", PIP_NO_INDEX="1", PIP_FIND_LINKS="")
     assert done.returncode == 2
     assert f"swift-{version('swift')}.tar.gz cannot be fetched" in done.stderr
     assert "PIP_INDEX_URL" in done.stderr
 
 
-def test_nothing_is_left_of_one_that_is_terminated(
-    cache: Path, tmp_path: Path
-) -> None:
+def test_nothing_is_left_of_one_that_is_terminated(cache, tmp_path):
     (path,) = cache.rglob("test_info.py")
     path.write_text(TEST_HANGS)
     logs = tmp_path / "logs"
@@ -165,7 +157,7 @@ def test_nothing_is_left_of_one_that_is_terminated(
     assert [f for f in folders if f.exists()] == []
 
 
-def cluster_folders(processes: Sequence[ProcessIdentity]) -> list[Path]:
+def cluster_folders(processes):
     """The directories of the clusters that are among the processes."""
     found = []
     for process in processes:
@@ -176,7 +168,7 @@ def cluster_folders(processes: Sequence[ProcessIdentity]) -> list[Path]:
     return found
 
 
-def eventually(condition: Callable[[], object]) -> None:
+def eventually(condition):
     deadline = time.monotonic() + SECONDS
     while not condition():
         assert time.monotonic() < deadline

@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 import requests
@@ -50,21 +48,19 @@ class Swift:
     callers: dict[str | None, Caller]
 
     @property
-    def owner(self) -> Caller:
+    def owner(self):
         return self.callers[OWNER]
 
-    def get(
-        self, user: str | None, path: str, headers: Mapping[str, str] = {}
-    ) -> requests.Response:
-        return self.callers[user].get(path, headers)
+    def get(self, user, path, headers=None):
+        return self.callers[user].get(path, headers or {})
 
-    def allow(self, container: str, acl: str) -> None:
+    def allow(self, container, acl):
         headers = {"X-Container-Read": acl}
         self.owner.request("POST", container, headers).raise_for_status()
 
 
 @pytest.fixture(scope="module")
-def swift(open_cluster) -> Iterator[Swift]:
+def swift(open_cluster):
     users = (OWNER, READER, STRANGER, "admin:admin", None)
     found = Swift(
         open_cluster, {user: Caller(open_cluster, user) for user in users}
@@ -84,17 +80,17 @@ def swift(open_cluster) -> Iterator[Swift]:
         caller.close()
 
 
-def _frozen() -> Any:
+def _frozen():
     return split(small_network(), "body", transform=small_transform()).frozen
 
 
-def assert_computed(answer: requests.Response) -> None:
+def assert_computed(answer):
     assert answer.status_code == 200, answer.text[:500]
     assert answer.headers["Content-Type"] == CONTENT_TYPE_STREAM
     assert len(received_rows(answer.content).facts) == NUM_ROWS
 
 
-def told(answer: requests.Response, *hidden: str) -> tuple[Any, ...]:
+def told(answer, *hidden):
     """All that an answer says, but for what no two requests share.
 
     Args:
@@ -118,9 +114,7 @@ def told(answer: requests.Response, *hidden: str) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("user", [READER, STRANGER, None])
-def test_slo_with_segments_that_cannot_be_read_is_its_plain_get(
-    swift: Swift, user: str | None
-) -> None:
+def test_slo_with_segments_that_cannot_be_read_is_its_plain_get(swift, user):
     manifest = json.dumps([{"path": "/sem-private/data.tar"}]).encode()
     swift.owner.put(f"{PLACE}/slo.tar?multipart-manifest=put", manifest)
     plain = swift.get(user, f"{PLACE}/slo.tar")
@@ -140,9 +134,7 @@ def test_slo_with_segments_that_cannot_be_read_is_its_plain_get(
         ("part-number=1", "range_not_allowed"),
     ],
 )
-def test_manifests_and_parts_are_refused(
-    swift: Swift, query: str, code: str
-) -> None:
+def test_manifests_and_parts_are_refused(swift, query, code):
     answer = swift.get(OWNER, f"{SOURCE}?{query}", ASKED)
 
     assert (answer.status_code, answer.json()["code"]) == (400, code)
@@ -158,9 +150,7 @@ def test_manifests_and_parts_are_refused(
         "If-Range",
     ],
 )
-def test_range_and_conditions_of_plain_bytes_are_refused(
-    swift: Swift, header: str
-) -> None:
+def test_range_and_conditions_of_plain_bytes_are_refused(swift, header):
     values = {"Range": "bytes=0-9", "If-Match": "*", "If-Range": '"e"'}
     value = values.get(header, "Thu, 01 Jan 2026 00:00:00 GMT")
     answer = swift.get(OWNER, SOURCE, {**ASKED, header: value})
@@ -169,7 +159,7 @@ def test_range_and_conditions_of_plain_bytes_are_refused(
     assert answer.json()["code"].endswith("_not_allowed")
 
 
-def test_expired_object_is_its_plain_get(swift: Swift) -> None:
+def test_expired_object_is_its_plain_get(swift):
     deadline = time.monotonic() + SECONDS
     while swift.get(OWNER, f"{PLACE}/old.hapi").status_code == 200:
         assert time.monotonic() < deadline
@@ -184,7 +174,7 @@ def test_expired_object_is_its_plain_get(swift: Swift) -> None:
     assert (answer.status_code, answer.json()["code"]) == (404, "not_found")
 
 
-def test_reader_by_an_acl_of_the_account_computes(swift: Swift) -> None:
+def test_reader_by_an_acl_of_the_account_computes(swift):
     acl = "X-Account-Access-Control"
     readers = json.dumps({"read-only": [STRANGER]})
     swift.owner.request("POST", "/AUTH_test", {acl: readers})
@@ -201,7 +191,7 @@ def test_reader_by_an_acl_of_the_account_computes(swift: Swift) -> None:
 # --- quotas ---------------------------------------------------------------
 
 
-def test_quota_of_a_container_is_kept(swift: Swift) -> None:
+def test_quota_of_a_container_is_kept(swift):
     swift.owner.put("/AUTH_test/sem-quota")
     swift.owner.put("/AUTH_test/sem-quota/data.tar", CONTENT)
     quota = {"X-Container-Meta-Quota-Bytes": "1"}
@@ -214,7 +204,7 @@ def test_quota_of_a_container_is_kept(swift: Swift) -> None:
     assert_computed(swift.get(OWNER, "/AUTH_test/sem-quota/data.tar", ASKED))
 
 
-def test_quota_of_an_account_is_kept(swift: Swift) -> None:
+def test_quota_of_an_account_is_kept(swift):
     caller, place = swift.callers[STRANGER], "/AUTH_test2/sem-quota"
     caller.put(place)
     caller.put(f"{place}/data.tar", CONTENT)
@@ -229,7 +219,7 @@ def test_quota_of_an_account_is_kept(swift: Swift) -> None:
         set_quota(swift, "")
 
 
-def set_quota(swift: Swift, value: str) -> None:
+def set_quota(swift, value):
     swift.callers["admin:admin"].request(
         "POST", "/AUTH_test2", {"X-Account-Meta-Quota-Bytes": value}
     ).raise_for_status()
@@ -239,7 +229,7 @@ def set_quota(swift: Swift, value: str) -> None:
 
 
 @pytest.mark.parametrize("verb", ["COPY", "PUT"])
-def test_copy_with_an_annotation_copies_bytes(swift: Swift, verb: str) -> None:
+def test_copy_with_an_annotation_copies_bytes(swift, verb):
     copy = f"{PLACE}/copy.tar"
     if verb == "COPY":
         headers = {**ASKED, "Destination": "semantics/copy.tar"}
@@ -252,14 +242,12 @@ def test_copy_with_an_annotation_copies_bytes(swift: Swift, verb: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def s3(swift: Swift) -> Any:
+def s3(swift):
     pytest.importorskip("boto3", reason="S3 clients use boto3")
     return s3_client(swift.cluster, OWNER)
 
 
-def test_s3_copy_with_an_annotation_copies_bytes(
-    swift: Swift, s3: Any
-) -> None:
+def test_s3_copy_with_an_annotation_copies_bytes(swift, s3):
     source = {"Bucket": "semantics", "Key": "data.tar"}
     copy = {"Bucket": "semantics", "Key": "s3-copy.tar"}
     with_headers(s3, ASKED, lambda: s3.copy_object(**copy, CopySource=source))
@@ -267,9 +255,7 @@ def test_s3_copy_with_an_annotation_copies_bytes(
     assert swift.get(OWNER, f"{PLACE}/s3-copy.tar").content == CONTENT
 
 
-def test_s3_parts_with_an_annotation_are_copied_listed_and_deleted(
-    swift: Swift, s3: Any
-) -> None:
+def test_s3_parts_with_an_annotation_are_copied_listed_and_deleted(swift, s3):
     """Also the deletion needs a HEAD that says: multipart."""
     where = {"Bucket": "semantics", "Key": "s3-parts.tar"}
     upload = {
@@ -278,7 +264,7 @@ def test_s3_parts_with_an_annotation_are_copied_listed_and_deleted(
     }
     source = {"Bucket": "semantics", "Key": "data.tar"}
 
-    def calls() -> None:
+    def calls():
         made = s3.upload_part_copy(**upload, PartNumber=1, CopySource=source)[
             "CopyPartResult"
         ]
@@ -296,16 +282,14 @@ def test_s3_parts_with_an_annotation_are_copied_listed_and_deleted(
     assert (left.status_code, left.text) == (204, "")
 
 
-def test_s3_head_with_an_annotation_is_the_plain_one(
-    swift: Swift, s3: Any
-) -> None:
+def test_s3_head_with_an_annotation_is_the_plain_one(swift, s3):
     where = {"Bucket": "semantics", "Key": "data.tar"}
     found = with_headers(s3, ASKED, lambda: s3.head_object(**where))
 
     assert found["ContentLength"] == len(CONTENT)
 
 
-def test_s3_client_is_told_that_nothing_changed(swift: Swift, s3: Any) -> None:
+def test_s3_client_is_told_that_nothing_changed(swift, s3):
     from botocore.exceptions import ClientError
 
     where = {"Bucket": "semantics", "Key": "data.tar"}
@@ -322,7 +306,7 @@ ORIGIN = "https://app.example.com"
 
 
 @pytest.fixture(scope="module")
-def shared(swift: Swift) -> str:
+def shared(swift):
     """A path in a container that admits ORIGIN."""
     meta = "X-Container-Meta-Access-Control"
     headers = {
@@ -336,9 +320,7 @@ def shared(swift: Swift) -> str:
     return path
 
 
-def test_allowed_origin_sees_our_headers_and_swifts(
-    swift: Swift, shared: str
-) -> None:
+def test_allowed_origin_sees_our_headers_and_swifts(swift, shared):
     plain = swift.get(None, shared, {"Origin": ORIGIN})
     answer = swift.get(None, shared, {**ASKED, "Origin": ORIGIN})
     allow, expose = (
@@ -362,9 +344,7 @@ def test_allowed_origin_sees_our_headers_and_swifts(
 
 
 @pytest.mark.parametrize("path", [SOURCE, "/AUTH_test/sem-cors/data.tar"])
-def test_other_origins_see_nothing(
-    swift: Swift, shared: str, path: str
-) -> None:
+def test_other_origins_see_nothing(swift, shared, path):
     headers = {**ASKED, "Origin": "https://elsewhere.example.com"}
     answer = swift.get(OWNER, path, headers)
 
@@ -372,7 +352,7 @@ def test_other_origins_see_nothing(
     assert not [k for k in answer.headers if k.startswith("Access-Control")]
 
 
-def test_preflight_is_swifts(swift: Swift, shared: str) -> None:
+def test_preflight_is_swifts(swift, shared):
     asked = {"x-hapi-model", "x-hapi-cut"}
     headers = {
         "Origin": ORIGIN,
@@ -408,8 +388,8 @@ INDEX, PROFILE = ({f"X-Hapi-{n}": "true"} for n in ("Index", "Profile"))
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
 @pytest.mark.parametrize("user", [READER, STRANGER, None])
 def test_source_that_cannot_be_read_may_as_well_not_exist(
-    swift: Swift, user: str | None, method: str, asked: Mapping[str, str]
-) -> None:
+    swift, user, method, asked
+):
     caller = swift.callers[user]
     answers = [
         (
@@ -427,9 +407,7 @@ def test_source_that_cannot_be_read_may_as_well_not_exist(
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
 @pytest.mark.parametrize("user", [READER, STRANGER, None])
-def test_model_that_cannot_be_read_may_as_well_not_exist(
-    swift: Swift, user: str | None, method: str
-) -> None:
+def test_model_that_cannot_be_read_may_as_well_not_exist(swift, user, method):
     answers = {
         told(
             swift.callers[user].request(
@@ -444,7 +422,7 @@ def test_model_that_cannot_be_read_may_as_well_not_exist(
     assert answers.pop()[0] == (403 if user else 401)
 
 
-def test_temporary_url_tells_nothing_of_models(swift: Swift) -> None:
+def test_temporary_url_tells_nothing_of_models(swift):
     key = {"X-Account-Meta-Temp-URL-Key": TEMPURL_KEY}
     swift.owner.request("POST", "/AUTH_test", key).raise_for_status()
     path = f"{PRIVATE}/data.tar"
@@ -467,9 +445,7 @@ def test_temporary_url_tells_nothing_of_models(swift: Swift) -> None:
         ("s3", {}),
     ],
 )
-def test_presigned_url_opens_no_model_of_its_signer(
-    swift: Swift, version: str, more: dict[str, str]
-) -> None:
+def test_presigned_url_opens_no_model_of_its_signer(swift, version, more):
     """Whoever holds it may add headers, Authorization among them."""
     client = s3_client(swift.cluster, OWNER, signature_version=version)
     where = {"Bucket": "sem-private", "Key": "data.tar"}
@@ -492,7 +468,7 @@ def test_presigned_url_opens_no_model_of_its_signer(
 
 
 @pytest.mark.parametrize("user", [READER, STRANGER])
-def test_s3_tells_nothing_of_models(swift: Swift, user: str) -> None:
+def test_s3_tells_nothing_of_models(swift, user):
     from botocore.exceptions import ClientError
 
     client = s3_client(swift.cluster, user)
@@ -518,9 +494,7 @@ def test_s3_tells_nothing_of_models(swift: Swift, user: str) -> None:
 
 
 @pytest.mark.parametrize("user", [READER, STRANGER, None])
-def test_cache_of_an_account_is_its_owners(
-    swift: Swift, user: str | None
-) -> None:
+def test_cache_of_an_account_is_its_owners(swift, user):
     answers = {
         told(swift.get(user, f"/{account}?hapi-cache"), account)
         for account in ("AUTH_test", "AUTH_none")
@@ -532,9 +506,7 @@ def test_cache_of_an_account_is_its_owners(
 
 
 @pytest.mark.parametrize("tag", ["*", "own"])
-def test_not_modified_is_said_after_both_authorisations(
-    swift: Swift, tag: str
-) -> None:
+def test_not_modified_is_said_after_both_authorisations(swift, tag):
     if tag == "own":
         tag = swift.get(OWNER, SOURCE, HOME).headers["ETag"]
     conditional = {**HOME, "If-None-Match": tag}
@@ -566,9 +538,7 @@ REFERRERS = (
 
 
 @pytest.mark.parametrize(("referrer", "status"), REFERRERS)
-def test_rule_about_referrers_holds_for_the_source(
-    swift: Swift, referrer: str | None, status: int
-) -> None:
+def test_rule_about_referrers_holds_for_the_source(swift, referrer, status):
     rules = {"X-Container-Read": ".r:.example.com,.r:-bad.example.com"}
     swift.owner.put("/AUTH_test/sem-referrer", headers=rules)
     path = "/AUTH_test/sem-referrer/data.tar"
@@ -587,8 +557,8 @@ def test_rule_about_referrers_holds_for_the_source(
 @pytest.mark.parametrize(("referrer", "status"), REFERRERS)
 @pytest.mark.parametrize("is_signed", [False, True])
 def test_rule_about_referrers_holds_for_the_model(
-    swift: Swift, referrer: str | None, status: int, is_signed: bool
-) -> None:
+    swift, referrer, status, is_signed
+):
     """Also where a temporary URL opens the source."""
     rules = {"X-Container-Read": ".r:.example.com,.r:-bad.example.com"}
     swift.owner.put("/AUTH_test/sem-ref-models", headers=rules)

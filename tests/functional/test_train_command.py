@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -28,7 +27,7 @@ pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture(scope="module")
-def data(connection, tmp_path_factory) -> str:
+def data(connection, tmp_path_factory):
     folder = tmp_path_factory.mktemp("shards")
     for number in range(4):
         tar = shard(20, size=120, seed=number)
@@ -37,7 +36,7 @@ def data(connection, tmp_path_factory) -> str:
     return str(PLACE)
 
 
-def start(cluster, data: str, folder: Path, *more: str):
+def start(cluster, data, folder, *more):
     folder.mkdir(exist_ok=True)
     command = [
         *(sys.executable, "-m", "hapi_client.cli.main", "train"),
@@ -61,7 +60,7 @@ def start(cluster, data: str, folder: Path, *more: str):
     )
 
 
-def finish(child) -> str:
+def finish(child):
     """Waits for its end and returns its errors; kills it after a timeout."""
     try:
         _, errors = child.communicate(timeout=SECONDS)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import re
 import shlex
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from torchvision.io import decode_image
 from torchvision.models import ResNet18_Weights, resnet18
 
 from as_user import run
-from hapi_cluster import USERS, Cluster
+from hapi_cluster import USERS
 from photos import jpegs
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -37,14 +36,14 @@ USER = "test2:tester2"
 pytestmark = pytest.mark.timeout(300)
 
 
-def commands() -> list[str]:
+def commands():
     text = PAGE.read_text()
     blocks = re.findall(r"\.\. code-block:: sh\n\n((?:(?:    .*)?\n)+)", text)
     lines = [line.strip() for line in "".join(blocks).splitlines()]
     return [line for line in lines if line]
 
 
-def write_photos(folder: Path) -> None:
+def write_photos(folder):
     images = jpegs(4 * (NUM_TRAIN + NUM_VAL) // 3)
     for number, (data, label) in enumerate(images):
         if label == len(CLASSES):
@@ -55,7 +54,7 @@ def write_photos(folder: Path) -> None:
         (place / f"{number:03d}.jpg").write_bytes(data)
 
 
-def write_weights(photos: Path, torch_home: Path) -> None:
+def write_weights(photos, torch_home):
     """Writes weights into torchvision's download folder.
 
     They are random, with batch norms that have seen photographs, which keeps
@@ -78,7 +77,7 @@ def write_weights(photos: Path, torch_home: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def reader(cluster: Cluster, tmp_path_factory) -> Callable[[str], str]:
+def reader(cluster, tmp_path_factory):
     """Runs a command of the page, and gives what it prints."""
     folder = tmp_path_factory.mktemp("reader")
     write_photos(folder / "photos")
@@ -94,7 +93,7 @@ def reader(cluster: Cluster, tmp_path_factory) -> Callable[[str], str]:
         "ST_KEY": USERS[USER][0],
     }
 
-    def follow(command: str) -> str:
+    def follow(command):
         words: list[str] = []
         for word in shlex.split(command):
             found = sorted(folder.glob(word)) if "*" in word else []
@@ -113,7 +112,7 @@ def reader(cluster: Cluster, tmp_path_factory) -> Callable[[str], str]:
     return follow
 
 
-def curve(output: str) -> list[tuple[float, int, int]]:
+def curve(output):
     """Loss, and how many of how many were right, of each epoch."""
     lines = re.findall(
         r"epoch \d+: loss ([\d.]+), (\d+) of (\d+) right", output

@@ -12,18 +12,18 @@ from benchmarks.suite.baseline_policies import (
     hapi_sc24,
 )
 
-from hapi_splitter.planner.plan import Option, Plan, Problem, Resource
+from hapi_splitter.planner.plan import Option, Problem, Resource
 
 
 def problem_of(
-    sizes: dict[int, int],
-    link: float,
+    sizes,
+    link,
     *,
-    server_seconds: float = 1e-3,
-    client_seconds: float = 1e-3,
-    raw_bytes: float = 133_802,
-    memory: int = 1,
-) -> Problem:
+    server_seconds=1e-3,
+    client_seconds=1e-3,
+    raw_bytes=133_802,
+    memory=1,
+):
     """Builds a problem whose server work grows linearly with the cut."""
     last = max(sizes)
     options = [
@@ -60,9 +60,7 @@ def problem_of(
     )
 
 
-def facts_of(
-    sizes: dict[int, int], batch_size: int, parameter_bytes: int = 0
-) -> PolicyInputs:
+def facts_of(sizes, batch_size, parameter_bytes=0):
     last = max(sizes)
     sorted_sizes = {
         cut: sizes[min(c for c in sizes if c >= cut)]
@@ -78,7 +76,7 @@ def facts_of(
     )
 
 
-def cut_of(plan: Plan) -> int:
+def cut_of(plan):
     ((option, weight),) = plan.mix
     assert weight == 1.0
     return option.cut
@@ -95,8 +93,8 @@ def cut_of(plan: Plan) -> int:
     ],
 )
 def test_2022_takes_the_first_cut_whose_batch_takes_a_second(
-    megabit: int, batch_size: int, cut: int
-) -> None:
+    megabit, batch_size, cut
+):
     sizes = {3: 774_400, 6: 140_000, 13: 30_000, 17: 16_384}
     problem = problem_of(sizes, megabit * 1e6 / 8)
     plan = hapi_2022(problem, facts_of(sizes, batch_size))
@@ -104,13 +102,13 @@ def test_2022_takes_the_first_cut_whose_batch_takes_a_second(
     assert cut_of(plan) == cut
 
 
-def test_2022_takes_the_last_cut_if_no_cut_is_small() -> None:
+def test_2022_takes_the_last_cut_if_no_cut_is_small():
     sizes = {1: 800_000, 2: 400_000, 3: 401_408}
     problem = problem_of(sizes, 1e9)
     assert cut_of(hapi_2022(problem, facts_of(sizes, 64))) == 3
 
 
-def test_2022_skips_cuts_that_save_no_memory() -> None:
+def test_2022_skips_cuts_that_save_no_memory():
     sizes = {1: 100_000, 2: 90_000, 3: 1_000}
     problem = problem_of(sizes, 1e9)
     # A second copy of the weights exceeds what a batch of one saves.
@@ -121,7 +119,7 @@ def test_2022_skips_cuts_that_save_no_memory() -> None:
     assert cut_of(hapi_2022(problem, facts_of(sizes, 100))) == 1
 
 
-def test_sc24_adds_the_stages_of_the_server() -> None:
+def test_sc24_adds_the_stages_of_the_server():
     sizes = {1: 50_000, 2: 1_000}
     problem = problem_of(sizes, 5e6, server_seconds=8e-3, client_seconds=1e-3)
     facts = facts_of(sizes, 512)
@@ -135,13 +133,13 @@ def test_sc24_adds_the_stages_of_the_server() -> None:
     assert cut_of(hapi_sc24(middle, facts)) == 2
 
 
-def test_sc24_streams_if_a_streamed_batch_is_faster() -> None:
+def test_sc24_streams_if_a_streamed_batch_is_faster():
     sizes = {1: 50_000, 2: 40_000}
     problem = problem_of(sizes, 1e9, server_seconds=1.0)
     assert cut_of(hapi_sc24(problem, facts_of(sizes, 512))) == 0
 
 
-def test_sc24_skips_cuts_that_do_not_fit() -> None:
+def test_sc24_skips_cuts_that_do_not_fit():
     sizes = {1: 50_000, 2: 1_000}
     problem = problem_of(sizes, 5e6)
     assert cut_of(hapi_sc24(problem, facts_of(sizes, 512))) == 2
@@ -153,7 +151,7 @@ def test_sc24_skips_cuts_that_do_not_fit() -> None:
     assert cut_of(hapi_sc24(problem, facts_of(sizes, 512))) == 1
 
 
-def test_sc24_does_not_overlap_unpacking() -> None:
+def test_sc24_does_not_overlap_unpacking():
     sizes = {1: 2_000, 2: 1_000}
     problem = problem_of(sizes, 1e6, server_seconds=1e-5)
     facts = facts_of(sizes, 512)
@@ -163,7 +161,7 @@ def test_sc24_does_not_overlap_unpacking() -> None:
     assert cut_of(hapi_sc24(problem, costly)) == 1
 
 
-def test_policy_that_does_not_fit_is_omitted() -> None:
+def test_policy_that_does_not_fit_is_omitted():
     sizes = {6: 140_000, 17: 16_384}
     problem = problem_of(sizes, 20e6, memory=99)
     assert "hapi-2022" not in baseline_plans(problem, facts_of(sizes, 256))
@@ -171,7 +169,7 @@ def test_policy_that_does_not_fit_is_omitted() -> None:
         hapi_2022(problem, facts_of(sizes, 256))
 
 
-def test_sc24_counts_layers_once_on_a_server_without_accelerator() -> None:
+def test_sc24_counts_layers_once_on_a_server_without_accelerator():
     sizes = {1: 100_000, 2: 1_000}
     facts = facts_of(sizes, 512)
     both = replace(facts, server_device="cpu")

@@ -27,26 +27,26 @@ ROOT = Path(__file__).resolve().parents[2]
 RECORD = ROOT / "benchmarks" / "results" / "two-cores.json"
 
 
-def test_interval_of_five_rounds_reaches_from_lowest_to_highest() -> None:
+def test_interval_of_five_rounds_reaches_from_lowest_to_highest():
     assert interval_of([3.0, 1.0, 2.0, 5.0, 4.0]) == (1.0, 5.0)
 
 
-def test_ratio_is_the_median_of_paired_rounds() -> None:
+def test_ratio_is_the_median_of_paired_rounds():
     found = ratio([2.0, 9.0, 4.0], [1.0, 3.0, 4.0])
     assert found["median"] == 2.0
     assert found["interval"] == [1.0, 3.0]
 
 
-def test_fastest_ignores_contenders_with_fewer_rounds() -> None:
+def test_fastest_ignores_contenders_with_fewer_rounds():
     rates = {"a": [1.0, 1.0], "b": [9.0], "c": [2.0, 0.5]}
     assert fastest(rates, ["a", "b", "c", "absent"]) == "c"
 
 
-def test_each_contender_begins_a_round() -> None:
+def test_each_contender_begins_a_round():
     assert [rotated("abc", n)[0] for n in range(4)] == ["a", "b", "c", "a"]
 
 
-def test_rate_between_interpolates_and_adds_up() -> None:
+def test_rate_between_interpolates_and_adds_up():
     progress = [(0.0, 0.0), (2.0, 20.0)]
     assert rate_between([progress, progress], 0.5, 1.5) == 20.0
 
@@ -60,23 +60,23 @@ def test_rate_between_interpolates_and_adds_up() -> None:
     ],
 )
 def test_max_min_shares_fill_the_capacity(
-    demands: dict[str, float],
-    weights: dict[str, float] | None,
-    shares: list[float],
-) -> None:
+    demands,
+    weights,
+    shares,
+):
     found = max_min_shares(demands, 10.0, weights)
     assert list(found.values()) == pytest.approx(shares)
 
 
-def test_jain_index_is_one_if_all_are_equal() -> None:
+def test_jain_index_is_one_if_all_are_equal():
     assert jain_index([2.0, 2.0]) == 1.0
     assert jain_index([1.0, 0.0]) == 0.5
 
 
-def test_fairness_is_missed_if_a_guarded_account_starves() -> None:
+def test_fairness_is_missed_if_a_guarded_account_starves():
     scenario = SCENARIOS[0]
 
-    def rates(cost: float) -> dict[str, float]:
+    def rates(cost):
         return {"samples": cost, "cost": cost, "refused": 0}
 
     alone = {each.name: rates(2.0) for each in scenario.accounts}
@@ -88,11 +88,11 @@ def test_fairness_is_missed_if_a_guarded_account_starves() -> None:
     assert not judge_fairness(scenario, [unfair, unfair])["met"]
 
 
-def epochs(*rates: float) -> list[dict[str, float]]:
+def epochs(*rates):
     return [{"samples_per_second": each} for each in rates]
 
 
-def test_grid_verdict_compares_auto_with_the_best_opponent() -> None:
+def test_grid_verdict_compares_auto_with_the_best_opponent():
     entry: dict[str, Any] = {
         "again": "tar-stream",
         "rounds": {
@@ -108,7 +108,7 @@ def test_grid_verdict_compares_auto_with_the_best_opponent() -> None:
     assert entry["noise"]["median"] == 1.0
 
 
-def test_slow_contenders_are_measured_once() -> None:
+def test_slow_contenders_are_measured_once():
     rates = {
         "tar-stream": [10.0],
         "webdataset": [9.0],
@@ -126,8 +126,8 @@ def test_slow_contenders_are_measured_once() -> None:
     ]
 
 
-def test_regret_is_missed_only_beyond_its_interval() -> None:
-    def judged(auto: list[float]) -> dict[str, Any]:
+def test_regret_is_missed_only_beyond_its_interval():
+    def judged(auto):
         entry: dict[str, Any] = {
             "shared": {"hapi-2022": "cut-1"},
             "rounds": {
@@ -147,8 +147,8 @@ def test_regret_is_missed_only_beyond_its_interval() -> None:
     assert judged([11.0] * 5)["above_best_static"]
 
 
-def test_run_summary_counts_from_the_start_of_a_run() -> None:
-    def run(before: float, *seconds: float) -> dict[str, Any]:
+def test_run_summary_counts_from_the_start_of_a_run():
+    def run(before, *seconds):
         return {
             "before": {"seconds": before},
             "epochs": [{"seconds": each} for each in seconds],
@@ -168,7 +168,7 @@ def test_run_summary_counts_from_the_start_of_a_run() -> None:
     assert found["speedup"]["auto"]["stream"]["median"] == 2.0
 
 
-def test_record_is_continued_only_with_equal_settings(tmp_path: Path) -> None:
+def test_record_is_continued_only_with_equal_settings(tmp_path):
     path = tmp_path / "record.json"
     record = SuiteRecord(path, {"quick": True})
     section = record.section("grid")
@@ -184,7 +184,7 @@ def test_record_is_continued_only_with_equal_settings(tmp_path: Path) -> None:
     assert missing(again.section("grid"), ["a", "b", "c"]) == ["b", "c"]
 
 
-def test_results_page_is_rendered_from_the_record(tmp_path: Path) -> None:
+def test_results_page_is_rendered_from_the_record(tmp_path):
     record, page = load(RECORD), tmp_path / "docs" / "results.rst"
     page.parent.mkdir()
     images = page.parent / "images" / "results"
@@ -197,7 +197,7 @@ def test_results_page_is_rendered_from_the_record(tmp_path: Path) -> None:
     assert '"77.00"' in page.read_text()
 
 
-def test_opponents_import_nothing_of_hapi() -> None:
+def test_opponents_import_nothing_of_hapi():
     code = (
         "import sys; from benchmarks.opponents import ("
         "convert, local_features, serve, tar_stream);"

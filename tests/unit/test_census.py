@@ -19,14 +19,14 @@ from benchmarks.micro.census_models import Entry, entries
 TABLE = Path(census.__file__).parent / "results" / "models.csv"
 
 
-def test_published_table_has_all_models() -> None:
+def test_published_table_has_all_models():
     with TABLE.open(newline="") as file:
         listed = [row["model"] for row in csv.DictReader(file)]
     assert listed == [entry.key for entry in entries()]
 
 
 @pytest.mark.timeout(600)
-def test_small_census_writes_its_table(tmp_path: Path) -> None:
+def test_small_census_writes_its_table(tmp_path):
     results, table = tmp_path / "census.json", tmp_path / "models.csv"
     paths = ["--json", str(results), "--csv", str(table)]
     names = ["squeezenet1_1", "transformers/ViT"]
@@ -40,17 +40,17 @@ def test_small_census_writes_its_table(tmp_path: Path) -> None:
     assert [row["result"] for row in found] == ["equal", "equal"]
 
 
-def test_unknown_model_is_an_error_naming_it() -> None:
+def test_unknown_model_is_an_error_naming_it():
     with pytest.raises(ValueError, match="resnet17"):
         census.choose(["resnet18", "resnet17"])
 
 
-def test_process_that_takes_too_long_is_a_row_with_the_reason() -> None:
+def test_process_that_takes_too_long_is_a_row_with_the_reason():
     row = census.in_process(Entry("torchvision", "alexnet"), 0.01)
     assert row.reason == "took over 0.01 s"
 
 
-def test_part_that_differs_from_the_model_is_found() -> None:
+def test_part_that_differs_from_the_model_is_found():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)).eval()
     parts = census.split(model, "0", sample_shape=(4,))
@@ -62,7 +62,7 @@ def test_part_that_differs_from_the_model_is_found() -> None:
         census.compare(model, parts, loaded, [1, 2])
 
 
-def test_model_with_constant_output_is_an_error() -> None:
+def test_model_with_constant_output_is_an_error():
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)).eval()
     nn.init.zeros_(model[1].weight)
     nn.init.zeros_(model[1].bias)

@@ -6,7 +6,6 @@ import ast
 import re
 import runpy
 from importlib import import_module
-from pathlib import Path
 
 import pytest
 
@@ -36,11 +35,11 @@ API = "docs/reference/api.rst"
 RESTRUCTURED = [page for page in PAGES if page.endswith(".rst")]
 
 
-def text_of(page: str) -> str:
+def text_of(page):
     return (ROOT / page).read_text()
 
 
-def prose_of(page: str) -> str:
+def prose_of(page):
     """The page without its code blocks."""
     text = text_of(page)
     for block in blocks_of(page):
@@ -53,9 +52,7 @@ def prose_of(page: str) -> str:
 # --- code blocks ---
 
 
-def test_blocks_are_found_with_language_and_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_blocks_are_found_with_language_and_reason(tmp_path, monkeypatch):
     (tmp_path / "page.rst").write_text(
         "A literal block::\n\n    first\n\n"
         ".. not run: it takes an hour, and\n   a machine\n\n"
@@ -81,13 +78,13 @@ def test_blocks_are_found_with_language_and_reason(
 # --- links ---
 
 
-def slug(title: str) -> str:
+def slug(title):
     """The anchor that GitHub gives to a heading."""
     return re.sub(r"[^\w\- ]", "", title.strip().lower()).replace(" ", "-")
 
 
 @pytest.mark.parametrize("page", [p for p in PAGES if p.endswith(".md")])
-def test_relative_links_of_markdown_lead_somewhere(page: str) -> None:
+def test_relative_links_of_markdown_lead_somewhere(page):
     text = text_of(page)
     anchors = {slug(t) for t in re.findall(r"^#+ (.+)$", text, re.M)}
     links = re.findall(r"\]\(([^)\s]+)\)", prose_of(page))
@@ -102,7 +99,7 @@ def test_relative_links_of_markdown_lead_somewhere(page: str) -> None:
             assert anchor in anchors, link
 
 
-def labels() -> set[str]:
+def labels():
     """Labels of all pages, normalised as ``:ref:`` does."""
     return {
         " ".join(label.lower().split())
@@ -112,7 +109,7 @@ def labels() -> set[str]:
 
 
 @pytest.mark.parametrize("page", RESTRUCTURED)
-def test_references_lead_somewhere(page: str) -> None:
+def test_references_lead_somewhere(page):
     folder = (ROOT / page).parent
     text = prose_of(page)
     known = labels()
@@ -131,7 +128,7 @@ def test_references_lead_somewhere(page: str) -> None:
         assert (folder / path).exists(), path
 
 
-def listed_in(index: str) -> set[str]:
+def listed_in(index):
     """Pages in the tables of contents of a page."""
     folder = (ROOT / index).parent
     found: set[str] = set()
@@ -150,7 +147,7 @@ def listed_in(index: str) -> set[str]:
     return found - {index}
 
 
-def test_every_page_is_in_the_table_of_contents() -> None:
+def test_every_page_is_in_the_table_of_contents():
     pages = {page for page in RESTRUCTURED if page.startswith("docs/")}
     listed = listed_in("docs/index.rst") | listed_in(
         "docs/decisions/index.rst"
@@ -162,7 +159,7 @@ def test_every_page_is_in_the_table_of_contents() -> None:
 # --- errors and exit statuses ---
 
 
-def entries() -> dict[str, dict[str, str]]:
+def entries():
     """Fields of each error code's entry."""
     found = {}
     text = text_of(ERRORS)
@@ -177,7 +174,7 @@ def entries() -> dict[str, dict[str, str]]:
     return found
 
 
-def test_every_error_code_has_an_entry_and_every_entry_a_code() -> None:
+def test_every_error_code_has_an_entry_and_every_entry_a_code():
     assert set(entries()) == set(CODES)
     for code, fields in entries().items():
         assert set(fields) == {
@@ -190,7 +187,7 @@ def test_every_error_code_has_an_entry_and_every_entry_a_code() -> None:
 
 
 @pytest.mark.parametrize("code", CODES)
-def test_entry_of_an_error_states_its_status(code: str) -> None:
+def test_entry_of_an_error_states_its_status(code):
     status = entries()[code]["status"]
     assert status.partition(",")[0] == (
         str(CODES[code]) if CODES[code] else "none"
@@ -199,8 +196,8 @@ def test_entry_of_an_error_states_its_status(code: str) -> None:
 
 @pytest.mark.parametrize("code", CODES)
 def test_entry_of_an_error_states_the_reaction_of_the_client(
-    code: str,
-) -> None:
+    code,
+):
     error = make_error(code, "a message")
     if is_retryable(error) and code != "too_slow":  # has cost enough time
         expected = "retries, then streams"
@@ -212,18 +209,18 @@ def test_entry_of_an_error_states_the_reaction_of_the_client(
 
 
 @pytest.mark.parametrize("code", CODES)
-def test_messages_of_errors_show_their_code(code: str) -> None:
+def test_messages_of_errors_show_their_code(code):
     assert f"(code {code}" in str(make_error(code, "a message"))
 
 
-def statuses_of(command: str) -> set[int]:
+def statuses_of(command):
     """Exit statuses in the table that follows a command's name."""
     _, _, text = text_of(ERRORS).partition(f"\n``{command}``:\n")
     table = text.split("======  ===")[2]
     return {int(n) for n in re.findall(r"^(\d+) ", table, re.M)}
 
 
-def test_exit_statuses_are_those_of_the_commands() -> None:
+def test_exit_statuses_are_those_of_the_commands():
     assert statuses_of("hapi-worker") == {
         0,
         worker.EXIT_CANNOT_START,
@@ -238,8 +235,8 @@ def test_exit_statuses_are_those_of_the_commands() -> None:
 
 
 def test_pictures_are_what_the_scripts_draw(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     folder = ROOT / "docs" / "images"
     monkeypatch.syspath_prepend(str(folder))
     script = runpy.run_path(str(folder / "draw.py"))
@@ -250,7 +247,7 @@ def test_pictures_are_what_the_scripts_draw(
     assert committed == drawn, "run docs/images/draw.py and draw_layers.py"
 
 
-def test_every_picture_is_shown_and_described() -> None:
+def test_every_picture_is_shown_and_described():
     pages = "".join(map(text_of, PAGES))
     found = re.findall(
         r"\.\. image:: (?:\.\./)?images/(\S+)\n +:alt: \S", pages
@@ -268,7 +265,7 @@ def test_every_picture_is_shown_and_described() -> None:
 # --- the operator's pages ---
 
 
-def tables_in(page: str, title: str) -> list[list[list[str]]]:
+def tables_in(page, title):
     """Rows of cells of each table in a section; lines that go on joined."""
     text = re.split(rf"^{title}\n-+\n", text_of(page), flags=re.M)[1]
     lines = re.split(r"^.+\n---+\n", text, flags=re.M)[0].splitlines()
@@ -281,7 +278,7 @@ def tables_in(page: str, title: str) -> list[list[list[str]]]:
     ]
 
 
-def _rows(rule: str, lines: list[str]) -> list[list[str]]:
+def _rows(rule, lines):
     begins = [found.start() for found in re.finditer("=+", rule)]
     rows: list[list[str]] = []
     for line in lines:
@@ -298,7 +295,7 @@ def _rows(rule: str, lines: list[str]) -> list[list[str]]:
     return rows
 
 
-def timeouts() -> dict[str, tuple[str, float, str]]:
+def timeouts():
     """Owner, seconds, and what they should exceed, by option."""
     return {
         name.strip("`"): (owner, float(seconds), more)
@@ -308,7 +305,7 @@ def timeouts() -> dict[str, tuple[str, float, str]]:
     }
 
 
-def test_timeouts_of_the_guide_are_the_defaults() -> None:
+def test_timeouts_of_the_guide_are_the_defaults():
     unit = (ROOT / "deploy" / "hapi-worker.service").read_text()
     defaults = option_defaults()
     for name, (owner, seconds, _) in timeouts().items():
@@ -322,7 +319,7 @@ def test_timeouts_of_the_guide_are_the_defaults() -> None:
             assert (name, owner) == ("client_timeout", "Swift's proxy")
 
 
-def test_timeouts_exceed_the_documented_ones() -> None:
+def test_timeouts_exceed_the_documented_ones():
     found = timeouts()
     seconds = {name: each[1] for name, each in found.items()}
     for name, (_, own, more) in found.items():
@@ -332,7 +329,7 @@ def test_timeouts_exceed_the_documented_ones() -> None:
             assert own > factor * sum(seconds[each] for each in named), name
 
 
-def messages() -> list[str]:
+def messages():
     """String literals of filter and worker, with placeholders for values."""
     found = []
     for folder in ("hapi_worker", "hapi_middleware"):
@@ -345,7 +342,7 @@ def messages() -> list[str]:
     return found
 
 
-def test_log_lines_of_the_guide_are_in_the_code() -> None:
+def test_log_lines_of_the_guide_are_in_the_code():
     literals = messages()
     tables = tables_in(MONITORING, "Log lines")
     assert len(tables) == 2
@@ -358,7 +355,7 @@ def test_log_lines_of_the_guide_are_in_the_code() -> None:
 # --- the interface ---
 
 
-def test_every_exported_name_is_in_the_reference() -> None:
+def test_every_exported_name_is_in_the_reference():
     text = text_of(API)
     for name in hapi_client.__all__:
         is_class = isinstance(getattr(hapi_client, name), type)
@@ -367,7 +364,7 @@ def test_every_exported_name_is_in_the_reference() -> None:
         assert f":{role}:`~hapi_client.{name}`" in text
 
 
-def test_every_error_is_in_the_reference() -> None:
+def test_every_error_is_in_the_reference():
     text = text_of(API)
     kinds = [
         name
@@ -378,7 +375,7 @@ def test_every_error_is_in_the_reference() -> None:
         assert re.search(rf"(errors|hapi_client)\.{name}\n", text), name
 
 
-def documented_classes() -> list[type]:
+def documented_classes():
     """Those that have an entry of their own in the reference."""
     paths = re.findall(r"autoclass:: (\S+)", text_of(API))
     return [
@@ -390,7 +387,7 @@ def documented_classes() -> list[type]:
 @pytest.mark.parametrize(
     "kind", documented_classes(), ids=lambda k: k.__name__
 )
-def test_reference_shows_whole_sentences(kind: type) -> None:
+def test_reference_shows_whole_sentences(kind):
     assert (kind.__doc__ or "").strip()
     for name, found in vars(kind).items():
         if isinstance(found, property) and not name.startswith("_"):
@@ -399,7 +396,7 @@ def test_reference_shows_whole_sentences(kind: type) -> None:
             assert not re.search(r"^[^`]+: ", first), (name, first)
 
 
-def test_figures_of_a_report_are_all_in_its_page() -> None:
+def test_figures_of_a_report_are_all_in_its_page():
     text = text_of(REPORTS)
     table = text.partition("The figures\n---")[2]
     documented = set(re.findall(r"^``(\w+)``  ", table, re.M))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -12,7 +11,7 @@ from hapi_client.swift.connection import Connection
 from hapi_client.swift.credentials import Credentials
 from hapi_client.swift.http_client import ConnectionOptions
 from hapi_client.swift.retry import Backoff
-from scripted_swift import ScriptedSwift, scripted_swift
+from scripted_swift import scripted_swift
 
 FAST = ConnectionOptions(
     connect_seconds=5,
@@ -23,34 +22,34 @@ FAST = ConnectionOptions(
 
 
 @pytest.fixture
-def fast() -> ConnectionOptions:
+def fast():
     """Short timeouts, and three attempts in quick succession."""
     return FAST
 
 
 @pytest.fixture
-def swift() -> Iterator[ScriptedSwift]:
+def swift():
     with scripted_swift() as server:
         yield server
 
 
 @pytest.fixture
-def credentials(swift: ScriptedSwift) -> Credentials:
+def credentials(swift):
     return Credentials.v1(swift.auth_url, "test:tester", "testing")
 
 
 @pytest.fixture
-def connection(credentials: Credentials) -> Iterator[Connection]:
+def connection(credentials):
     with Connection(credentials, FAST) as opened:
         yield opened
 
 
 @pytest.fixture
-def hapi(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+def hapi(monkeypatch):
     """Runs a command and returns its exit status."""
     monkeypatch.setenv("COLUMNS", "200")
 
-    def run(*arguments: object) -> int:
+    def run(*arguments):
         monkeypatch.setattr(sys, "argv", ["hapi", *map(str, arguments)])
         with pytest.raises(SystemExit) as caught:
             cli.main()

@@ -6,7 +6,6 @@ import configparser
 import io
 import sys
 import tarfile
-from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,6 @@ from hapi_middleware.config import FilterConfig
 from swift_functional import sdist
 from swift_functional.comparison import (
     SIDES,
-    Comparison,
     compare,
     remarks,
     succeeded,
@@ -38,7 +36,7 @@ from swift_functional.runs import Result
 PHASES = ("setup", "call", "teardown")
 
 
-def record_of(**tests: Sequence[str]) -> Record:
+def record_of(**tests):
     """A record of tests by the outcomes of their phases."""
     record = Record()
     record.take({"selected": list(tests)})
@@ -56,9 +54,7 @@ def record_of(**tests: Sequence[str]) -> Record:
     return record
 
 
-def results(
-    without: Mapping[str, str], with_filter: Mapping[str, str]
-) -> dict[str, Result]:
+def results(without, with_filter):
     """Results by the kinds of the tests' outcomes."""
     return {
         side: Result({t: Outcome(kind) for t, kind in kinds.items()}, 2.6)
@@ -67,11 +63,11 @@ def results(
 
 
 def compared(
-    without: Mapping[str, str],
-    with_filter: Mapping[str, str],
-    again: dict[str, Result] | None = None,
-) -> Comparison:
-    def repeat(tests: Sequence[str]) -> Mapping[str, Result]:
+    without,
+    with_filter,
+    again=None,
+):
+    def repeat(tests):
         assert again is not None, tests
         assert sorted(tests) == sorted(
             {*again[SIDES[0]].outcomes, *again[SIDES[1]].outcomes}
@@ -98,13 +94,11 @@ def compared(
         ((), Outcome("unfinished")),
     ],
 )
-def test_the_worst_phase_of_a_test_counts(
-    phases: Sequence[str], outcome: Outcome
-) -> None:
+def test_the_worst_phase_of_a_test_counts(phases, outcome):
     assert record_of(t=phases).outcomes() == {"t": outcome}
 
 
-def test_a_failed_subtest_fails_its_test() -> None:
+def test_a_failed_subtest_fails_its_test():
     record = Record()
     record.take({"selected": ["t"]})
     for phase, outcome in (
@@ -119,7 +113,7 @@ def test_a_failed_subtest_fails_its_test() -> None:
     assert record.outcomes()["t"].kind == "failed"
 
 
-def test_progress_counts_what_has_ended_and_failed() -> None:
+def test_progress_counts_what_has_ended_and_failed():
     record = record_of(
         a=("passed", "passed", "passed"),
         b=("passed", "failed", "passed"),
@@ -132,8 +126,8 @@ def test_progress_counts_what_has_ended_and_failed() -> None:
 
 
 def test_progress_is_a_line_from_time_to_time_without_a_terminal(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     now = 100.0
     monkeypatch.setattr("time.monotonic", lambda: now)
     stream = io.StringIO()
@@ -147,7 +141,7 @@ def test_progress_is_a_line_from_time_to_time_without_a_terminal(
 # -- comparison -------------------------------------------------------------
 
 
-def test_equal_outcomes_are_no_difference() -> None:
+def test_equal_outcomes_are_no_difference():
     same = {"a": "passed", "b": "skipped", "c": "xfailed"}
     comparison = compared(same, same)
     assert succeeded([comparison])
@@ -167,9 +161,7 @@ def test_equal_outcomes_are_no_difference() -> None:
         ({}, {"a": "passed"}),
     ],
 )
-def test_each_difference_is_named_with_both_outcomes(
-    without: dict[str, str], with_filter: dict[str, str]
-) -> None:
+def test_each_difference_is_named_with_both_outcomes(without, with_filter):
     same = {"b": "passed"}
     comparison = compared(
         {**same, **without},
@@ -189,7 +181,7 @@ def test_each_difference_is_named_with_both_outcomes(
     assert to_json(comparison)["differing"] == ["a"]
 
 
-def test_second_outcome_of_a_test_that_differs_counts() -> None:
+def test_second_outcome_of_a_test_that_differs_counts():
     comparison = compared(
         {"a": "passed", "b": "passed"},
         {"a": "failed", "b": "passed"},
@@ -211,7 +203,7 @@ def test_second_outcome_of_a_test_that_differs_counts() -> None:
     assert body["counts"]["with"]["failed"] == 1
 
 
-def test_test_that_differs_and_then_fails_on_both_sides_is_a_failure() -> None:
+def test_test_that_differs_and_then_fails_on_both_sides_is_a_failure():
     comparison = compared(
         {"a": "passed"},
         {"a": "failed"},
@@ -221,7 +213,7 @@ def test_test_that_differs_and_then_fails_on_both_sides_is_a_failure() -> None:
     assert list(comparison.failing) == ["a"]
 
 
-def test_failure_on_both_sides_is_reported() -> None:
+def test_failure_on_both_sides_is_reported():
     same = {"a": "failed", "b": "passed"}
     comparison = compared(same, same)
     assert not succeeded([comparison])
@@ -233,7 +225,7 @@ def test_failure_on_both_sides_is_reported() -> None:
     assert to_json(comparison)["failing"] == ["a"]
 
 
-def test_the_table_has_a_row_for_each_run() -> None:
+def test_the_table_has_a_row_for_each_run():
     comparison = compared(
         {"a": "passed", "b": "skipped"}, {"a": "passed", "b": "skipped"}
     )
@@ -245,7 +237,7 @@ def test_the_table_has_a_row_for_each_run() -> None:
     assert len({len(line) for line in lines}) == 1
 
 
-def test_counts_name_every_kind() -> None:
+def test_counts_name_every_kind():
     outcomes = {"a": Outcome("passed"), "b": Outcome("error")}
     assert counts(outcomes) == {
         "passed": 1,
@@ -260,7 +252,7 @@ def test_counts_name_every_kind() -> None:
 # -- clusters ---------------------------------------------------------------
 
 
-def pipelines(layout: str) -> list[list[str]]:
+def pipelines(layout):
     """The pipelines without and with the filter."""
     return [
         cluster_settings(layout, hapi_filter=with_filter)["swift_options"][
@@ -271,7 +263,7 @@ def pipelines(layout: str) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_the_clusters_differ_in_the_filter_alone(layout: str) -> None:
+def test_the_clusters_differ_in_the_filter_alone(layout):
     without, with_filter = pipelines(layout)
     at = with_filter.index("hapi")
     assert with_filter[at - 1 : at + 2] == ["staticweb", "hapi", "copy"]
@@ -281,8 +273,8 @@ def test_the_clusters_differ_in_the_filter_alone(layout: str) -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_additional_filters_have_their_positions_and_sections(
-    layout: str,
-) -> None:
+    layout,
+):
     settings = cluster_settings(layout, hapi_filter=True)
     names = pipelines(layout)[1]
     more = set(names) - set(pipeline(ClusterSettings(**settings)))
@@ -301,7 +293,7 @@ def test_additional_filters_have_their_positions_and_sections(
         assert "use" in sections[f"filter:{name}"]
 
 
-def test_options_of_the_filter_are_valid_and_not_the_defaults() -> None:
+def test_options_of_the_filter_are_valid_and_not_the_defaults():
     config = FilterConfig.from_conf({}, FILTER_OPTIONS)
     changed = {
         name
@@ -312,7 +304,7 @@ def test_options_of_the_filter_are_valid_and_not_the_defaults() -> None:
     assert changed == {*FILTER_OPTIONS} - {"reseller_prefix"}
 
 
-def test_the_file_of_the_tests_leads_to_the_cluster() -> None:
+def test_the_file_of_the_tests_leads_to_the_cluster():
     parser = configparser.ConfigParser()
     text = config_of_tests("plain", "http://127.0.0.1:81/auth/v1.0")
     parser.read_string(text)
@@ -328,7 +320,7 @@ def test_the_file_of_the_tests_leads_to_the_cluster() -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_tests_of_s3_acls_run_if_s3_acls_are_on(layout: str) -> None:
+def test_tests_of_s3_acls_run_if_s3_acls_are_on(layout):
     parser = configparser.ConfigParser()
     parser.read_string(config_of_tests(layout, "http://127.0.0.1:81/a"))
     settings = cluster_settings(layout, hapi_filter=True)
@@ -347,7 +339,7 @@ FILES = {
 }
 
 
-def write_archive(path: Path, files: Mapping[str, str] = FILES) -> None:
+def write_archive(path, files=FILES):
     top = path.name.removesuffix(".tar.gz")
     with tarfile.open(path, "w:gz") as tar:
         for name, text in files.items():
@@ -357,12 +349,10 @@ def write_archive(path: Path, files: Mapping[str, str] = FILES) -> None:
 
 
 @pytest.fixture
-def pip(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[[str], None]:
+def pip(tmp_path, monkeypatch):
     """Sets the script that replaces ``python -m pip``."""
 
-    def use(script: str) -> None:
+    def use(script):
         program = tmp_path / "python"
         program.write_text(f"#!{sys.executable}\nimport sys\n{script}")
         program.chmod(0o755)
@@ -371,9 +361,7 @@ def pip(
     return use
 
 
-def test_tests_are_unpacked_once_and_nothing_else(
-    tmp_path: Path, pip: Callable[[str], None]
-) -> None:
+def test_tests_are_unpacked_once_and_nothing_else(tmp_path, pip):
     write_archive(tmp_path / "swift-1.2.3.tar.gz")
     pip("sys.exit('it must not be asked')")
     folder = sdist.unpacked_sdist(tmp_path, "1.2.3")
@@ -387,9 +375,7 @@ def test_tests_are_unpacked_once_and_nothing_else(
     assert sdist.unpacked_sdist(tmp_path, "1.2.3") == folder
 
 
-def test_pip_fetches_the_installed_version(
-    tmp_path: Path, pip: Callable[[str], None]
-) -> None:
+def test_pip_fetches_the_installed_version(tmp_path, pip):
     archive = tmp_path / "elsewhere" / "swift-1.2.3.tar.gz"
     archive.parent.mkdir()
     write_archive(archive)
@@ -407,9 +393,7 @@ def test_pip_fetches_the_installed_version(
     ]
 
 
-def test_error_of_pip_is_reported_with_the_remedy(
-    tmp_path: Path, pip: Callable[[str], None]
-) -> None:
+def test_error_of_pip_is_reported_with_the_remedy(tmp_path, pip):
     pip("sys.exit('ERROR: No matching distribution found')")
     with pytest.raises(NotRunError) as caught:
         sdist.unpacked_sdist(tmp_path / "cache", "1.2.3")
@@ -430,15 +414,13 @@ def test_error_of_pip_is_reported_with_the_remedy(
         ({"PKG-INFO": FILES["PKG-INFO"]}, "no tests of Swift"),
     ],
 )
-def test_other_archive_is_refused(
-    tmp_path: Path, files: dict[str, str], said: str
-) -> None:
+def test_other_archive_is_refused(tmp_path, files, said):
     write_archive(tmp_path / "swift-1.2.3.tar.gz", files)
     with pytest.raises(NotRunError, match=said):
         sdist.unpacked_sdist(tmp_path, "1.2.3")
 
 
-def test_damaged_archive_leaves_no_files(tmp_path: Path) -> None:
+def test_damaged_archive_leaves_no_files(tmp_path):
     archive = tmp_path / "swift-1.2.3.tar.gz"
     write_archive(archive)
     archive.write_bytes(archive.read_bytes()[:60])
@@ -448,8 +430,8 @@ def test_damaged_archive_leaves_no_files(tmp_path: Path) -> None:
 
 
 def test_cache_is_in_the_users_cache_folder(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     monkeypatch.setenv("XDG_CACHE_HOME", "/c")
     assert sdist.default_cache() == Path("/c/swift-hapi")
     monkeypatch.delenv("XDG_CACHE_HOME")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 
 import pytest
 
@@ -13,7 +12,7 @@ from swift_functional import __main__ as command
 from swift_functional import runs
 from swift_functional.comparison import SIDES, Comparison
 from swift_functional.errors import NotRunError
-from swift_functional.outcomes import UNFINISHED, Outcome, Record
+from swift_functional.outcomes import UNFINISHED, Outcome
 from swift_functional.runs import Result, Task, run_side_by_side
 
 TEST_FILE = """
@@ -51,7 +50,7 @@ ID = "test/functional/test_x.py::"
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> Path:
+def source(tmp_path):
     """A folder with tests instead of Swift's."""
     folder = tmp_path / "source"
     (folder / "test" / "functional").mkdir(parents=True)
@@ -61,14 +60,14 @@ def source(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def run(source: Path, tmp_path: Path) -> Callable[..., dict[str, Result]]:
+def run(source, tmp_path):
     """Runs a file of tests on both sides; ``test.conf`` names the side."""
 
     def run_text(
-        text: str,
-        *options: str,
-        show: Callable[[Mapping[str, Record]], None] = lambda _: None,
-    ) -> dict[str, Result]:
+        text,
+        *options,
+        show=lambda _: None,
+    ):
         (source / "test" / "functional" / "test_x.py").write_text(text)
         clusters = {}
         for side in SIDES:
@@ -83,9 +82,9 @@ def run(source: Path, tmp_path: Path) -> Callable[..., dict[str, Result]]:
 
 
 def test_outcomes_of_both_sides_are_reported(
-    run: Callable[..., dict[str, Result]],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    run,
+    monkeypatch,
+):
     monkeypatch.setenv("SWIFT_TEST_IN_PROCESS", "1")
     monkeypatch.setenv("PYTEST_ADDOPTS", "--no-such-option")
     results = run(TEST_FILE)
@@ -110,8 +109,8 @@ def test_outcomes_of_both_sides_are_reported(
 
 
 def test_tests_after_the_death_of_pytest_are_unfinished(
-    run: Callable[..., dict[str, Result]],
-) -> None:
+    run,
+):
     results = run(
         "import os\n"
         "def test_a(): pass\n"
@@ -124,10 +123,8 @@ def test_tests_after_the_death_of_pytest_are_unfinished(
         ]
 
 
-def test_silent_pytest_is_killed(
-    run: Callable[..., dict[str, Result]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def show(records: Mapping[str, Record]) -> None:
+def test_silent_pytest_is_killed(run, monkeypatch):
+    def show(records):
         if all(record.selected for record in records.values()):
             monkeypatch.setattr(runs, "SILENCE_SECONDS", 0.2)
 
@@ -149,18 +146,18 @@ def test_silent_pytest_is_killed(
     ],
 )
 def test_pytest_that_cannot_start_is_an_error(
-    run: Callable[..., dict[str, Result]],
-    text: str,
-    options: Sequence[str],
-    said: str,
-) -> None:
+    run,
+    text,
+    options,
+    said,
+):
     with pytest.raises(NotRunError, match=f"(?s){said}"):
         run(text, *options)
 
 
 def test_empty_selection_has_empty_results(
-    run: Callable[..., dict[str, Result]],
-) -> None:
+    run,
+):
     results = run("def test_a(): pass\n", "-k", "nothing")
     assert [results[side].outcomes for side in SIDES] == [{}, {}]
 
@@ -173,18 +170,16 @@ class FakeClusters:
 
     kinds: Mapping[str, tuple[str, str]] = {}
 
-    def __init__(self, layout: str, source: Path, logs: Path) -> None:
+    def __init__(self, layout, source, logs):
         self._layout = layout
 
-    def __enter__(self) -> FakeClusters:
+    def __enter__(self):
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_):
         pass
 
-    def compare(
-        self, suite: str, tests: Sequence[str], options: Sequence[str]
-    ) -> Comparison:
+    def compare(self, suite, tests, options):
         results = {
             side: Result(
                 {t: Outcome(kinds[n]) for t, kinds in self.kinds.items()}, 1.0
@@ -203,13 +198,13 @@ class FakeClusters:
     ],
 )
 def test_exit_status_reports_differences_and_failures(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    kinds: dict[str, tuple[str, str]],
-    status: int,
-    said: str,
-) -> None:
+    tmp_path,
+    monkeypatch,
+    capsys,
+    kinds,
+    status,
+    said,
+):
     monkeypatch.setattr(command, "Clusters", FakeClusters)
     monkeypatch.setattr(command, "unpacked_sdist", lambda *_: tmp_path)
     monkeypatch.setattr(FakeClusters, "kinds", kinds)
@@ -238,17 +233,15 @@ def test_exit_status_reports_differences_and_failures(
     ],
 )
 def test_selections_are_passed_to_pytest(
-    words: Sequence[str],
-    options: Sequence[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    words,
+    options,
+    tmp_path,
+    monkeypatch,
+):
     asked: list[tuple[Sequence[str], Sequence[str]]] = []
 
     class Listening(FakeClusters):
-        def compare(
-            self, suite: str, tests: Sequence[str], options: Sequence[str]
-        ) -> Comparison:
+        def compare(self, suite, tests, options):
             asked.append((tests, options))
             return super().compare(suite, tests, options)
 
@@ -261,10 +254,10 @@ def test_selections_are_passed_to_pytest(
 
 
 def test_selection_of_no_test_is_an_error(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    tmp_path,
+    monkeypatch,
+    capsys,
+):
     monkeypatch.setattr(command, "Clusters", FakeClusters)
     monkeypatch.setattr(command, "unpacked_sdist", lambda *_: tmp_path)
     monkeypatch.setattr(FakeClusters, "kinds", {})
@@ -273,9 +266,9 @@ def test_selection_of_no_test_is_an_error(
 
 
 def test_interruption_has_its_own_exit_status(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def interrupted(*_: object) -> Path:
+    monkeypatch,
+):
+    def interrupted(*_):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(command, "unpacked_sdist", interrupted)

@@ -11,10 +11,10 @@ import pytest
 from hapi_middleware.concurrency import map_ahead
 
 
-def test_results_are_in_order_and_limited_in_number() -> None:
+def test_results_are_in_order_and_limited_in_number():
     held = max_held = 0
 
-    def work(number: int) -> int:
+    def work(number):
         nonlocal held, max_held
         held += 1
         max_held = max(max_held, held)
@@ -31,10 +31,10 @@ def test_results_are_in_order_and_limited_in_number() -> None:
     assert max_held == 4
 
 
-def test_failure_of_one_item_ends_the_others() -> None:
+def test_failure_of_one_item_ends_the_others():
     ended = []
 
-    def work(number: int) -> int:
+    def work(number):
         try:
             if number == 0:
                 raise ValueError("no")
@@ -49,10 +49,10 @@ def test_failure_of_one_item_ends_the_others() -> None:
     assert ended == [0] or sorted(ended) == [0, 1, 2]
 
 
-def test_all_items_end_if_their_reader_is_killed_meanwhile() -> None:
+def test_all_items_end_if_their_reader_is_killed_meanwhile():
     ended: list[int] = []
 
-    def work(number: int) -> int:
+    def work(number):
         try:
             eventlet.sleep(30 if number else 0)
         finally:
@@ -61,7 +61,7 @@ def test_all_items_end_if_their_reader_is_killed_meanwhile() -> None:
                 reader.kill()
         return number
 
-    def read() -> None:
+    def read():
         results = map_ahead(work, range(10), 4)
         assert next(results) == 0
         results.close()
@@ -73,13 +73,13 @@ def test_all_items_end_if_their_reader_is_killed_meanwhile() -> None:
     assert sorted(ended) == [0, 1, 2, 3]
 
 
-def test_closed_iterator_keeps_no_item_in_memory() -> None:
+def test_closed_iterator_keeps_no_item_in_memory():
     class Socket:
         pass
 
     held: list[weakref.ref[Socket]] = []
 
-    def work(number: int) -> int:
+    def work(number):
         mine = Socket()
         held.append(weakref.ref(mine))
         eventlet.sleep(30 if number else 0)

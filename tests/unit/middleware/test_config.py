@@ -19,14 +19,14 @@ from hapi_middleware.filter import filter_factory
 SAMPLE = Path(__file__).parents[3] / "deploy" / "proxy-server.conf-sample"
 
 
-def _documented() -> dict[str, str]:
+def _documented():
     """Options of the sample's filter section, commented or not."""
     section = SAMPLE.read_text().partition("[filter:hapi]")[2]
     lines = re.findall(r"^#? ?([a-z_]+) =(?: (.*))?$", section, re.MULTILINE)
     return dict(lines)
 
 
-def test_every_option_is_documented_and_every_documented_one_is_read() -> None:
+def test_every_option_is_documented_and_every_documented_one_is_read():
     documented = set(_documented()) - {"use"}
 
     assert {name for name in documented if name in OPTIONS} == set(OPTIONS)
@@ -35,13 +35,13 @@ def test_every_option_is_documented_and_every_documented_one_is_read() -> None:
     }
 
 
-def test_documented_values_are_the_defaults() -> None:
+def test_documented_values_are_the_defaults():
     values = {k: v for k, v in _documented().items() if k in OPTIONS}
 
     assert FilterConfig.from_conf({}, values) == FilterConfig()
 
 
-def test_sample_has_our_entry_point_and_a_correct_pipeline() -> None:
+def test_sample_has_our_entry_point_and_a_correct_pipeline():
     parser = configparser.ConfigParser(interpolation=None)
     parser.read_string(SAMPLE.read_text())
     pipeline = parser["pipeline:main"]["pipeline"].split()
@@ -80,7 +80,7 @@ def test_sample_has_our_entry_point_and_a_correct_pipeline() -> None:
         ("cache_policy", "nosuch"),
     ],
 )
-def test_bad_value_is_refused_by_name(name: str, value: str) -> None:
+def test_bad_value_is_refused_by_name(name, value):
     with pytest.raises(ValueError, match="it must be") as caught:
         filter_factory({}, **{name: value})
 
@@ -88,14 +88,14 @@ def test_bad_value_is_refused_by_name(name: str, value: str) -> None:
     assert value in str(caught.value)
 
 
-def test_allowed_accounts_are_separated_by_commas() -> None:
+def test_allowed_accounts_are_separated_by_commas():
     config = FilterConfig.from_conf({}, {"allowed_accounts": "AUTH_a, AUTH_b"})
 
     assert config.allowed_accounts == {"AUTH_a", "AUTH_b"}
     assert FilterConfig.from_conf({}, {}).allowed_accounts == frozenset()
 
 
-def test_allowed_account_without_the_prefix_is_refused() -> None:
+def test_allowed_account_without_the_prefix_is_refused():
     with pytest.raises(ValueError, match="AUTH_physics"):
         FilterConfig.from_conf({}, {"allowed_accounts": "physics"})
     options = {"allowed_accounts": "physics", "reseller_prefix": ""}
@@ -106,9 +106,7 @@ def test_allowed_account_without_the_prefix_is_refused() -> None:
     ("written", "prefix"),
     [("AUTH", "AUTH_"), ("AUTH_", "AUTH_"), ("", ""), ("''", "")],
 )
-def test_reseller_prefix_is_read_as_swift_reads_its_own(
-    written: str, prefix: str
-) -> None:
+def test_reseller_prefix_is_read_as_swift_reads_its_own(written, prefix):
     config = FilterConfig.from_conf({}, {"reseller_prefix": written})
     swifts, _ = config_read_reseller_options(
         {"reseller_prefix": written or "''"}, {}
@@ -117,7 +115,7 @@ def test_reseller_prefix_is_read_as_swift_reads_its_own(
     assert [config.reseller_prefix] == swifts == [prefix]
 
 
-def test_unknown_option_is_refused_with_the_allowed_ones() -> None:
+def test_unknown_option_is_refused_with_the_allowed_ones():
     with pytest.raises(ValueError, match="worker_sock = /x") as caught:
         filter_factory({}, worker_sock="/x")
 
@@ -125,7 +123,7 @@ def test_unknown_option_is_refused_with_the_allowed_ones() -> None:
         assert name in str(caught.value)
 
 
-def test_keys_of_paste_and_logging_are_accepted() -> None:
+def test_keys_of_paste_and_logging_are_accepted():
     options = {"log_level": "DEBUG", "name": "hapi", "log_name": "hapi"}
 
     assert filter_factory({"user": "swift", "workers": "8"}, **options)
@@ -134,17 +132,15 @@ def test_keys_of_paste_and_logging_are_accepted() -> None:
 @pytest.mark.parametrize(
     ("own_section", "expected"), [({}, 7.0), ({"worker_timeout": "8"}, 8.0)]
 )
-def test_own_section_overrides_the_defaults(
-    own_section: dict[str, str], expected: float
-) -> None:
+def test_own_section_overrides_the_defaults(own_section, expected):
     config = FilterConfig.from_conf({"worker_timeout": "7"}, own_section)
 
     assert config.worker_timeout == expected
 
 
 def test_cache_policy_is_one_of_swifts_policies(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     policies = StoragePolicyCollection(
         [
             StoragePolicy(0, "gold", is_default=True, aliases="or"),

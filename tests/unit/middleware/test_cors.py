@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from swift.common.swob import Request, Response
+from swift.common.swob import Response
 
 from filter_under_test import (
     SHARD,
     SOURCE,
-    Answer,
-    FilterUnderTest,
     annotation,
 )
 from hapi_protocol.errors import make_error
@@ -19,10 +17,10 @@ ORIGIN = {"Origin": "https://app.example.com"}
 EXPOSED = "etag, x-trans-id, x-object-meta-colour, x-mine"
 
 
-def _allow_origin(world: FilterUnderTest, origin: str) -> None:
+def _allow_origin(world, origin):
     """Swift's answers on the source allow the origin."""
 
-    def answer(request: Request) -> Response | None:
+    def answer(request):
         if "Origin" not in request.headers:
             return None
         found = world.swift.objects[SOURCE]
@@ -37,16 +35,14 @@ def _allow_origin(world: FilterUnderTest, origin: str) -> None:
     world.swift.objects[SOURCE].on_request = answer
 
 
-def _exposed(answer: Answer) -> set[str]:
+def _exposed(answer):
     listed = answer.headers["Access-Control-Expose-Headers"]
     return set(listed.split(", "))
 
 
 @pytest.mark.parametrize("origin", ["*", ORIGIN["Origin"]])
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
-def test_allowed_origin_may_see_our_headers(
-    world: FilterUnderTest, method: str, origin: str
-) -> None:
+def test_allowed_origin_may_see_our_headers(world, method, origin):
     _allow_origin(world, origin)
     answer = world.send(method, headers={**annotation(), **ORIGIN})
 
@@ -65,8 +61,8 @@ def test_allowed_origin_may_see_our_headers(
 
 
 def test_allowed_origin_may_see_features_of_many_objects(
-    world: FilterUnderTest,
-) -> None:
+    world,
+):
     _allow_origin(world, ORIGIN["Origin"])
     answer = world.send(
         "POST",
@@ -82,8 +78,8 @@ def test_allowed_origin_may_see_features_of_many_objects(
 
 
 def test_other_origin_gets_no_cors_headers(
-    world: FilterUnderTest,
-) -> None:
+    world,
+):
     answer = world.send(headers={**annotation(), **ORIGIN})
 
     assert answer.body == SHARD.upper()
@@ -91,8 +87,8 @@ def test_other_origin_gets_no_cors_headers(
 
 
 def test_request_without_origin_gets_no_cors_headers(
-    world: FilterUnderTest,
-) -> None:
+    world,
+):
     _allow_origin(world, "*")
     answer = world.send(headers=annotation())
 
@@ -100,8 +96,8 @@ def test_request_without_origin_gets_no_cors_headers(
 
 
 def test_refusals_after_the_read_of_the_source_have_cors_headers(
-    world: FilterUnderTest,
-) -> None:
+    world,
+):
     _allow_origin(world, ORIGIN["Origin"])
     world.worker.refuse_job = make_error("queue_full", "full", retry_after=3)
     answer = world.send(headers={**annotation(), **ORIGIN})
@@ -112,7 +108,7 @@ def test_refusals_after_the_read_of_the_source_have_cors_headers(
     assert answer.headers["Vary"] == "Origin"
 
 
-def test_refusals_by_swift_are_not_changed(world: FilterUnderTest) -> None:
+def test_refusals_by_swift_are_not_changed(world):
     world.swift.objects[SOURCE].on_request = lambda request: Response(
         status=403,
         request=request,

@@ -12,10 +12,8 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import eventlet
 import eventlet.hubs
@@ -27,7 +25,6 @@ from fake_swift import FakeSwift
 from filter_under_test import (
     MODEL,
     SOURCE,
-    FilterUnderTest,
     annotation,
     filter_and_worker,
 )
@@ -49,33 +46,33 @@ would be four times as many."""
 SMALL = "/AUTH_test/data/small"
 
 
-def descriptors() -> int:
+def descriptors():
     return len(os.listdir("/proc/self/fd"))
 
 
-def threads() -> int:
+def threads():
     return len(os.listdir("/proc/self/task"))
 
 
-def objects() -> int:
+def objects():
     drop_cancelled_timers()
     gc.collect()
     return len(gc.get_objects())
 
 
-def greenlets() -> int:
+def greenlets():
     gc.collect()
     # issubclass() of the type: isinstance() would call the objects.
     types = map(type, gc.get_objects())
     return sum(issubclass(each, greenlet.greenlet) for each in types)
 
 
-def timers() -> int:
+def timers():
     drop_cancelled_timers()
     return int(eventlet.hubs.get_hub().get_timers_count())
 
 
-def drop_cancelled_timers() -> None:
+def drop_cancelled_timers():
     """Drops cancelled timers, as the hub does once there are a thousand."""
     hub = eventlet.hubs.get_hub()
     hub.timers[:] = [each for each in hub.timers if not each[1].called]
@@ -83,12 +80,12 @@ def drop_cancelled_timers() -> None:
     hub.timers_canceled = 0
 
 
-def resident_bytes() -> int:
+def resident_bytes():
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-def resources() -> dict[str, int]:
+def resources():
     """Numbers of resources that must not grow."""
     return {
         "descriptors": descriptors(),
@@ -98,15 +95,15 @@ def resources() -> dict[str, int]:
     }
 
 
-def forbid(name: str) -> Callable[..., Any]:
-    def refuse(*_: Any, **__: Any) -> Any:
+def forbid(name):
+    def refuse(*_, **__):
         raise AssertionError(f"a filter used {name} before any request")
 
     return refuse
 
 
 @pytest.fixture(autouse=True)
-def only_new_objects() -> Iterator[None]:
+def only_new_objects():
     """Excludes objects of other tests: there may be millions."""
     gc.collect()
     gc.freeze()
@@ -115,7 +112,7 @@ def only_new_objects() -> Iterator[None]:
 
 
 @pytest.fixture
-def nothing_may_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+def nothing_may_begin(monkeypatch):
     monkeypatch.setattr(worker_client, "connect_unix", forbid("a socket"))
     monkeypatch.setattr(feature_stream, "Task", forbid("a green thread"))
     monkeypatch.setattr(concurrency, "spawn", forbid("a green thread"))
@@ -124,8 +121,8 @@ def nothing_may_begin(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_filters_use_no_resources_before_a_request(
-    nothing_may_begin: None,
-) -> None:
+    nothing_may_begin,
+):
     swift = FakeSwift()
     make = filter_factory({}, worker_socket="/run/none.sock")
     first = make(swift)
@@ -144,7 +141,7 @@ def test_filters_use_no_resources_before_a_request(
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[FilterUnderTest]:
+def world(tmp_path):
     with (
         filter_and_worker(tmp_path, worker_timeout="20") as world,
         log_disabled(),
@@ -159,14 +156,12 @@ def world(tmp_path: Path) -> Iterator[FilterUnderTest]:
 class Soak:
     """Sends requests without the auth middleware, as an admin."""
 
-    def __init__(self, world: FilterUnderTest) -> None:
+    def __init__(self, world):
         self._world = world
         self._app = world.filter
         self.requests = 0
 
-    def ask(
-        self, method: str = "GET", path: str = SOURCE, **headers: str
-    ) -> tuple[int, Any]:
+    def ask(self, method="GET", path=SOURCE, **headers):
         self.requests += 1
         env = {
             "REMOTE_USER": "test,test:tester,AUTH_test",
@@ -178,19 +173,19 @@ class Soak:
         status, _, chunks = request.call_application(self._app)
         return int(status.split()[0]), chunks
 
-    def expect(self, status: int, *how: str, **headers: str) -> None:
+    def expect(self, status, *how, **headers):
         found, chunks = self.ask(*how, **headers)
         assert found == status
         for _ in chunks:
             pass
         close_if_possible(chunks)
 
-    def give_up(self) -> None:
+    def give_up(self):
         status, chunks = self.ask(**annotation())
         assert (status, bool(next(iter(chunks)))) == (200, True)
         close_if_possible(chunks)
 
-    def break_off(self) -> None:
+    def break_off(self):
         with answering(self._world, broken):
             status, chunks = self.ask(**annotation())
             assert status == 200
@@ -198,20 +193,20 @@ class Soak:
                 for _ in chunks:
                     pass
 
-    def find_no_worker(self) -> None:
+    def find_no_worker(self):
         path = Path(self._world.worker.socket_path)
         path.rename(path.with_suffix(".gone"))
         self.expect(503, **annotation())
         path.with_suffix(".gone").rename(path)
 
-    def be_refused_by_the_worker(self) -> None:
+    def be_refused_by_the_worker(self):
         self._world.worker.refuse_job = make_error("queue_full", "wait")
         self.expect(503, **annotation())
         self._world.worker.refuse_job = None
         with answering(self._world, damaged):
             self.expect(422, **annotation())
 
-    def round(self) -> None:
+    def round(self):
         for _ in range(PLAIN_PER_ROUND):
             self.expect(200, "GET", SMALL)
         self.expect(200, **annotation())
@@ -226,7 +221,7 @@ class Soak:
         self.be_refused_by_the_worker()
         self.forget()
 
-    def forget(self) -> None:
+    def forget(self):
         """Clears the records of the doubles of Swift and worker."""
         world = self._world
         world.swift.assert_nothing_is_open()
@@ -243,7 +238,7 @@ class Soak:
 
 
 @contextmanager
-def log_disabled() -> Iterator[None]:
+def log_disabled():
     """Disables the log: records that pytest keeps hold errors and frames."""
     logging.disable(logging.CRITICAL)
     try:
@@ -253,7 +248,7 @@ def log_disabled() -> Iterator[None]:
 
 
 @contextmanager
-def quick_switches() -> Iterator[None]:
+def quick_switches():
     """Shortens the switch interval of filter and stub, two threads."""
     usual = sys.getswitchinterval()
     sys.setswitchinterval(SWITCH_SECONDS)
@@ -264,24 +259,24 @@ def quick_switches() -> Iterator[None]:
 
 
 @contextmanager
-def answering(world: FilterUnderTest, answer: Any) -> Iterator[None]:
+def answering(world, answer):
     usual, world.worker.answer = world.worker.answer, answer
     yield
     world.worker.answer = usual
 
 
-def broken(source: Iterator[bytes]) -> Iterator[bytes]:
+def broken(source):
     yield next(source)
     raise RuntimeError("out of memory")
 
 
-def damaged(source: Iterator[bytes]) -> Iterator[bytes]:
+def damaged(source):
     next(source)
     raise make_error("damaged_shard", "no tar")
     yield b""
 
 
-def settled(level: dict[str, int]) -> dict[str, int]:
+def settled(level):
     """Resources in use once the stub's threads have ended."""
     for _ in range(200):
         found = resources()
@@ -292,8 +287,8 @@ def settled(level: dict[str, int]) -> dict[str, int]:
 
 
 def test_twenty_thousand_requests_leave_nothing_behind(
-    world: FilterUnderTest,
-) -> None:
+    world,
+):
     soak = Soak(world)
     for _ in range(WARM_ROUNDS):
         soak.round()

@@ -8,17 +8,16 @@ import re
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import eventlet
 import pytest
 from paste.deploy import loadfilter
 from swift.common.middleware import catch_errors, proxy_logging
-from swift.common.swob import Request, Response
+from swift.common.swob import Response
 
 from filter_under_test import (
     ACCOUNT,
@@ -51,10 +50,10 @@ ENDS = (
 class Statsd:
     """A statsd server that records the lines it receives."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock):
         self._sock = sock
 
-    def lines(self) -> list[str]:
+    def lines(self):
         """Lines since the last call; the loopback delivers at once."""
         found = []
         while True:
@@ -63,7 +62,7 @@ class Statsd:
             except BlockingIOError:
                 return found
 
-    def counts(self) -> Counter[str]:
+    def counts(self):
         """Sum of each counter and number of each timing, without prefix."""
         sums: Counter[str] = Counter()
         for line in self.lines():
@@ -76,7 +75,7 @@ class Statsd:
 
 
 @pytest.fixture
-def statsd() -> Iterator[Statsd]:
+def statsd():
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         sock.bind(("127.0.0.1", 0))
         sock.setblocking(False)
@@ -84,7 +83,7 @@ def statsd() -> Iterator[Statsd]:
 
 
 @pytest.fixture
-def world(tmp_path: Path, statsd: Statsd) -> Iterator[FilterUnderTest]:
+def world(tmp_path, statsd):
     port = statsd._sock.getsockname()[1]
     options = {
         "log_name": "proxy-server",
@@ -98,18 +97,18 @@ def world(tmp_path: Path, statsd: Statsd) -> Iterator[FilterUnderTest]:
         world.swift.assert_nothing_is_open()
 
 
-def documented() -> set[str]:
+def documented():
     """Names of the metrics in the module's table."""
     assert metrics.__doc__ is not None
     names = re.findall(r"^``hapi\.(\S+)``", metrics.__doc__, re.MULTILINE)
     return set(names)
 
 
-def read(world: FilterUnderTest) -> None:
+def read(world):
     assert world.send(headers=annotation()).body == SHARD.upper()
 
 
-def close_early(world: FilterUnderTest) -> None:
+def close_early(world):
     chunks = iter(
         world.request(headers=annotation())
         .get_response(world.pipeline)
@@ -119,8 +118,8 @@ def close_early(world: FilterUnderTest) -> None:
     chunks.close()  # type: ignore[attr-defined]
 
 
-def break_off(world: FilterUnderTest) -> None:
-    def answer(source: Iterator[bytes]) -> Iterator[bytes]:
+def break_off(world):
+    def answer(source):
         yield next(source)
         raise RuntimeError("out of memory")
 
@@ -130,17 +129,15 @@ def break_off(world: FilterUnderTest) -> None:
     world.worker.answer = usual
 
 
-def find_no_worker(world: FilterUnderTest) -> None:
+def find_no_worker(world):
     path = Path(world.worker.socket_path)
     path.rename(path.with_suffix(".gone"))
     assert world.send(headers=annotation()).status == 503
     path.with_suffix(".gone").rename(path)
 
 
-def ask(
-    status: int, headers: dict[str, str] | None = None, **how: Any
-) -> Callable[[FilterUnderTest], None]:
-    def send(world: FilterUnderTest) -> None:
+def ask(status, headers=None, **how):
+    def send(world):
         answer = world.send(headers=headers or annotation(), **how)
         assert answer.status == status
 
@@ -161,9 +158,7 @@ SCENES: dict[str, Callable[[FilterUnderTest], None]] = {
 }
 
 
-def test_exactly_the_documented_metrics_are_counted(
-    world: FilterUnderTest, statsd: Statsd
-) -> None:
+def test_exactly_the_documented_metrics_are_counted(world, statsd):
     world.swift.read_acls["/AUTH_test/data"] = ".r:*"
     world.swift.read_acls["/AUTH_test/models"] = ".r:*"
     seen: set[str] = set()
@@ -193,18 +188,16 @@ def test_exactly_the_documented_metrics_are_counted(
     assert (seen - codes) | {"errors.<code>"} == documented() - of_cache
 
 
-def is_of_cache(name: str) -> bool:
+def is_of_cache(name):
     return name.startswith("cache") or name == "kept_answers"
 
 
-def test_outcomes_of_the_cache_are_counted(
-    world: FilterUnderTest, statsd: Statsd
-) -> None:
+def test_outcomes_of_the_cache_are_counted(world, statsd):
     usual = replace(world.filter.context.config, cache=True)
     cache = world.filter.context.cache
     seen: set[str] = set()
 
-    def expect(*names: str, mode: str = "readwrite", **options: Any) -> None:
+    def expect(*names, mode="readwrite", **options):
         cache.config = replace(usual, **options)
         world.send(headers=annotation(cache=mode))
         found: Counter[str] = Counter()
@@ -217,7 +210,7 @@ def test_outcomes_of_the_cache_are_counted(
         assert found["requests"] == 1
         seen.update(counted)
 
-    def fail(request: Request) -> Response | None:
+    def fail(request):
         return Response(status=507) if request.method == "PUT" else None
 
     expect("cache.misses", "cache.too_large", cache_max_entry_bytes=9)
@@ -248,9 +241,7 @@ def test_outcomes_of_the_cache_are_counted(
     assert seen == {name for name in documented() if is_of_cache(name)}
 
 
-def test_bytes_of_a_stream_are_counted(
-    world: FilterUnderTest, statsd: Statsd
-) -> None:
+def test_bytes_of_a_stream_are_counted(world, statsd):
     world.worker.answer = lambda source: (chunk[:10] for chunk in source)
     answer = world.send(headers=annotation())
     found = statsd.counts()
@@ -259,9 +250,7 @@ def test_bytes_of_a_stream_are_counted(
     assert found["sent_bytes"] == len(answer.body) < len(SHARD)
 
 
-def test_timings_are_milliseconds(
-    world: FilterUnderTest, statsd: Statsd
-) -> None:
+def test_timings_are_milliseconds(world, statsd):
     read(world)
     statsd.lines()
     world.worker.delay_seconds = 0.2
@@ -278,9 +267,7 @@ def test_timings_are_milliseconds(
     assert timings["stream.timing"] < 2000
 
 
-def test_plain_requests_count_nothing(
-    world: FilterUnderTest, statsd: Statsd
-) -> None:
+def test_plain_requests_count_nothing(world, statsd):
     assert world.send().body == SHARD
     put = world.send("PUT", headers=annotation())
 
@@ -288,7 +275,7 @@ def test_plain_requests_count_nothing(
     assert statsd.lines() == []
 
 
-def test_every_code_is_a_valid_name_for_statsd() -> None:
+def test_every_code_is_a_valid_name_for_statsd():
     assert all(re.fullmatch("[a-z_]+", code) for code in CODES)
 
 
@@ -296,9 +283,7 @@ def test_every_code_is_a_valid_name_for_statsd() -> None:
 
 
 @pytest.mark.parametrize("cut", ["3", "x"])
-def test_transaction_id_goes_to_the_worker_and_comes_back(
-    world: FilterUnderTest, cut: str
-) -> None:
+def test_transaction_id_goes_to_the_worker_and_comes_back(world, cut):
     app = catch_errors.CatchErrorMiddleware(world.pipeline, {})
     world.worker.refuse_job = make_error("queue_full", "wait", retry_after=1)
     request = world.request(
@@ -316,17 +301,17 @@ def test_transaction_id_goes_to_the_worker_and_comes_back(
 
 
 def test_swifts_log_lines_about_the_source_name_the_request(
-    world: FilterUnderTest,
-) -> None:
+    world,
+):
     """The source is read in its own green thread."""
     read(world)
     logger = world.filter.logger
     seen = []
 
-    def another(request: Request) -> None:
+    def another(request):
         logger.thread_locals = ("tx-another", None)
 
-    def stream() -> Iterator[bytes]:
+    def stream():
         seen.append(logger.thread_locals)
         yield SHARD
 
@@ -339,13 +324,11 @@ def test_swifts_log_lines_about_the_source_name_the_request(
     assert seen == [("tx1", "192.0.2.1")]
 
 
-def test_one_request_has_one_log_line_without_a_source(
-    world: FilterUnderTest, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_request_has_one_log_line_without_a_source(world, monkeypatch):
     """Billing counts the lines of the access log without a source."""
     lines: list[str] = []
 
-    def logged(app: Any) -> Any:
+    def logged(app):
         made = proxy_logging.ProxyLoggingMiddleware(app, {})
         monkeypatch.setattr(made.access_logger, "info", lines.append)
         return made
@@ -363,9 +346,7 @@ def test_one_request_has_one_log_line_without_a_source(
 
 
 @contextmanager
-def captured(
-    world: FilterUnderTest, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[list[str]]:
+def captured(world, monkeypatch):
     """Lines that the filter's logger is given."""
     lines: list[str] = []
     for level in ("debug", "info", "warning", "error", "exception"):
@@ -378,10 +359,10 @@ def captured(
 
 
 def test_no_credential_is_logged_or_sent_to_the_worker(
-    world: FilterUnderTest,
-    statsd: Statsd,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    world,
+    statsd,
+    monkeypatch,
+):
     token = world.token("test:tester")
     signature = "5" * 40
     how = {"query": f"?X-Amz-Signature={signature}"}
@@ -414,7 +395,7 @@ def test_no_credential_is_logged_or_sent_to_the_worker(
 # --- eventlet -------------------------------------------------------------
 
 
-def green_imports(source: str) -> set[str]:
+def green_imports(source):
     """Imports of a module that can block, or that switch threads."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(source)):
@@ -432,7 +413,7 @@ def green_imports(source: str) -> set[str]:
     }
 
 
-def test_only_one_module_of_the_filter_can_block() -> None:
+def test_only_one_module_of_the_filter_can_block():
     found = {
         path.name: green_imports(path.read_text())
         for path in sorted(MIDDLEWARE.rglob("*.py"))
@@ -452,7 +433,7 @@ def test_only_one_module_of_the_filter_can_block() -> None:
         "import threading",
     ],
 )
-def test_imports_that_block_are_found(line: str) -> None:
+def test_imports_that_block_are_found(line):
     assert green_imports(line)
     assert not green_imports("from swift.common.utils import get_logger")
 
@@ -461,8 +442,8 @@ def test_imports_that_block_are_found(line: str) -> None:
 
 
 def test_proxy_does_not_start_with_a_bad_option(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     path = tmp_path / "proxy-server.conf"
     path.write_text(
         "[filter:hapi]\nuse = egg:swift-hapi#hapi\nworker_timeout = 2m\n"
@@ -473,7 +454,7 @@ def test_proxy_does_not_start_with_a_bad_option(
     assert "[filter:hapi] worker_timeout = 2m" in str(caught.value)
 
 
-def test_info_can_be_disallowed_by_section() -> None:
+def test_info_can_be_disallowed_by_section():
     from swift.common import registry
 
     filter_factory({})

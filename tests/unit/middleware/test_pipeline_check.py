@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
-from typing import Any
 
 import pytest
 from swift.common import registry
@@ -41,7 +39,7 @@ _SPECIAL = {
 
 
 @pytest.fixture(autouse=True)
-def no_rings(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_rings(monkeypatch):
     """The proxy starts without rings, with an empty registry."""
     monkeypatch.setattr(server, "Ring", lambda *_, **__: None)
     monkeypatch.setattr(BaseStoragePolicy, "load_ring", lambda *_: None)
@@ -49,7 +47,7 @@ def no_rings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_swift_admin_info", {})
 
 
-def load(directory: Path, names: str) -> Any:
+def load(directory, names):
     path = directory / "proxy-server.conf"
     sections = [
         f"[pipeline:main]\npipeline = {names} proxy-server\n",
@@ -62,7 +60,7 @@ def load(directory: Path, names: str) -> Any:
     return loadapp(str(path))
 
 
-def swapped(name: str) -> str:
+def swapped(name):
     """The correct pipeline with one filter on the other side of hapi."""
     names = GOOD.split()
     is_left = names.index(name) < names.index("hapi")
@@ -85,18 +83,14 @@ def swapped(name: str) -> str:
         ),
     ],
 )
-def test_proxy_starts_with_the_filter_in_its_place(
-    tmp_path: Path, names: str
-) -> None:
+def test_proxy_starts_with_the_filter_in_its_place(tmp_path, names):
     assert load(tmp_path, names)
 
 
 @pytest.mark.parametrize(
     "name", ["tempauth", "s3api", "tempurl", "formpost", "staticweb"]
 )
-def test_authentication_must_be_left_of_the_filter(
-    tmp_path: Path, name: str
-) -> None:
+def test_authentication_must_be_left_of_the_filter(tmp_path, name):
     with pytest.raises(ValueError, match=f"{name} is right of hapi") as e:
         load(tmp_path, swapped(name))
     assert "[filter:hapi]" in str(e.value)
@@ -104,8 +98,8 @@ def test_authentication_must_be_left_of_the_filter(
 
 
 def test_keystones_filters_must_be_left_of_the_filter(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     names = "hapi authtoken s3token keystoneauth copy"
     with pytest.raises(ValueError, match="right of hapi") as caught:
         load(tmp_path, names)
@@ -114,31 +108,29 @@ def test_keystones_filters_must_be_left_of_the_filter(
 
 
 @pytest.mark.parametrize("name", ["copy", "dlo", "versioned_writes"])
-def test_mandatory_filters_must_be_right_of_the_filter(
-    tmp_path: Path, name: str
-) -> None:
+def test_mandatory_filters_must_be_right_of_the_filter(tmp_path, name):
     with pytest.raises(ValueError, match=f"name {name} there"):
         load(tmp_path, swapped(name))
 
 
 @pytest.mark.parametrize("name", ["slo", "symlink", "encryption"])
 def test_filters_that_assemble_or_decrypt_must_be_right_of_the_filter(
-    tmp_path: Path, name: str
-) -> None:
+    tmp_path, name
+):
     with pytest.raises(ValueError, match=f"{name} is left of hapi"):
         load(tmp_path, swapped(name))
 
 
-def test_copy_that_swift_would_insert_must_be_named(tmp_path: Path) -> None:
+def test_copy_that_swift_would_insert_must_be_named(tmp_path):
     with pytest.raises(ValueError, match="name copy, dlo, versioned_writes"):
         load(tmp_path, "catch_errors cache tempauth hapi")
 
 
-def test_filter_named_twice_is_refused(tmp_path: Path) -> None:
+def test_filter_named_twice_is_refused(tmp_path):
     with pytest.raises(ValueError, match="hapi is listed twice"):
         load(tmp_path, GOOD.replace(" hapi ", " hapi hapi "))
 
 
-def test_pipeline_without_a_proxy_is_not_checked() -> None:
+def test_pipeline_without_a_proxy_is_not_checked():
     assert filter_factory({})(FakeSwift())
     assert filter_factory({})(None)

@@ -49,7 +49,7 @@ def test_replace_exchanges_shards_by_name():
     assert INDEX.replace([new]).shards == (new, INDEX.shards[1])
 
 
-def feature_stream() -> bytes:
+def feature_stream():
     sink = io.BytesIO()
     FeatureStreamWriter(sink, index_schema()).close(
         source_etag="x", source_bytes=9
@@ -57,7 +57,7 @@ def feature_stream() -> bytes:
     return sink.getvalue()
 
 
-def _with_rows(*rows: IndexRow) -> bytes:
+def _with_rows(*rows):
     return DataIndex((ShardIndex("a.tar", "e", rows),)).to_bytes()
 
 

@@ -20,7 +20,7 @@ from hapi_protocol.encodings import (
 from hapi_protocol.errors import AnnotationError
 
 
-def test_encodings_combine_every_dtype_and_compression() -> None:
+def test_encodings_combine_every_dtype_and_compression():
     assert len(ENCODINGS) == len(set(ENCODINGS)) == 12
     assert (
         ENCODINGS[:4] == DTYPES == ("float32", "float16", "bfloat16", "uint8")
@@ -33,11 +33,11 @@ def test_encodings_combine_every_dtype_and_compression() -> None:
 
 
 @pytest.mark.parametrize("text", ENCODINGS)
-def test_canonical_text_survives_parsing(text: str) -> None:
+def test_canonical_text_survives_parsing(text):
     assert str(Encoding.parse(text)) == text
 
 
-def test_canonical_text_has_no_compression_none() -> None:
+def test_canonical_text_has_no_compression_none():
     assert str(Encoding.parse("uint8;none")) == "uint8"
     assert Encoding.parse("uint8;none") == Encoding("uint8")
 
@@ -57,7 +57,7 @@ def test_canonical_text_has_no_compression_none() -> None:
         "x" * 5000,
     ],
 )
-def test_unknown_encoding_is_refused_with_the_allowed_ones(text: str) -> None:
+def test_unknown_encoding_is_refused_with_the_allowed_ones(text):
     with pytest.raises(AnnotationError) as caught:
         Encoding.parse(text, what="the encoding of the test")
     assert caught.value.code == "unknown_encoding"
@@ -67,14 +67,14 @@ def test_unknown_encoding_is_refused_with_the_allowed_ones(text: str) -> None:
     assert len(caught.value.to_body()) < 2000
 
 
-def test_encoding_of_unknown_parts_is_refused() -> None:
+def test_encoding_of_unknown_parts_is_refused():
     with pytest.raises(AnnotationError, match="'int4;none'"):
         Encoding("int4")
     with pytest.raises(AnnotationError, match="'uint8;gzip'"):
         Encoding("uint8", "gzip")
 
 
-def test_floor_allows_encodings_that_are_precise_enough() -> None:
+def test_floor_allows_encodings_that_are_precise_enough():
     allowed = [set(allowed_encodings(floor)) for floor in PRECISIONS]
     assert allowed[0] == {"float32", "float32;lz4", "float32;zstd"}
     assert allowed[0] < allowed[1] < allowed[2] == set(ENCODINGS)
@@ -100,14 +100,12 @@ def test_floor_allows_encodings_that_are_precise_enough() -> None:
         ((100, 0), 1),
     ],
 )
-def test_channel_is_a_group_from_32_values_on(
-    shape: tuple[int, ...], groups: int
-) -> None:
+def test_channel_is_a_group_from_32_values_on(shape, groups):
     assert num_groups(shape) == groups
 
 
 @given(st.lists(st.integers(0, 40), max_size=4))
-def test_groups_divide_a_sample_evenly(shape: list[int]) -> None:
+def test_groups_divide_a_sample_evenly(shape):
     groups = num_groups(shape)
     values = math.prod(shape)
     assert groups >= 1
@@ -115,7 +113,7 @@ def test_groups_divide_a_sample_evenly(shape: list[int]) -> None:
     assert groups == 1 or values // groups >= MIN_CHANNEL_VALUES
 
 
-def test_sample_bytes_count_values_and_scales() -> None:
+def test_sample_bytes_count_values_and_scales():
     shape = (64, 7, 7)
     sizes = [Encoding(dtype).sample_bytes(shape) for dtype in DTYPES]
     assert sizes == [12544, 6272, 6272, 3136 + 8 * 64]

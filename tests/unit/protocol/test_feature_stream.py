@@ -28,7 +28,7 @@ SCALES = np.array([[0.5], [1], [2]], np.float32)
 ZEROS = np.array([[-1], [np.nan], [7]], np.float32)
 
 
-def stream_of(encoding: str = "float32", *, close: bool = True) -> bytes:
+def stream_of(encoding="float32", *, close=True):
     sink = io.BytesIO()
     writer = FeatureStreamWriter(sink, feature_schema((2, 3), encoding))
     parsed = Encoding.parse(encoding)

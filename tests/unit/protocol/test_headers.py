@@ -21,7 +21,7 @@ from hapi_protocol.headers import (
 MINIMAL = {"X-Hapi-Model": "models/abc.hapi", "X-Hapi-Cut": "3"}
 
 
-def parse(**changed: str) -> Annotation:
+def parse(**changed):
     return parse_annotation({**MINIMAL, **changed}, "AUTH_test")
 
 

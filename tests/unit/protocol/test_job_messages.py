@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import Any
 
 import pytest
 
@@ -17,7 +16,7 @@ from hapi_protocol.job_messages import (
     ProfileRequest,
     Usage,
 )
-from hapi_protocol.json_messages import MAX_MESSAGE_BYTES, JsonMessage
+from hapi_protocol.json_messages import MAX_MESSAGE_BYTES
 
 IDENTITY = ModelIdentity("AUTH_a", "models", "é/x.hapi", "e" * 32, 1234)
 JOB = JobRequest(
@@ -73,11 +72,11 @@ PROFILE_REQUEST = ProfileRequest("AUTH_b", IDENTITY, "tx1")
     "message",
     [JOB, INDEX_JOB, MULTI_JOB, USAGE, INDEX_USAGE, GRANT, PROFILE_REQUEST],
 )
-def test_message_survives_its_own_body(message: JsonMessage) -> None:
+def test_message_survives_its_own_body(message):
     assert type(message).from_body(message.to_body()) == message
 
 
-def test_identity_survives_its_own_header() -> None:
+def test_identity_survives_its_own_header():
     assert IDENTITY.to_json().isascii()
     assert ModelIdentity.from_json(IDENTITY.to_json()) == IDENTITY
 
@@ -136,16 +135,14 @@ def test_identity_survives_its_own_header() -> None:
         (PROFILE_REQUEST, "trans_id", {"trans_id": None}),
     ],
 )
-def test_bad_field_is_refused_by_name(
-    message: JsonMessage, field: str, changes: dict[str, Any]
-) -> None:
+def test_bad_field_is_refused_by_name(message, field, changes):
     fields = {**json.loads(message.to_body()), **changes}
     with pytest.raises(AnnotationError, match=f"'{field}'") as caught:
         type(message).from_body(json.dumps(fields).encode())
     assert caught.value.code == "bad_request"
 
 
-def test_encoding_of_a_job_request_is_made_canonical() -> None:
+def test_encoding_of_a_job_request_is_made_canonical():
     fields = {**json.loads(JOB.to_body()), "encoding": "bfloat16;none"}
     job = JobRequest.from_body(json.dumps(fields).encode())
     assert job.encoding == "bfloat16"
@@ -166,7 +163,7 @@ def test_encoding_of_a_job_request_is_made_canonical() -> None:
         JOB.to_body() + b" " * MAX_MESSAGE_BYTES,
     ],
 )
-def test_other_bodies_are_refused(body: bytes) -> None:
+def test_other_bodies_are_refused(body):
     with pytest.raises(AnnotationError) as caught:
         JobRequest.from_body(body)
     assert caught.value.code == "bad_request"

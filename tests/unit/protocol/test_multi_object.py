@@ -5,8 +5,6 @@ from __future__ import annotations
 import io
 import json
 import tarfile
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
@@ -40,14 +38,14 @@ NAMES = (
 class Slow:
     """A stream that returns at most 700 bytes per read."""
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data):
         self._file = io.BytesIO(data)
 
-    def read(self, size: int, /) -> bytes:
+    def read(self, size, /):
         return self._file.read(min(size, 700))
 
 
-def sample() -> list[tuple[ObjectEntry, bytes]]:
+def sample():
     return [
         (
             ObjectEntry(n, name, 404, None, "not_found: gone")
@@ -59,17 +57,17 @@ def sample() -> list[tuple[ObjectEntry, bytes]]:
     ]
 
 
-def read(data: bytes, num_objects: int) -> Iterator[tuple[ObjectEntry, bytes]]:
+def read(data, num_objects):
     return iter_objects(Slow(data), num_objects, MAX_BYTES)
 
 
-def test_objects_with_any_name_survive_the_framing() -> None:
+def test_objects_with_any_name_survive_the_framing():
     objects = sample()
 
     assert list(read(framed(objects), len(objects))) == objects
 
 
-def test_body_is_a_tar_without_names_of_objects() -> None:
+def test_body_is_a_tar_without_names_of_objects():
     objects = sample()
     with tarfile.open(fileobj=io.BytesIO(framed(objects))) as archive:
         members = [(info.name, info.size) for info in archive]
@@ -83,13 +81,13 @@ def test_body_is_a_tar_without_names_of_objects() -> None:
 
 
 @pytest.mark.parametrize("difference", [-1, 1])
-def test_another_number_of_objects_is_refused(difference: int) -> None:
+def test_another_number_of_objects_is_refused(difference):
     objects = sample()
     with pytest.raises(AnnotationError):
         list(read(framed(objects), len(objects) + difference))
 
 
-def test_object_over_the_limit_is_skipped_with_an_error() -> None:
+def test_object_over_the_limit_is_skipped_with_an_error():
     objects = [
         (ObjectEntry(0, "long", 200, "e"), bytes(MAX_BYTES + 1)),
         (ObjectEntry(1, "next", 200, "f"), b"next"),
@@ -102,13 +100,13 @@ def test_object_over_the_limit_is_skipped_with_an_error() -> None:
     assert following == objects[1]
 
 
-def test_meta_is_status_and_etag() -> None:
+def test_meta_is_status_and_etag():
     entry = ObjectEntry(0, "a", 200, "e")
 
     assert json.loads(entry.meta()) == {"status": 200, "etag": "e"}
 
 
-def entry_of(position: int = 0, **changes: Any) -> bytes:
+def entry_of(position=0, **changes):
     fields = {
         "index": 0,
         "key": "a",
@@ -120,7 +118,7 @@ def entry_of(position: int = 0, **changes: Any) -> bytes:
     return member(f"{position:08d}.json", json.dumps(fields).encode())
 
 
-def member(name: str, data: bytes, kind: bytes = tarfile.REGTYPE) -> bytes:
+def member(name, data, kind=tarfile.REGTYPE):
     info = tarfile.TarInfo(name)
     info.size, info.type = len(data), kind
     return info.tobuf(tarfile.USTAR_FORMAT) + data + padding(len(data))
@@ -129,7 +127,7 @@ def member(name: str, data: bytes, kind: bytes = tarfile.REGTYPE) -> bytes:
 GOOD = entry_of(error=None)
 
 
-def test_bodies_of_these_tests_are_valid_without_their_fault() -> None:
+def test_bodies_of_these_tests_are_valid_without_their_fault():
     assert list(read(entry_of() + END, 1))
     assert list(read(GOOD + member("00000000.img", b"x") + END, 1))
 
@@ -163,7 +161,7 @@ def test_bodies_of_these_tests_are_valid_without_their_fault() -> None:
         GOOD + member("00000000.img", bytes(1000))[:-1],
     ],
 )
-def test_wrong_framing_is_refused(body: bytes) -> None:
+def test_wrong_framing_is_refused(body):
     with pytest.raises(AnnotationError) as caught:
         list(read(body, 1))
 

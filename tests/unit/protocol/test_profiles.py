@@ -38,7 +38,7 @@ PROFILE = ModelProfile(
 LOAD = Load(share=0.5, streams=3, device_busy=0.9, cpu_busy=0.25)
 
 
-def test_profile_survives_its_body() -> None:
+def test_profile_survives_its_body():
     assert ModelProfile.from_body(PROFILE.to_body()) == PROFILE
     assert PROFILE.num_cuts == 2
     assert PROFILE.best().batch == 8
@@ -64,27 +64,27 @@ def test_profile_survives_its_body() -> None:
     ],
 )
 def test_malformed_profile_is_refused(
-    changed: dict[str, object],
-) -> None:
+    changed,
+):
     fields = {**json.loads(PROFILE.to_body()), **changed}
     with pytest.raises(AnnotationError, match="bad_request"):
         ModelProfile.from_body(json.dumps(fields).encode())
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"1", b"{", b"[" * 9999])
-def test_other_bodies_are_refused(body: bytes) -> None:
+def test_other_bodies_are_refused(body):
     with pytest.raises(AnnotationError):
         ModelProfile.from_body(body)
 
 
-def test_annotation_of_a_profile_survives_its_headers() -> None:
+def test_annotation_of_a_profile_survives_its_headers():
     annotation = Annotation(model=None, cut=0, profile=True)
     assert annotation.to_headers() == {"X-Hapi-Profile": "true"}
     headers = annotation.to_headers()
     assert parse_annotation(headers, "AUTH_a") == annotation
 
 
-def test_profile_header_allows_no_others() -> None:
+def test_profile_header_allows_no_others():
     headers = {"x-hapi-profile": "TRUE", "X-Hapi-Cut": "1", "Accept": "*/*"}
     with pytest.raises(AnnotationError, match="X-Hapi-Cut") as caught:
         parse_annotation(headers, "AUTH_a")
@@ -92,7 +92,7 @@ def test_profile_header_allows_no_others() -> None:
     assert caught.value.details == {"headers": ["X-Hapi-Cut"]}
 
 
-def test_false_profile_header_asks_for_features() -> None:
+def test_false_profile_header_asks_for_features():
     headers = {"X-Hapi-Model": "c/o", "X-Hapi-Cut": "3"}
     plain = parse_annotation(headers, "AUTH_a")
     headers["X-Hapi-Profile"] = "false"
@@ -100,7 +100,7 @@ def test_false_profile_header_asks_for_features() -> None:
 
 
 @pytest.mark.parametrize("load", [None, LOAD])
-def test_summary_carries_cpu_seconds_and_load(load: Load | None) -> None:
+def test_summary_carries_cpu_seconds_and_load(load):
     sink = io.BytesIO()
     writer = FeatureStreamWriter(sink, index_schema())
     writer.write([Row(0, "a")])
@@ -113,7 +113,7 @@ def test_summary_carries_cpu_seconds_and_load(load: Load | None) -> None:
     assert (written.cpu_seconds, written.load) == (1.25, load)
 
 
-def test_summary_ignores_unknown_fields() -> None:
+def test_summary_ignores_unknown_fields():
     summary = Summary(1, 0, "e", 5, cpu_seconds=2.0, load=LOAD)
     fields = dataclasses.asdict(summary)
     fields["load"]["queue"] = [1]
@@ -129,7 +129,7 @@ def test_summary_ignores_unknown_fields() -> None:
     "text",
     ["[]", "1", "{}", '{"rows": 1, "errors": 0, "load": 3}', "{"],
 )
-def test_damaged_summary_is_truncation(text: str) -> None:
+def test_damaged_summary_is_truncation(text):
     sink = io.BytesIO()
     schema = index_schema()
     empty = pa.record_batch(

@@ -20,9 +20,7 @@ from hapi_protocol.shards import (
 )
 
 
-def tar_of(
-    *members: tuple[str, bytes], format: int = tarfile.USTAR_FORMAT
-) -> bytes:
+def tar_of(*members, format=tarfile.USTAR_FORMAT):
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w", format=format) as archive:
         for name, data in members:
@@ -35,7 +33,7 @@ def tar_of(
 LIMITS = Limits(max_key_bytes=150, max_sample_bytes=1000)
 
 
-def samples_of(data: bytes, **options) -> list[Sample]:
+def samples_of(data, **options):
     return list(iter_samples(io.BytesIO(data), name="s.tar", **options))
 
 
@@ -72,10 +70,10 @@ def test_range_of_whole_members_gives_the_same_samples():
 class OneByteReader:
     """A stream that returns one byte per read."""
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data):
         self._stream = io.BytesIO(data)
 
-    def read(self, size: int) -> bytes:
+    def read(self, size):
         return self._stream.read(min(size, 1))
 
 
@@ -114,21 +112,21 @@ def test_empty_archives_have_no_samples():
     assert samples_of(b"") == []
 
 
-def _link(kind: bytes) -> bytes:
+def _link(kind):
     info = tarfile.TarInfo("a.jpg")
     info.type = kind
     info.linkname = "/etc/passwd"
     return info.tobuf(tarfile.USTAR_FORMAT)
 
 
-def _header(size: int, kind: bytes = tarfile.REGTYPE) -> bytes:
+def _header(size, kind=tarfile.REGTYPE):
     info = tarfile.TarInfo("a.jpg")
     info.type = kind
     info.size = size
     return info.tobuf(tarfile.GNU_FORMAT)
 
 
-def _continued_sparse() -> bytes:
+def _continued_sparse():
     """A sparse header whose map continues in the next block."""
     header = bytearray(_header(0, tarfile.GNUTYPE_SPARSE))
     header[482] = 1
@@ -137,7 +135,7 @@ def _continued_sparse() -> bytes:
     return bytes(header)
 
 
-def _pax(records: bytes, kind: bytes = tarfile.XHDTYPE) -> bytes:
+def _pax(records, kind=tarfile.XHDTYPE):
     head = tarfile.TarInfo("pax")
     head.type = kind
     head.size = len(records)
@@ -197,11 +195,11 @@ def test_damage_and_excess_are_refused_by_name(data, code):
 class CountingReader:
     """A stream of zeros after ``start`` that counts the bytes read."""
 
-    def __init__(self, start: bytes) -> None:
+    def __init__(self, start):
         self._start = io.BytesIO(start)
         self.num_read = 0
 
-    def read(self, size: int) -> bytes:
+    def read(self, size):
         piece = self._start.read(size) or bytes(min(size, 4096))
         self.num_read += len(piece)
         return piece
@@ -271,7 +269,7 @@ def test_damaged_headers_fail_with_our_error_or_not_at_all(seed):
             samples_of(bytes(data))
 
 
-def _fix_checksums(data: bytearray) -> None:
+def _fix_checksums(data):
     for start in range(0, len(data), 512):
         if data[start + 257 : start + 262] == b"ustar":
             data[start + 148 : start + 156] = b" " * 8

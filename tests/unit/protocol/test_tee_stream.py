@@ -31,7 +31,7 @@ STREAM = b"".join(frame(*each) for each in FRAMES) + end_frame(3)
 VALUES = np.arange(8, dtype=np.float32).reshape(4, 2)
 
 
-def read(reader: TeeReader, pieces: list[bytes]) -> dict[bytes, bytes]:
+def read(reader, pieces):
     found = dict.fromkeys((BOTH, CLIENT, CACHE), b"")
     for piece in pieces:
         for kind, data in reader.feed(piece):
@@ -41,7 +41,7 @@ def read(reader: TeeReader, pieces: list[bytes]) -> dict[bytes, bytes]:
 
 
 @given(st.lists(st.integers(0, len(STREAM)), max_size=8))
-def test_frames_may_arrive_in_any_pieces(positions: list[int]) -> None:
+def test_frames_may_arrive_in_any_pieces(positions):
     edges = [0, *sorted(positions), len(STREAM)]
     pieces = [STREAM[a:b] for a, b in pairwise(edges)]
     reader = TeeReader()
@@ -53,7 +53,7 @@ def test_frames_may_arrive_in_any_pieces(positions: list[int]) -> None:
     assert reader.errors == 3
 
 
-def test_stream_without_its_last_frame_has_no_number_of_errors() -> None:
+def test_stream_without_its_last_frame_has_no_number_of_errors():
     reader = TeeReader()
     for cut in range(len(STREAM) - 1, 0, -40):
         reader = TeeReader()
@@ -75,7 +75,7 @@ def test_stream_without_its_last_frame_has_no_number_of_errors() -> None:
         frame(END, b" " * (MAX_END_BYTES + 1)),
     ],
 )
-def test_other_streams_are_refused(broken: bytes) -> None:
+def test_other_streams_are_refused(broken):
     with pytest.raises(InternalError, match="tee stream"):
         read(TeeReader(), [broken])
 
@@ -83,21 +83,21 @@ def test_other_streams_are_refused(broken: bytes) -> None:
 class Marked:
     """A sink that separates data for the client and for the cache."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.client, self.kept = io.BytesIO(), io.BytesIO()
         self.kind = BOTH
 
-    def mark(self, kind: bytes) -> None:
+    def mark(self, kind):
         self.kind = kind
 
-    def write(self, data: bytes) -> None:
+    def write(self, data):
         if self.kind in (BOTH, CLIENT):
             self.client.write(data)
         if self.kind in (BOTH, CACHE):
             self.kept.write(data)
 
 
-def test_rows_are_cached_and_timings_are_not() -> None:
+def test_rows_are_cached_and_timings_are_not():
     sink = Marked()
     schema = feature_schema((2,), "float32;zstd")
     writer = FeatureStreamWriter(sink, schema, sink.mark)

@@ -17,17 +17,17 @@ from hapi_protocol.transforms import (
 numbers = st.integers(0, MAX_NUMBER)
 
 
-def test_eval_is_not_a_training_transform() -> None:
+def test_eval_is_not_a_training_transform():
     assert parse_transform("eval") is None
 
 
 @given(seed=numbers, epoch=numbers)
-def test_training_survives_its_text(seed: int, epoch: int) -> None:
+def test_training_survives_its_text(seed, epoch):
     training = Training(seed, epoch)
     assert parse_transform(str(training)) == training
 
 
-def test_text_of_training() -> None:
+def test_text_of_training():
     text = f"train;seed=0;epoch={MAX_NUMBER}"
     assert parse_transform(text) == Training(0, MAX_NUMBER)
 
@@ -55,7 +55,7 @@ def test_text_of_training() -> None:
         "train;seed=0;epoch=" + "9" * 5000,
     ],
 )
-def test_other_texts_are_refused(text: str) -> None:
+def test_other_texts_are_refused(text):
     with pytest.raises(AnnotationError, match="train;seed=S") as caught:
         parse_transform(text)
     assert caught.value.code == "unknown_transform"
@@ -64,7 +64,7 @@ def test_other_texts_are_refused(text: str) -> None:
 
 
 @given(text=st.text())
-def test_accepted_text_is_canonical(text: str) -> None:
+def test_accepted_text_is_canonical(text):
     try:
         training = parse_transform(text)
     except AnnotationError:
@@ -73,7 +73,7 @@ def test_accepted_text_is_canonical(text: str) -> None:
 
 
 @pytest.mark.parametrize("value", [-1, MAX_NUMBER + 1, True, 1.0, None])
-def test_numbers_out_of_range_are_errors(value: int) -> None:
+def test_numbers_out_of_range_are_errors(value):
     with pytest.raises(ValueError, match="epoch is"):
         Training(0, value)
     with pytest.raises(ValueError, match="seed is"):

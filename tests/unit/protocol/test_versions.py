@@ -37,7 +37,7 @@ USAGE = Usage(
 )
 
 
-def negotiated(section) -> int:
+def negotiated(section):
     return common_version(section, "the proxy at swift:8080", "0.1.0")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 
 import numpy as np
 import pytest
@@ -58,7 +57,7 @@ values = st.one_of(
 
 
 @st.composite
-def batches(draw: st.DrawFn) -> torch.Tensor:
+def batches(draw):
     """Draws float32 ``[B, ...]``, some with only a few distinct values."""
     shape = (draw(st.integers(0, 5)), *draw(st.sampled_from(SHAPES)))
     few = draw(st.lists(values, min_size=1, max_size=4))
@@ -67,7 +66,7 @@ def batches(draw: st.DrawFn) -> torch.Tensor:
     return torch.from_numpy(array.copy())
 
 
-def round_trip(features: torch.Tensor, encoding: str) -> torch.Tensor:
+def round_trip(features, encoding):
     encoded = encode(features, encoding)
     assert encoded.array.flags.c_contiguous
     assert encoded.array.dtype == Encoding.parse(encoding).wire_dtype
@@ -79,7 +78,7 @@ def round_trip(features: torch.Tensor, encoding: str) -> torch.Tensor:
     return decoded
 
 
-def assert_same_bits(one: EncodedFeatures, other: EncodedFeatures) -> None:
+def assert_same_bits(one, other):
     for left, right in (
         (one.array, other.array),
         (one.scale, other.scale),
@@ -92,10 +91,10 @@ def assert_same_bits(one: EncodedFeatures, other: EncodedFeatures) -> None:
     assert one.saturated == other.saturated
 
 
-def joined(parts: Iterable[EncodedFeatures]) -> EncodedFeatures:
+def joined(parts):
     every = list(parts)
 
-    def cat(name: str) -> np.ndarray | None:
+    def cat(name):
         arrays = [getattr(part, name) for part in every]
         return None if arrays[0] is None else np.concatenate(arrays)
 
@@ -106,18 +105,18 @@ def joined(parts: Iterable[EncodedFeatures]) -> EncodedFeatures:
     )
 
 
-def test_float32_of_permuted_features_is_exact() -> None:
+def test_float32_of_permuted_features_is_exact():
     features = torch.randn(3, 4, 5).permute(0, 2, 1)
     assert torch.equal(round_trip(features, "float32"), features)
 
 
 @given(batches())
-def test_float32_is_bit_exact(features: torch.Tensor) -> None:
+def test_float32_is_bit_exact(features):
     back = round_trip(features, "float32")
     assert back.numpy().tobytes() == features.numpy().tobytes()
 
 
-def half_bound(dtype: str, value: float) -> float:
+def half_bound(dtype, value):
     """Returns the published error bound of the 16-bit formats."""
     if dtype == "float16":
         return abs(value) * 2**-11 if abs(value) >= 2**-14 else 2**-25
@@ -126,9 +125,7 @@ def half_bound(dtype: str, value: float) -> float:
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @given(batches())
-def test_16_bit_formats_are_within_bounds_and_saturate(
-    dtype: str, features: torch.Tensor
-) -> None:
+def test_16_bit_formats_are_within_bounds_and_saturate(dtype, features):
     back = round_trip(features, dtype).double().flatten().tolist()
     expected = features.double().flatten().tolist()
     largest = LARGEST[dtype]
@@ -143,13 +140,13 @@ def test_16_bit_formats_are_within_bounds_and_saturate(
     assert encode(features, dtype).saturated == num_larger
 
 
-def test_bfloat16_rounds_ties_to_even() -> None:
+def test_bfloat16_rounds_ties_to_even():
     ties = torch.tensor([[1 + 2**-8, 1 + 3 * 2**-8, -(1 + 2**-8)]])
     back = round_trip(ties, "bfloat16")
     assert back.tolist() == [[1, 1 + 2**-6, -1]]
 
 
-def clipped(group: np.ndarray) -> np.ndarray:
+def clipped(group):
     """Replaces infinite values by the group's finite extremes."""
     finite = group[np.isfinite(group)]
     high = finite.max() if len(finite) else LARGEST["float32"]
@@ -157,7 +154,7 @@ def clipped(group: np.ndarray) -> np.ndarray:
     return np.clip(group, low, high)
 
 
-def assert_group_is_within_bound(group: np.ndarray, back: np.ndarray) -> None:
+def assert_group_is_within_bound(group, back):
     if np.isnan(group).any():
         assert np.isnan(back).all()
         return
@@ -171,8 +168,8 @@ def assert_group_is_within_bound(group: np.ndarray, back: np.ndarray) -> None:
 
 @given(batches())
 def test_uint8_is_within_its_bound_per_group(
-    features: torch.Tensor,
-) -> None:
+    features,
+):
     back = round_trip(features, "uint8").double().numpy()
     groups = num_groups(features.shape[1:])
     originals = features.double().numpy()
@@ -188,7 +185,7 @@ def test_uint8_is_within_its_bound_per_group(
     assert encode(features, "uint8").saturated == infinite
 
 
-def test_uint8_has_one_scale_per_channel() -> None:
+def test_uint8_has_one_scale_per_channel():
     features = (
         torch.randn(2, 3, 6, 6)
         * torch.tensor([1, 100, 1e-3])[None, :, None, None]
@@ -202,7 +199,7 @@ def test_uint8_has_one_scale_per_channel() -> None:
     assert encoded.array.reshape(2, 3, -1).max(2).tolist() == [[255] * 3] * 2
 
 
-def test_uint8_supports_ranges_that_overflow_float32() -> None:
+def test_uint8_supports_ranges_that_overflow_float32():
     huge = LARGEST["float32"]
     features = torch.tensor([[huge, -huge, 0.0, huge / 2]])
     encoded = encode(features, "uint8")
@@ -222,9 +219,7 @@ def test_uint8_supports_ranges_that_overflow_float32() -> None:
         ([7.25] * 4, [7.25] * 4, 0),
     ],
 )
-def test_uint8_of_infinite_and_nan_values(
-    group: list[float], expected: list[float], saturated: int
-) -> None:
+def test_uint8_of_infinite_and_nan_values(group, expected, saturated):
     features = torch.tensor([group, [0.0, 1, 2, 3]])
     back = round_trip(features, "uint8")
     torch.testing.assert_close(
@@ -241,8 +236,8 @@ def test_uint8_of_infinite_and_nan_values(
 @pytest.mark.parametrize("dtype", DTYPES)
 @given(features=batches(), cut=st.integers(0, 5))
 def test_encoding_of_a_sample_does_not_depend_on_its_batch(
-    dtype: str, features: torch.Tensor, cut: int
-) -> None:
+    dtype, features, cut
+):
     whole = encode(features, dtype)
     parts = (features[:cut], features[cut:])
     assert_same_bits(joined(encode(p, dtype) for p in parts), whole)
@@ -256,7 +251,7 @@ def test_encoding_of_a_sample_does_not_depend_on_its_batch(
     assert bits_of(torch.cat(pieces)) == bits_of(back)
 
 
-def bits_of(values: torch.Tensor) -> bytes:
+def bits_of(values):
     """Returns all bits, with one canonical NaN.
 
     The bits of a NaN depend on whether torch widens float16 by vectors.
@@ -267,7 +262,7 @@ def bits_of(values: torch.Tensor) -> bytes:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("num_samples", [1, 9])
-def test_nan_stays_nan(dtype: str, num_samples: int) -> None:
+def test_nan_stays_nan(dtype, num_samples):
     features = torch.zeros(num_samples, 5)
     features[0, 0] = math.nan
     back = round_trip(features, dtype)
@@ -275,9 +270,7 @@ def test_nan_stays_nan(dtype: str, num_samples: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_result_does_not_depend_on_chunks(
-    dtype: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_result_does_not_depend_on_chunks(dtype, monkeypatch):
     features = torch.randn(7, 3, 40)
     features[2, 1, 5] = math.inf
     whole = encode(features, dtype)
@@ -290,7 +283,7 @@ def test_result_does_not_depend_on_chunks(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_result_does_not_depend_on_strides(dtype: str) -> None:
+def test_result_does_not_depend_on_strides(dtype):
     features = torch.randn(4, 6, 5, 7) * 1e3
     expected = encode(features, dtype)
     strided = torch.randn(9, 6, 11, 7)
@@ -309,14 +302,14 @@ def test_result_does_not_depend_on_strides(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_encode_does_not_modify_the_features(dtype: str) -> None:
+def test_encode_does_not_modify_the_features(dtype):
     features = torch.tensor([[1e6, math.inf, -3.0]])
     encode(features, dtype)
     assert features.tolist() == [[1e6, math.inf, -3.0]]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_decode_writes_to_out(dtype: str) -> None:
+def test_decode_writes_to_out(dtype):
     features = torch.randn(5, 3, 40)
     encoded = encode(features, dtype)
     expected = round_trip(features, dtype)
@@ -329,7 +322,7 @@ def test_decode_writes_to_out(dtype: str) -> None:
         decode(encoded.array, dtype, encoded.scale, encoded.zero, out=out)
 
 
-def test_decode_refuses_mismatched_arrays() -> None:
+def test_decode_refuses_mismatched_arrays():
     encoded = encode(torch.randn(2, 3, 40), "uint8")
     with pytest.raises(ValueError, match="scale of shape None"):
         decode(encoded.array, "uint8")
@@ -342,7 +335,7 @@ def test_decode_refuses_mismatched_arrays() -> None:
 
 
 @pytest.mark.parametrize("encoding", ["", "float64", "float16;gzip"])
-def test_unknown_encoding_is_refused(encoding: str) -> None:
+def test_unknown_encoding_is_refused(encoding):
     with pytest.raises(AnnotationError, match="allowed: float32"):
         encode(torch.zeros(1, 1), encoding)
     with pytest.raises(AnnotationError, match="allowed: float32"):
@@ -351,8 +344,8 @@ def test_unknown_encoding_is_refused(encoding: str) -> None:
 
 @pytest.mark.parametrize("shape", [(8,), (3, 40), (64, 56, 56), (2, 3)])
 def test_encoder_memory_bound_is_tight(
-    shape: tuple[int, ...],
-) -> None:
+    shape,
+):
     size = 4 * math.prod(shape)
     for dtype in DTYPES:
         constant, per_sample = encoder_step(shape, dtype)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import pytest
 
@@ -12,9 +11,7 @@ from hapi_splitter.host_limits import allowed_cores, allowed_memory_bytes
 AFFINITY = len(os.sched_getaffinity(0))
 
 
-def control_groups(
-    folder: Path, line: str, limits: dict[str, str]
-) -> tuple[Path, Path]:
+def control_groups(folder, line, limits):
     """Returns the membership file and the groups' mount point."""
     groups = folder / "groups"
     for name, text in limits.items():
@@ -26,7 +23,7 @@ def control_groups(
     return membership, groups
 
 
-def test_quota_limits_the_cores(tmp_path: Path) -> None:
+def test_quota_limits_the_cores(tmp_path):
     paths = control_groups(
         tmp_path,
         "1:cpu:/\n0::/pod/box\n",
@@ -36,9 +33,7 @@ def test_quota_limits_the_cores(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("pod", "box"), [("20000", "max"), ("max", "20000")])
-def test_lowest_limit_of_nested_groups_applies(
-    tmp_path: Path, pod: str, box: str
-) -> None:
+def test_lowest_limit_of_nested_groups_applies(tmp_path, pod, box):
     paths = control_groups(
         tmp_path,
         "0::/pod/box\n",
@@ -53,7 +48,7 @@ def test_lowest_limit_of_nested_groups_applies(
     assert allowed_memory_bytes(*paths) == 2000
 
 
-def test_quota_above_the_affinity_is_ignored(tmp_path: Path) -> None:
+def test_quota_above_the_affinity_is_ignored(tmp_path):
     paths = control_groups(
         tmp_path, "0::/\n", {"cpu.max": "100000000 100000\n"}
     )
@@ -70,13 +65,11 @@ def test_quota_above_the_affinity_is_ignored(tmp_path: Path) -> None:
         ("0::/../other\n", {"memory.max": "max\n"}),
     ],
 )
-def test_without_limits_affinity_applies(
-    tmp_path: Path, line: str, limits: dict[str, str]
-) -> None:
+def test_without_limits_affinity_applies(tmp_path, line, limits):
     paths = control_groups(tmp_path, line, limits)
     assert allowed_cores(*paths) == AFFINITY
     assert allowed_memory_bytes(*paths) is None
 
 
-def test_without_a_membership_file_there_are_no_limits(tmp_path: Path) -> None:
+def test_without_a_membership_file_there_are_no_limits(tmp_path):
     assert allowed_memory_bytes(tmp_path / "none", tmp_path) is None

@@ -13,7 +13,7 @@ from hapi_splitter.freezing.split_model import split
 from hapi_splitter.numerics import enforce_exact, exact_numerics, numerics_tag
 
 
-def test_block_ignores_the_users_settings() -> None:
+def test_block_ignores_the_users_settings():
     torch.manual_seed(0)
     layer = torch.nn.Linear(256, 256)
     samples = torch.randn(8, 256)
@@ -79,7 +79,7 @@ assert torch.backends.cudnn.allow_tf32 in (True, False)
 
 
 @pytest.mark.parametrize("script", [RESTORE, OVERLAP], ids=["one", "threads"])
-def test_block_restores_the_users_settings(script: str) -> None:
+def test_block_restores_the_users_settings(script):
     # In a new process, because torch remembers that they were used.
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     result = subprocess.run(
@@ -92,7 +92,7 @@ def test_block_restores_the_users_settings(script: str) -> None:
     assert result.returncode == 0, result.stderr
 
 
-def test_torch_can_export_after_a_block() -> None:
+def test_torch_can_export_after_a_block():
     """``torch.export`` reads a setting that a partial restore would break."""
     with exact_numerics(torch.device("cpu")):
         pass
@@ -102,7 +102,7 @@ def test_torch_can_export_after_a_block() -> None:
     assert parts.frozen.num_cuts == 2
 
 
-def test_tag_has_class_versions_and_device_kind() -> None:
+def test_tag_has_class_versions_and_device_kind():
     version = ".".join(torch.__version__.split(".")[:2])
     tag = numerics_tag("cpu")
     assert tag.startswith("exact;protocol=2;")
@@ -112,8 +112,8 @@ def test_tag_has_class_versions_and_device_kind() -> None:
 
 
 def test_enforce_exact_turns_optimisations_off(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
     # Restored after the test.
     monkeypatch.setattr(

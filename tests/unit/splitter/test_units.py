@@ -37,5 +37,5 @@ from hapi_splitter.units import (
         (percent_text(1), "100 %"),
     ],
 )
-def test_number_is_rounded_and_has_a_unit(text: str, expected: str) -> None:
+def test_number_is_rounded_and_has_a_unit(text, expected):
     assert text == expected

@@ -8,10 +8,10 @@ from worker_under_test import Clock, small_package
 
 
 @pytest.fixture
-def clock() -> Clock:
+def clock():
     return Clock()
 
 
 @pytest.fixture(scope="session")
-def package() -> bytes:
+def package():
     return small_package()

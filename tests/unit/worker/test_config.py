@@ -23,7 +23,7 @@ DEPLOY = Path(__file__).parents[3] / "deploy"
 SAMPLE = DEPLOY / "hapi-worker.conf-sample"
 
 
-def sample_options() -> dict[str, str]:
+def sample_options():
     """Options of the sample file, the comment signs of defaults removed."""
     text = re.sub(
         r"^# ?(\w+ =.*)$", r"\1", SAMPLE.read_text(), flags=re.MULTILINE
@@ -33,15 +33,15 @@ def sample_options() -> dict[str, str]:
     return dict(parser.items(SECTION))
 
 
-def test_sample_file_has_each_option_with_its_default() -> None:
+def test_sample_file_has_each_option_with_its_default():
     assert sample_options() == option_defaults()
 
 
-def test_sample_file_is_a_valid_configuration() -> None:
+def test_sample_file_is_a_valid_configuration():
     assert load_config(str(SAMPLE)) == WorkerConfig()
 
 
-def test_values_are_typed() -> None:
+def test_values_are_typed():
     config = parse_config(
         {
             "socket_mode": "0600",
@@ -95,15 +95,15 @@ def test_values_are_typed() -> None:
     ],
 )
 def test_bad_value_is_refused_with_name_value_and_what_is_allowed(
-    name: str, value: str, allowed: str
-) -> None:
+    name, value, allowed
+):
     with pytest.raises(ValueError, match=re.escape(allowed)) as caught:
         parse_config({name: value})
     assert repr(name) in str(caught.value)
     assert repr(value) in str(caught.value)
 
 
-def test_running_worker_takes_over_limits_and_names_the_rest() -> None:
+def test_running_worker_takes_over_limits_and_names_the_rest():
     running = parse_config({"max_streams_per_account": "3"})
     changed = parse_config(
         {
@@ -132,16 +132,14 @@ def test_running_worker_takes_over_limits_and_names_the_rest() -> None:
         "",
     ],
 )
-def test_file_with_unknown_names_is_refused(tmp_path: Path, text: str) -> None:
+def test_file_with_unknown_names_is_refused(tmp_path, text):
     path = tmp_path / "worker.conf"
     path.write_text(text)
     with pytest.raises(ValueError, match=r"unknown option|section|cannot"):
         load_config(str(path))
 
 
-def test_check_reports_all_mistakes_of_a_file(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_check_reports_all_mistakes_of_a_file(tmp_path, capsys):
     path = tmp_path / "worker.conf"
     path.write_text(
         "[hapi-worker]\ndevice = abacus\nmax_stream = 3\nmax_batch = none\n"
@@ -153,7 +151,7 @@ def test_check_reports_all_mistakes_of_a_file(
     assert main(["--config", str(SAMPLE), "--check"]) == 0
 
 
-def test_service_unit_is_confined_and_never_required() -> None:
+def test_service_unit_is_confined_and_never_required():
     unit = (DEPLOY / "hapi-worker.service").read_text()
     for line in (
         "Type=notify",
@@ -168,7 +166,7 @@ def test_service_unit_is_confined_and_never_required() -> None:
     assert "RequiredBy=" not in unit
 
 
-def test_sockets_of_systemd_stay_while_the_worker_restarts() -> None:
+def test_sockets_of_systemd_stay_while_the_worker_restarts():
     unit = (DEPLOY / "hapi-worker.service").read_text()
     sockets = (DEPLOY / "hapi-worker.socket").read_text()
     folder = re.search(r"^RuntimeDirectory=(\w+)$", unit, re.M)

@@ -3,34 +3,33 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 
 import pytest
 
-from scripted_swift import ScriptedSwift, scripted_swift
+from scripted_swift import scripted_swift
 
 
-def set_login(monkeypatch: pytest.MonkeyPatch, auth_url: str) -> None:
+def set_login(monkeypatch, auth_url):
     monkeypatch.setenv("ST_AUTH", auth_url)
     monkeypatch.setenv("ST_USER", "test:tester")
     monkeypatch.setenv("ST_KEY", "testing")
 
 
 @pytest.fixture(autouse=True)
-def _no_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_credentials(monkeypatch):
     for variable in os.environ:
         if variable.startswith(("ST_", "OS_")):
             monkeypatch.delenv(variable)
 
 
 @pytest.fixture
-def login(monkeypatch: pytest.MonkeyPatch) -> None:
+def login(monkeypatch):
     """Credentials for a Swift that does not answer."""
     set_login(monkeypatch, "http://127.0.0.1:9/auth/v1.0")
 
 
 @pytest.fixture
-def swift(monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedSwift]:
+def swift(monkeypatch):
     with scripted_swift() as server:
         set_login(monkeypatch, server.auth_url)
         yield server

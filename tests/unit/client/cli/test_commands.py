@@ -303,7 +303,7 @@ def test_cache_without_push_down_is_reported_as_unused(
 # --- listing ---
 
 
-def listing(*names: str) -> Answer:
+def listing(*names):
     entries = [{"name": name, "hash": "e", "bytes": 1} for name in names]
     return Answer(200, json.dumps(entries).encode())
 

@@ -35,7 +35,7 @@ done
 
 
 @pytest.fixture(scope="module")
-def environment(tmp_path_factory) -> dict[str, str]:
+def environment(tmp_path_factory):
     """Environment with a command hapi and an empty home."""
     folder = tmp_path_factory.mktemp("bin")
     command = folder / "hapi"
@@ -108,7 +108,7 @@ def test_tab_on_a_terminal_also_completes_files(environment, tmp_path):
         os.close(ours)
 
 
-def _read_until(terminal: int, wanted: bytes, seconds: float = 30.0) -> None:
+def _read_until(terminal, wanted, seconds=30.0):
     found = b""
     deadline = time.monotonic() + seconds
     while wanted not in found:

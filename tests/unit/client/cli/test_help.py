@@ -7,9 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import typer
@@ -20,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[4]
 WITHOUT_TABLE = {"cluster start", "cluster stop", "cluster env"}
 
 
-def commands(group: Any, words: str = "") -> Iterator[tuple[str, Any]]:
+def commands(group, words=""):
     """All commands of a group and its subgroups, with their words."""
     for name, command in group.commands.items():
         path = f"{words} {name}".strip()
@@ -34,11 +32,11 @@ TREE = typer.main.get_command(cli.app)
 COMMANDS = dict(commands(TREE))
 
 
-def help_of(command: Any) -> str:
+def help_of(command):
     return inspect.cleandoc(command.help or "")
 
 
-def examples(command: Any) -> list[str]:
+def examples(command):
     """The example command lines in its help."""
     _, _, text = help_of(command).partition("Example")
     blocks = [" ".join(b.split()) for b in text.split("\n\n")[1:]]
@@ -46,12 +44,12 @@ def examples(command: Any) -> list[str]:
     return [line for line in lines if line.startswith("hapi ")]
 
 
-def recorder(called: list[str], name: str) -> Callable[..., None]:
+def recorder(called, name):
     """A command that only records that it was called."""
     return lambda **_: called.append(name)
 
 
-def first_sentence(command: Any) -> str:
+def first_sentence(command):
     text = " ".join(help_of(command).split("\n\n")[0].split())
     return re.split(r"(?<=\.)\s", text)[0]
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from hapi_client.data.augmentation_schedule import AugmentationSchedule
@@ -20,10 +18,10 @@ from hapi_protocol.transforms import Training
     ],
 )
 def test_augmentations_follow_the_period(
-    schedule: AugmentationSchedule,
-    variants: int | None,
-    epochs: list[int] | None,
-) -> None:
+    schedule,
+    variants,
+    epochs,
+):
     assert schedule.variants == variants
     assert schedule.training(None) is None
     expected = [Training(3, n) for n in epochs] if epochs else [None] * 4
@@ -41,9 +39,7 @@ def test_augmentations_follow_the_period(
         ((True, 2**63, None), "seed is 9223372036854775808"),
     ],
 )
-def test_invalid_values_are_named(
-    values: tuple[Any, ...], message: str
-) -> None:
+def test_invalid_values_are_named(values, message):
     with pytest.raises(ClientError, match=message) as caught:
         AugmentationSchedule(*values)
     assert caught.value.code == "bad_configuration"

@@ -12,7 +12,7 @@ from hapi_protocol.data_index import DataIndex, IndexRow, ShardIndex
 from scripted_swift import Answer
 
 
-def index_of(**etags: str) -> DataIndex:
+def index_of(**etags):
     row = IndexRow(0, "k", 0, 1024, 1)
     return DataIndex(
         tuple(ShardIndex(name, etag, (row,)) for name, etag in etags.items())

@@ -29,7 +29,7 @@ BUSY = Answer(503, json.dumps({"code": "queue_full", "message": "f"}).encode())
 INDEX = DataIndex((ShardIndex("a.tar", "e", (IndexRow(0, "k", 0, 9, 1),)),))
 
 
-def info(**fields: object) -> Answer:
+def info(**fields):
     facts = {"hapi": {**INFO, **fields}}
     return Answer(200, json.dumps(facts).encode())
 

@@ -37,7 +37,7 @@ class Steps(FeatureDataset):
 class FakePipeline:
     """Order and state of a pipeline, without data."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         partition = EpochPartition(1, 2)
         self.epochs = Epochs(
             SIZES, "d" * 64, EpochOptions(8, partition=partition)
@@ -51,14 +51,14 @@ class FakePipeline:
         return SimpleNamespace(data=data)
 
 
-def made(step: int = 0) -> Steps:
+def made(step=0):
     dataset = Steps.of_pipeline(FakePipeline())
     if step:
         dataset.load_state_dict(dataset.state_dict(step))
     return dataset
 
 
-def loader_of(dataset: Steps, **options) -> DataLoader:
+def loader_of(dataset, **options):
     return DataLoader(
         dataset, batch_size=None, num_workers=2, timeout=60, **options
     )

@@ -21,9 +21,7 @@ class World:
         between: seconds from the request of a span to its first byte.
     """
 
-    def __init__(
-        self, link: float, flow: float = 1e9, between: float = 0.0
-    ) -> None:
+    def __init__(self, link, flow=1e9, between=0.0):
         self.link, self.flow, self.between = link, flow, between
         self.now = 0.0
         self.received = 0.0
@@ -35,13 +33,13 @@ class World:
             clock=self._clock,
         )
 
-    def _clock(self) -> float:
+    def _clock(self):
         return self.now
 
-    def _changed(self) -> None:
+    def _changed(self):
         self.num_changes += 1
 
-    def read(self, max_reads: int = MAX_READS) -> int:
+    def read(self, max_reads=MAX_READS):
         """Reads as many spans at once as allowed; returns their number."""
         count = min(max_reads, self.limiter.limit)
         with ExitStack() as stack:
@@ -53,7 +51,7 @@ class World:
             self.received += count * SPAN_BYTES
         return count
 
-    def read_in_turn(self, number: int) -> None:
+    def read_in_turn(self, number):
         """Reads one span after the other.
 
         Each is requested during the last eighth of the one before it, which
@@ -70,7 +68,7 @@ class World:
             before = read
         before.close()
 
-    def read_all_at_once(self) -> None:
+    def read_all_at_once(self):
         """Reads spans that end shortly after one another."""
         rate = min(self.link, MAX_READS * self.flow)
         with ExitStack() as stack:
@@ -83,70 +81,70 @@ class World:
                 ending()
                 self._receive(SPAN_BYTES / 8, rate)
 
-    def _receive(self, num_bytes: float, rate: float | None = None) -> None:
+    def _receive(self, num_bytes, rate=None):
         self.now += num_bytes / (rate or self.link)
         self.received += num_bytes
 
-    def limits(self, number: int, max_reads: int = MAX_READS) -> list[int]:
+    def limits(self, number, max_reads=MAX_READS):
         return [self.read(max_reads) for _ in range(number)]
 
 
-def test_limit_is_one_if_a_single_read_saturates_the_link() -> None:
+def test_limit_is_one_if_a_single_read_saturates_the_link():
     world = World(link=500)
     assert world.limits(6) == [1, 4, 1, 1, 1, 1]
     assert world.limiter.equivalent_reads == 4
 
 
-def test_limit_is_highest_if_spans_are_short() -> None:
+def test_limit_is_highest_if_spans_are_short():
     world = World(link=5000)
     assert world.limits(5) == [1, 4, 4, 4, 4]
     assert world.limiter.equivalent_reads == 1
 
 
-def test_limit_is_highest_if_flows_are_slow() -> None:
+def test_limit_is_highest_if_flows_are_slow():
     world = World(link=2000, flow=500)
     assert world.limits(9) == [1, 4, 2, 4, 4, 4, 4, 4, 4]
     assert world.limiter.equivalent_reads == 1
 
 
-def test_limit_is_two_if_that_hides_the_wait_for_the_first_byte() -> None:
+def test_limit_is_two_if_that_hides_the_wait_for_the_first_byte():
     world = World(link=1000, flow=900, between=0.02)
     assert world.limits(7) == [1, 4, 2, 2, 2, 2, 2]
     assert world.limiter.equivalent_reads == 2
 
 
-def test_throughput_of_a_short_time_does_not_count() -> None:
+def test_throughput_of_a_short_time_does_not_count():
     world = World(link=1500)
     assert world.limits(6) == [1, 1, 4, 1, 1, 1]
 
 
-def test_two_reads_are_enough_to_find_that_one_suffices() -> None:
+def test_two_reads_are_enough_to_find_that_one_suffices():
     """With few raw reads there are never more than two."""
     assert World(link=500).limits(5, max_reads=2) == [1, 2, 1, 1, 1]
 
 
-def test_throughput_is_measured_again_after_some_reads() -> None:
+def test_throughput_is_measured_again_after_some_reads():
     world = World(link=500)
     found = world.limits(MAX_AGE_READS + 10)
     assert found.count(4) == 2
     assert found[-1] == 1
 
 
-def test_limit_rises_if_flows_become_slow() -> None:
+def test_limit_rises_if_flows_become_slow():
     world = World(link=500)
     world.limits(10)
     world.flow = 100
     assert world.limits(20)[-1] == 4
 
 
-def test_limit_stays_if_the_link_becomes_slow() -> None:
+def test_limit_stays_if_the_link_becomes_slow():
     world = World(link=500)
     world.limits(10)
     world.link = 250
     assert world.limits(40)[-10:] == [1] * 10
 
 
-def test_throughput_of_a_fast_link_does_not_count_on_a_slow_one() -> None:
+def test_throughput_of_a_fast_link_does_not_count_on_a_slow_one():
     """A route of the network may be hundreds of times slower than another."""
     world = World(link=100_000)
     assert world.limits(50)[1:] == [MAX_READS] * 49
@@ -154,14 +152,14 @@ def test_throughput_of_a_fast_link_does_not_count_on_a_slow_one() -> None:
     assert world.limits(50) == [4, *[1] * 49]
 
 
-def test_limit_rises_if_the_link_becomes_fast() -> None:
+def test_limit_rises_if_the_link_becomes_fast():
     world = World(link=500)
     world.limits(10)
     world.link = 100_000
     assert world.limits(20)[-10:] == [MAX_READS] * 10
 
 
-def test_decoding_does_not_delay_reads() -> None:
+def test_decoding_does_not_delay_reads():
     world = World(link=500)
     world.limits(4)
     assert (world.limiter.limit, world.num_changes) == (1, 0)
@@ -174,7 +172,7 @@ def test_decoding_does_not_delay_reads() -> None:
     assert world.limiter.limit == 1
 
 
-def test_nearly_complete_reads_do_not_delay_others() -> None:
+def test_nearly_complete_reads_do_not_delay_others():
     world = World(link=500)
     world.limits(4)
     with world.limiter.reading(SPAN_BYTES) as ending:
@@ -187,7 +185,7 @@ def test_nearly_complete_reads_do_not_delay_others() -> None:
     assert world.limiter.limit == 1
 
 
-def test_ending_reads_count_as_concurrent() -> None:
+def test_ending_reads_count_as_concurrent():
     world = World(link=1000, flow=100)
     assert world.limits(4) == [1, 4, 2, 4]
     for _ in range(100):
@@ -195,7 +193,7 @@ def test_ending_reads_count_as_concurrent() -> None:
     assert world.limiter.limit == MAX_READS
 
 
-def test_limit_stays_after_one_fast_moment_of_many_reads() -> None:
+def test_limit_stays_after_one_fast_moment_of_many_reads():
     world = World(link=500)
     assert world.limits(3) == [1, 4, 1]
     with ExitStack() as stack:
@@ -206,14 +204,14 @@ def test_limit_stays_after_one_fast_moment_of_many_reads() -> None:
     assert world.limiter.limit == 1
 
 
-def test_slow_first_read_does_not_decide() -> None:
+def test_slow_first_read_does_not_decide():
     world = World(link=500, between=0.15)
     world.read()
     world.between = 0.0
     assert world.limits(100) == [4, *[1] * 99]
 
 
-def test_wait_for_the_first_byte_is_hidden_by_an_early_request() -> None:
+def test_wait_for_the_first_byte_is_hidden_by_an_early_request():
     world = World(link=500, between=0.15)
     assert world.limits(8) == [1, 4, 1, 1, 1, 2, 2, 2]
     world = World(link=500, between=0.15)
@@ -223,7 +221,7 @@ def test_wait_for_the_first_byte_is_hidden_by_an_early_request() -> None:
     assert world.limiter.limit == 1
 
 
-def test_failed_read_is_over() -> None:
+def test_failed_read_is_over():
     world = World(link=500)
     world.limits(4)
     with (
@@ -239,12 +237,12 @@ def test_failed_read_is_over() -> None:
     assert world.limits(2) == [1, 1]
 
 
-def _lose_the_end(limiter: ReadConcurrency) -> None:
+def _lose_the_end(limiter):
     with limiter.reading(SPAN_BYTES) as ending:
         ending()
         raise OSError("lost")
 
 
-def test_limit_is_one_with_one_thread() -> None:
+def test_limit_is_one_with_one_thread():
     limiter = ReadConcurrency(1, lambda: 0)
     assert (limiter.limit, limiter.equivalent_reads) == (1, 1)

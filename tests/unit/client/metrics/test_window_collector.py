@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from hapi_client.metrics.window_collector import MetricsCollector
 from hapi_client.metrics.window_metrics import SpanMetrics
 from hapi_protocol.summary import Load
-from hapi_splitter.planner.problem import RAW_ROUTE, Route
+from hapi_splitter.planner.problem import RAW_ROUTE
 
 PUSHED = (3, "float16")
 
@@ -17,7 +15,7 @@ PUSHED = (3, "float16")
 class ClockedCollector(MetricsCollector):
     """A collector with clocks and a byte counter that a test advances."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.wall = self.cpu = 0.0
         self.received = 0
         super().__init__(
@@ -27,27 +25,25 @@ class ClockedCollector(MetricsCollector):
             thread_clock=lambda: self.cpu,
         )
 
-    def advance(self, wall: float, cpu: float = 0, received: int = 0) -> None:
+    def advance(self, wall, cpu=0, received=0):
         self.wall += wall
         self.cpu += cpu
         self.received += received
 
-    def add(
-        self, route: Route, num_samples: int, seconds: float, **metrics: Any
-    ) -> None:
+    def add(self, route, num_samples, seconds, **metrics):
         report = SpanMetrics(**metrics)
         self.record_span(route, num_samples, seconds, report)
 
-    def sample_seconds(self, route: Route) -> float:
+    def sample_seconds(self, route):
         return self.throughput.sample_seconds[route]
 
 
 @pytest.fixture
-def collector() -> ClockedCollector:
+def collector():
     return ClockedCollector()
 
 
-def test_only_time_of_loading_counts(collector: ClockedCollector) -> None:
+def test_only_time_of_loading_counts(collector):
     collector.advance(100, 50, 1000)
     with collector.loading():
         collector.advance(4, 3, 200)
@@ -60,8 +56,8 @@ def test_only_time_of_loading_counts(collector: ClockedCollector) -> None:
 
 
 def test_windows_count_loading_once_and_do_not_overlap(
-    collector: ClockedCollector,
-) -> None:
+    collector,
+):
     collector.advance(10)
     with collector.loading(), collector.loading():
         collector.advance(3)
@@ -76,8 +72,8 @@ def test_windows_count_loading_once_and_do_not_overlap(
 
 
 def test_decoding_suffix_and_training_are_counted_separately(
-    collector: ClockedCollector,
-) -> None:
+    collector,
+):
     with collector.loading():
         collector.advance(0, cpu=1)
         with collector.running_suffix(0, 8):
@@ -94,8 +90,8 @@ def test_decoding_suffix_and_training_are_counted_separately(
 
 
 def test_concurrent_waiting_reads_count_once(
-    collector: ClockedCollector,
-) -> None:
+    collector,
+):
     with collector.loading():
         collector.advance(1, received=7)
         with collector.reading():
@@ -118,11 +114,11 @@ def test_concurrent_waiting_reads_count_once(
     ids=["alone", "with other responses", "of several flows"],
 )
 def test_flows_of_raw_reads_are_weighted_by_bytes(
-    collector: ClockedCollector,
-    reads: list[tuple[float, int]],
-    read_bytes: int,
-    flows: float,
-) -> None:
+    collector,
+    reads,
+    read_bytes,
+    flows,
+):
     with collector.loading():
         for weight, received in reads:
             with collector.reading(weight):
@@ -133,8 +129,8 @@ def test_flows_of_raw_reads_are_weighted_by_bytes(
 
 
 def test_raw_read_in_two_windows_is_one_flow(
-    collector: ClockedCollector,
-) -> None:
+    collector,
+):
     with collector.loading():
         with collector.reading():
             collector.advance(2, received=200)
@@ -145,8 +141,8 @@ def test_raw_read_in_two_windows_is_one_flow(
 
 
 def test_maximum_of_concurrent_pushed_reads_is_counted(
-    collector: ClockedCollector,
-) -> None:
+    collector,
+):
     with collector.in_flight(RAW_ROUTE), collector.in_flight(PUSHED):
         with collector.in_flight(PUSHED):
             pass
@@ -157,7 +153,7 @@ def test_maximum_of_concurrent_pushed_reads_is_counted(
     assert collector.take().max_pushed == 0
 
 
-def test_spans_are_summed_by_route(collector: ClockedCollector) -> None:
+def test_spans_are_summed_by_route(collector):
     load = Load(0.5, 2, 0.9, 0.8)
     costs = {
         "server_cpu_seconds": 0.5,
@@ -182,8 +178,8 @@ def test_spans_are_summed_by_route(collector: ClockedCollector) -> None:
 
 @pytest.mark.parametrize("is_in_flight", [False, True])
 def test_average_of_a_route_decays_unless_a_span_is_in_flight(
-    collector: ClockedCollector, is_in_flight: bool
-) -> None:
+    collector, is_in_flight
+):
     collector.add(PUSHED, 10, 40)
     with collector.in_flight(PUSHED if is_in_flight else RAW_ROUTE):
         for num_windows in range(3):
@@ -200,8 +196,8 @@ def test_average_of_a_route_decays_unless_a_span_is_in_flight(
 
 
 def test_span_is_finished_after_all_pending_samples(
-    collector: ClockedCollector,
-) -> None:
+    collector,
+):
     with collector.loading(), collector.in_flight(RAW_ROUTE):
         collector.add(PUSHED, 8, 4)
         collector.add(RAW_ROUTE, 8, 1, raw_seconds=0.8)
@@ -221,7 +217,7 @@ def test_span_is_finished_after_all_pending_samples(
     assert throughput.span_seconds(PUSHED, 8) == pytest.approx(4.0)
 
 
-def test_concurrent_spans_share_the_link(collector: ClockedCollector) -> None:
+def test_concurrent_spans_share_the_link(collector):
     collector.add(RAW_ROUTE, 8, 8, raw_seconds=8)
     collector.set_link_seconds({RAW_ROUTE: 0.9, PUSHED: 0.01})
     alone = collector.throughput
@@ -233,8 +229,8 @@ def test_concurrent_spans_share_the_link(collector: ClockedCollector) -> None:
 
 
 def test_throughput_is_the_larger_of_planned_and_measured(
-    collector: ClockedCollector,
-) -> None:
+    collector,
+):
     collector.set_planned_rate(6.0)
     assert collector.throughput.samples_per_second == 6.0
     with collector.loading():
@@ -249,8 +245,8 @@ def test_throughput_is_the_larger_of_planned_and_measured(
 
 
 def test_short_window_does_not_count_for_throughput(
-    collector: ClockedCollector,
-) -> None:
+    collector,
+):
     with collector.loading():
         collector.advance(0.1)
         collector.add(RAW_ROUTE, 50, 0.1)
@@ -259,8 +255,8 @@ def test_short_window_does_not_count_for_throughput(
 
 
 def test_samples_of_an_abandoned_loop_are_not_pending(
-    collector: ClockedCollector,
-) -> None:
+    collector,
+):
     with collector.loading():
         collector.add(RAW_ROUTE, 8, 1)
     collector.add(RAW_ROUTE, 8, 1)
@@ -273,8 +269,8 @@ def test_samples_of_an_abandoned_loop_are_not_pending(
 
 
 def test_raw_read_without_a_failed_push_is_no_fallback(
-    collector: ClockedCollector,
-) -> None:
+    collector,
+):
     collector.add(PUSHED, 10, 9, raw_seconds=4)
     window = collector.take()
     assert window.samples == {RAW_ROUTE: 10}
@@ -282,8 +278,8 @@ def test_raw_read_without_a_failed_push_is_no_fallback(
 
 
 def test_time_of_failed_pushes_does_not_count_for_raw_reads(
-    collector: ClockedCollector,
-) -> None:
+    collector,
+):
     collector.add(
         PUSHED, 10, 120, read_seconds=0.9, raw_seconds=1, fell_back=True
     )
@@ -292,8 +288,8 @@ def test_time_of_failed_pushes_does_not_count_for_raw_reads(
 
 
 def test_cached_spans_do_not_count_for_costs(
-    collector: ClockedCollector,
-) -> None:
+    collector,
+):
     collector.add(PUSHED, 8, 2, server_cpu_seconds=0.5)
     collector.add(PUSHED, 40, 0.5, was_cached=True)
     window = collector.take()

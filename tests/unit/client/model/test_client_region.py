@@ -23,7 +23,6 @@ from hapi_splitter.inputs.augmentation import Augmentation
 from hapi_splitter.inputs.image_decode import decode_image
 from hapi_splitter.inputs.image_transform import ImageTransform
 from hapi_splitter.inputs.reference_image import reference_image
-from hapi_splitter.inputs.sample_format import InputTransform
 from hapi_splitter.profiling.profiler import LARGEST_BATCH
 from networks import small_network
 from reference_models import randomise_statistics
@@ -35,15 +34,15 @@ SMALL = ImageTransform(resize_size=36, crop_size=32)
 class Flat(nn.Module):
     """A tail that needs contiguous features."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.scores = nn.Linear(6 * 30 * 30, 3)
 
-    def forward(self, features: torch.Tensor) -> torch.Tensor:
+    def forward(self, features):
         return self.scores(features.view(features.size(0), 6 * 30 * 30))
 
 
-def frozen_part() -> nn.Module:
+def frozen_part():
     torch.manual_seed(0)
     frozen = nn.Sequential(
         nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.Hardswish()
@@ -52,7 +51,7 @@ def frozen_part() -> nn.Module:
     return frozen.eval()
 
 
-def test_suffix_of_every_cut_gives_contiguous_features() -> None:
+def test_suffix_of_every_cut_gives_contiguous_features():
     frozen = frozen_part()
     region = FrozenRegion(
         (frozen, Flat()), None, SMALL, CPU, forward_samples=2
@@ -72,9 +71,7 @@ def test_suffix_of_every_cut_gives_contiguous_features() -> None:
 @pytest.mark.parametrize(
     ("given", "expected"), [(3, 3), (None, LARGEST_BATCH["cpu"])]
 )
-def test_loader_workers_get_a_region_on_the_cpu(
-    given: int | None, expected: int
-) -> None:
+def test_loader_workers_get_a_region_on_the_cpu(given, expected):
     meta = torch.device("meta")
     region = FrozenRegion((frozen_part(), Flat()), None, SMALL, meta, given)
     assert region.forward_samples == (given or LARGEST_BATCH["cuda"])
@@ -97,14 +94,14 @@ def test_loader_workers_get_a_region_on_the_cpu(
     ],
 )
 def test_forward_batch_is_small_if_its_tensors_would_be_mapped(
-    channels: int, expected: int
-) -> None:
+    channels, expected
+):
     body = nn.Sequential(nn.Conv2d(3, channels, 1), nn.AvgPool2d(32))
     region = FrozenRegion((body.eval(), nn.Linear(1, 1)), None, SMALL, CPU)
     assert region.forward_samples == expected
 
 
-def test_region_is_optimised_for_the_device_but_not_in_its_package() -> None:
+def test_region_is_optimised_for_the_device_but_not_in_its_package():
     region = FrozenRegion((frozen_part(), Flat()), None, SMALL, CPU)
     assert region.device_graph.is_fast
     ops = [str(n.target) for n in region.device_graph.suffix(0).graph.nodes]
@@ -112,7 +109,7 @@ def test_region_is_optimised_for_the_device_but_not_in_its_package() -> None:
     assert region.parameter_bytes == 4 * (3 * 6 * 9 + 6 + 4 * 6)
 
 
-def test_augmentation_of_the_job_overrides_that_of_the_transform() -> None:
+def test_augmentation_of_the_job_overrides_that_of_the_transform():
     model, image = (frozen_part(), Flat()), reference_image()
     own = Augmentation(scale=(0.2, 0.3))
     with_own = ImageTransform(36, 32, augmentation=own)
@@ -147,9 +144,7 @@ def test_augmentation_of_the_job_overrides_that_of_the_transform() -> None:
         (ArrayTransform((3, 32, 32)), {"scale": 1}, "give an Augmentation"),
     ],
 )
-def test_invalid_augmentation_is_named(
-    transform: InputTransform | None, augment: Augmentation, message: str
-) -> None:
+def test_invalid_augmentation_is_named(transform, augment, message):
     with pytest.raises(ClientError, match=message) as caught:
         FrozenRegion(
             (frozen_part(), Flat()), None, transform, CPU, None, augment
@@ -162,7 +157,7 @@ def facts_of(model=None, freeze="body", transform=SMALL, **options):
     return FrozenRegion(model, freeze, transform, CPU, **options).facts
 
 
-def test_facts_depend_on_the_frozen_part_only() -> None:
+def test_facts_depend_on_the_frozen_part_only():
     facts = facts_of()
     model = small_network()
     with torch.no_grad():
@@ -190,8 +185,8 @@ def test_facts_depend_on_the_frozen_part_only() -> None:
 
 
 def test_facts_do_not_depend_on_the_release_of_torch(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     """The digest of the package does: it contains the versions."""
     region = FrozenRegion(small_network(), "body", SMALL, CPU)
     monkeypatch.setattr("importlib.metadata.version", lambda name: "99.1")
@@ -203,18 +198,18 @@ def test_facts_do_not_depend_on_the_release_of_torch(
 class Buffers(nn.Module):
     """A module with buffers of unusual dtypes and shapes."""
 
-    def __init__(self, last: float) -> None:
+    def __init__(self, last):
         super().__init__()
         self.register_buffer("number", torch.tensor(3))
         self.register_buffer("flags", torch.tensor([True, False]))
         self.register_buffer("empty", torch.zeros(0, 4))
         self.register_buffer("short", torch.tensor([[1, last]]).bfloat16().T)
 
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
+    def forward(self, images):
         return images + 1
 
 
-def test_facts_cover_weights_of_every_dtype_and_shape() -> None:
+def test_facts_cover_weights_of_every_dtype_and_shape():
     digests = {
         facts_of((Buffers(last).eval(), Flatten()), None)["weights"]
         for last in (1.0, 2.0, 2.0)
@@ -223,9 +218,9 @@ def test_facts_cover_weights_of_every_dtype_and_shape() -> None:
 
 
 class Flatten(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.scores = nn.Linear(3 * 32 * 32, 2)
 
-    def forward(self, features: torch.Tensor) -> torch.Tensor:
+    def forward(self, features):
         return self.scores(features.flatten(1))

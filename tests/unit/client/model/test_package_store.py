@@ -36,16 +36,14 @@ HEAD = {
 }
 
 
-def package_start(document: object, name: bytes = b"hapi.json") -> bytes:
+def package_start(document, name=b"hapi.json"):
     data = json.dumps(document).encode()
     fields = (20, 0, 0, 0, 0x21, 0, len(data), len(data), len(name), 0)
     header = struct.pack("<4s5H3I2H", b"PK\x03\x04", *fields)
     return header + name + data
 
 
-def stored(
-    start: str, days: float = 0, length_bytes: int = 7
-) -> StoredPackage:
+def stored(start, days=0, length_bytes=7):
     digest = start.ljust(64, "0")
     when = (NOW - timedelta(days=days)).replace(tzinfo=None)
     info = ObjectInfo(f"{digest}.hapi", "e", length_bytes, when.isoformat())

@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -63,16 +62,14 @@ SCALES_COUNT_BYTES = 1000
         ),
     ],
 )
-def test_unknown_name_brings_similar_names(
-    name: str, weights: str | None, message: str
-) -> None:
+def test_unknown_name_brings_similar_names(name, weights, message):
     with pytest.raises(ClientError, match=message):
         ModelSource(name, weights).build()
 
 
 def test_own_model_has_the_same_random_weights_each_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     (tmp_path / "made_here.py").write_text(
         "import torch\n\ndef build():\n    return torch.nn.Linear(3, 2)\n"
     )
@@ -84,9 +81,7 @@ def test_own_model_has_the_same_random_weights_each_time(
     assert torch.equal(first["weight"], second["weight"])
 
 
-def test_background_load_is_an_assumption(
-    region: FrozenRegion, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_background_load_is_an_assumption(region, monkeypatch):
     request = PlanRequest(
         min_precision="lossless",
         epochs=1.0,
@@ -97,9 +92,9 @@ def test_background_load_is_an_assumption(
         name="small",
     )
 
-    def load_notes(cores: float) -> list[str]:
+    def load_notes(cores):
         @contextmanager
-        def load() -> Iterator[BackgroundLoad]:
+        def load():
             yield BackgroundLoad(cores)
 
         monkeypatch.setattr(plan_study, "background_load", load)
@@ -113,7 +108,7 @@ def test_background_load_is_an_assumption(
     assert "1.5 of " in note
 
 
-def test_load_of_another_process_is_measured() -> None:
+def test_load_of_another_process_is_measured():
     busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
         with background_load() as load:
@@ -124,9 +119,7 @@ def test_load_of_another_process_is_measured() -> None:
     assert load.cores > 0.5
 
 
-def test_load_is_zero_if_the_system_does_not_report_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_load_is_zero_if_the_system_does_not_report_it(tmp_path, monkeypatch):
     monkeypatch.setattr(
         "hapi_client.plan_report.machine_load.STAT", tmp_path / "none"
     )
@@ -136,13 +129,13 @@ def test_load_is_zero_if_the_system_does_not_report_it(
 
 
 @pytest.fixture(scope="module")
-def region() -> FrozenRegion:
+def region():
     return FrozenRegion(small_network(), "body", SMALL, CPU)
 
 
 def test_measured_cut_has_costs_of_all_encodings(
-    region: FrozenRegion,
-) -> None:
+    region,
+):
     facts = measure(region, reference_samples(region), ENCODINGS)
 
     assert facts.num_probed == 8
@@ -164,12 +157,12 @@ def test_measured_cut_has_costs_of_all_encodings(
 
 
 def test_copies_of_an_image_in_other_batches_do_not_compress(
-    region: FrozenRegion,
-) -> None:
+    region,
+):
     probed = reference_samples(region)
     some = probed.members[:SAMPLES_PER_SPAN]
 
-    def sizes(images: tuple[bytes, ...]) -> dict[tuple[int, str], float]:
+    def sizes(images):
         probe = ProbeSamples(images, probed.bytes_each)
         encodings = ("float32;lz4", "float32;zstd")
         return dict(measure(region, probe, encodings).samples.wire_bytes)
@@ -181,7 +174,7 @@ def test_copies_of_an_image_in_other_batches_do_not_compress(
         assert 0.7 * size < copied[way] <= size
 
 
-def test_measuring_does_not_change_the_model(region: FrozenRegion) -> None:
+def test_measuring_does_not_change_the_model(region):
     before = {n: w.clone() for n, w in region.device_graph.weights.items()}
     tail = {k: v.clone() for k, v in region.tail.state_dict().items()}
 
@@ -196,8 +189,8 @@ def test_measuring_does_not_change_the_model(region: FrozenRegion) -> None:
 
 
 def test_undecodable_samples_are_left_out(
-    region: FrozenRegion,
-) -> None:
+    region,
+):
     good = reference_samples(region)
     mixed = ProbeSamples((b"no image", *good.members[:2]), good.bytes_each)
 
@@ -206,7 +199,7 @@ def test_undecodable_samples_are_left_out(
         measure(region, ProbeSamples((b"no",), 9.0), ("float32",))
 
 
-def test_all_cuts_are_listed(region: FrozenRegion) -> None:
+def test_all_cuts_are_listed(region):
     facts = cut_facts(region)
 
     assert [each.index for each in facts] == list(
@@ -215,9 +208,7 @@ def test_all_cuts_are_listed(region: FrozenRegion) -> None:
     assert facts[-1].shape == region.cut_shape(region.num_cuts)
 
 
-def test_own_models_are_built(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_own_models_are_built(tmp_path, monkeypatch):
     module = "own_models"
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
@@ -251,7 +242,7 @@ def test_own_models_are_built(
             load_region(ModelSource(text), None, imagenet_transform(32), "cpu")
 
 
-def test_unknown_device_or_module_is_named() -> None:
+def test_unknown_device_or_module_is_named():
     with pytest.raises(ClientError, match="device is 'tpu'"):
         load_region(
             ModelSource("alexnet"), "features", imagenet_transform(64), "tpu"
@@ -262,7 +253,7 @@ def test_unknown_device_or_module_is_named() -> None:
         )
 
 
-def test_own_model_takes_no_checkpoint() -> None:
+def test_own_model_takes_no_checkpoint():
     with pytest.raises(ClientError, match="makes its own weights"):
         ModelSource("own:build", checkpoint=Path("x.pt")).build()
 
@@ -270,11 +261,11 @@ def test_own_model_takes_no_checkpoint() -> None:
 class Outputs(torch.nn.Module):
     """A tail with several outputs, one of them not trained."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.scores = torch.nn.Linear(4, 2)
 
-    def forward(self, features: torch.Tensor) -> dict[str, torch.Tensor]:
+    def forward(self, features):
         flat = features.flatten(1)
         return {"scores": self.scores(flat), "norm": flat.norm()}
 
@@ -282,34 +273,32 @@ class Outputs(torch.nn.Module):
 class Fixed(torch.nn.Module):
     """A tail whose output does not depend on its parameter."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.unused = torch.nn.Parameter(torch.zeros(1))
 
-    def forward(self, features: torch.Tensor) -> torch.Tensor:
+    def forward(self, features):
         return features
 
 
-def split_with(tail: torch.nn.Module) -> FrozenRegion:
+def split_with(tail):
     frozen = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 32), torch.nn.ReLU())
     return FrozenRegion((frozen, tail), None, SMALL, CPU)
 
 
-def test_step_of_a_tail_with_several_outputs_is_measured() -> None:
+def test_step_of_a_tail_with_several_outputs_is_measured():
     assert train_seconds(split_with(Outputs()), batch_size=4) > 0
     assert train_seconds(split_with(Fixed()), batch_size=4) == 0
 
 
-def test_failing_step_names_the_batch_size() -> None:
+def test_failing_step_names_the_batch_size():
     normalised = split_with(torch.nn.BatchNorm2d(4))
     assert train_seconds(normalised, batch_size=2) > 0
     with pytest.raises(ClientError, match=r"batch size 1.*--batch-size"):
         train_seconds(normalised, batch_size=1)
 
 
-def test_whole_region_is_measured_without_any_time_left(
-    region: FrozenRegion, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_whole_region_is_measured_without_any_time_left(region, monkeypatch):
     monkeypatch.setattr(device_profile, "ENCODING_SECONDS", -1.0)
     facts = measure(region, reference_samples(region), ("float32",))
     assert set(facts.samples.wire_bytes) == {(region.num_cuts, "float32")}
@@ -317,9 +306,9 @@ def test_whole_region_is_measured_without_any_time_left(
     assert region.num_cuts not in facts.skipped
 
 
-def test_proxy_without_the_filter_names_the_remedy() -> None:
+def test_proxy_without_the_filter_names_the_remedy():
     class Plain:
-        def require_hapi(self) -> None:
+        def require_hapi(self):
             raise ClientError("no_hapi", "the proxy has no hapi filter")
 
     connection: Any = Plain()
@@ -329,14 +318,14 @@ def test_proxy_without_the_filter_names_the_remedy() -> None:
     assert "filter; --no-upload" in caught.value.message
 
 
-def plan(*arguments: str) -> tuple[int, str]:
+def plan(*arguments):
     result = CliRunner().invoke(app, ["plan", *arguments])
     if result.exception and not isinstance(result.exception, SystemExit):
         return 1, f"{result.output}{result.exception}"
     return result.exit_code, result.output
 
 
-def test_plan_without_data_lists_its_assumptions(tmp_path: Path) -> None:
+def test_plan_without_data_lists_its_assumptions(tmp_path):
     status, text = plan(
         "squeezenet1_1", "--freeze", "features", "--size", "64",
         "--link", "20mbit", "--epochs", "3", "--samples", "5000",
@@ -362,7 +351,7 @@ def test_plan_without_data_lists_its_assumptions(tmp_path: Path) -> None:
     assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_plan_of_a_model_for_arrays(tmp_path: Path) -> None:
+def test_plan_of_a_model_for_arrays(tmp_path):
     status, text = plan(
         "array_networks:text_network", "--array", "16:int64",
         "--link", "20mbit", "--json", str(tmp_path / "plan.json"),
@@ -398,9 +387,9 @@ def test_plan_of_a_model_for_arrays(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_options_are_refused_before_any_work(
-    arguments: list[str], text: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def must_not_start(*_: object) -> None:
+    arguments, text, monkeypatch
+):
+    def must_not_start(*_):
         raise AssertionError("work has started")
 
     monkeypatch.setattr(

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -34,7 +33,7 @@ NAME = "backbone.encoder.<stages>.block.with.a.very.long.name"
 
 
 @pytest.fixture(scope="module")
-def report() -> Report:
+def report():
     cuts = tuple(
         CutFacts(
             index,
@@ -76,7 +75,7 @@ def report() -> Report:
     return Report(cuts, problem, plans, model="a <model>")
 
 
-def test_table_has_measured_cuts_or_all(report: Report) -> None:
+def test_table_has_measured_cuts_or_all(report):
     few, every = cut_table(report), cut_table(report, every=True)
     assert [row[0] for row in few.rows] == ["0", "10", "30", "60"]
     assert [row[0] for row in every.rows] == [
@@ -87,7 +86,7 @@ def test_table_has_measured_cuts_or_all(report: Report) -> None:
         assert len(table.lines()) == len(table.rows) + 1
 
 
-def test_row_has_the_costs_of_a_cut(report: Report) -> None:
+def test_row_has_the_costs_of_a_cut(report):
     table = cut_table(report)
     row = dict(zip(table.header, table.rows[2], strict=True))
     assert row["place"].startswith("…")
@@ -111,7 +110,7 @@ def test_row_has_the_costs_of_a_cut(report: Report) -> None:
     assert rows[1]["server mem"] == "9 GB !"
 
 
-def test_shares_sum_to_one(report: Report) -> None:
+def test_shares_sum_to_one(report):
     for row in cut_table(report).rows:
         share = report.share(int(row[0]))
         assert row[-1] == (percent_text(share) if share else "")
@@ -119,7 +118,7 @@ def test_shares_sum_to_one(report: Report) -> None:
     assert sum(shares) == pytest.approx(1)
 
 
-def test_plans_are_compared_by_their_totals(report: Report) -> None:
+def test_plans_are_compared_by_their_totals(report):
     table = plans_table(report)
     rows = [dict(zip(table.header, row, strict=True)) for row in table.rows]
     assert [row["plan"] for row in rows] == ["auto", "stream"]
@@ -131,7 +130,7 @@ def test_plans_are_compared_by_their_totals(report: Report) -> None:
     assert summary(report)[0] == f"Plan: {report.plan.label}"
 
 
-def test_json_keys_are_stable(report: Report) -> None:
+def test_json_keys_are_stable(report):
     body = json.loads(json.dumps(report_body(report), allow_nan=False))
     assert sorted(body) == sorted(
         [
@@ -192,7 +191,7 @@ def test_json_keys_are_stable(report: Report) -> None:
     assert [o["fits"] for o in body["cuts"][10]["options"]] == [False, False]
 
 
-def test_infinite_time_is_null_in_json(report: Report) -> None:
+def test_infinite_time_is_null_in_json(report):
     resources = tuple(
         replace(r, capacity=0.0) if r.name == "client device" else r
         for r in report.problem.resources
@@ -211,15 +210,13 @@ def test_infinite_time_is_null_in_json(report: Report) -> None:
     assert body["plans"]["auto"]["total_seconds"] is not None
 
 
-def test_png_is_written(report: Report, tmp_path: Path) -> None:
+def test_png_is_written(report, tmp_path):
     path = tmp_path / "plan.PNG"
     write_plot(path, report)
     assert path.read_bytes().startswith(b"\x89PNG\r\n")
 
 
-def test_page_has_figure_and_tables_and_loads_nothing(
-    report: Report, tmp_path: Path
-) -> None:
+def test_page_has_figure_and_tables_and_loads_nothing(report, tmp_path):
     write_plot(tmp_path / "a.html", report)
     write_plot(tmp_path / "b.html", report)
     page = (tmp_path / "a.html").read_text(encoding="utf-8")
@@ -235,24 +232,20 @@ def test_page_has_figure_and_tables_and_loads_nothing(
         assert html.escape(reason) in page
 
 
-def test_plan_that_only_streams_is_drawn(
-    report: Report, tmp_path: Path
-) -> None:
+def test_plan_that_only_streams_is_drawn(report, tmp_path):
     streaming = replace(report, chosen="stream")
     write_plot(tmp_path / "stream.png", streaming)
     assert (tmp_path / "stream.png").stat().st_size > 10_000
 
 
 @pytest.mark.parametrize("name", ["plan.pdf", "plan", ".png"])
-def test_other_suffix_is_refused(
-    name: str, report: Report, tmp_path: Path
-) -> None:
+def test_other_suffix_is_refused(name, report, tmp_path):
     with pytest.raises(ValueError, match=r"must end in \.png or \.html"):
         write_plot(tmp_path / name, report)
     assert not (tmp_path / name).exists()
 
 
-def test_planning_imports_neither_torch_nor_matplotlib() -> None:
+def test_planning_imports_neither_torch_nor_matplotlib():
     code = (
         "import sys\n"
         "from hapi_client.plan_report import plan_page, plan_tables\n"

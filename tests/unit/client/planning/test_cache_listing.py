@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
-from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -24,20 +22,20 @@ INFO = Answer(200, b'{"hapi": {"version": 1, "cache": true}}')
 class Tracker(CacheTracker):
     """Records the listed entries."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__("readwrite")
         self.identify("digest", "exact")
         self.pages: list[set[Entry]] = []
         self.whole: set[Entry] | None = None
 
-    def add(self, entries: Any) -> None:
+    def add(self, entries):
         self.pages.append(set(entries))
 
-    def replace(self, entries: Any, started: float) -> None:
+    def replace(self, entries, started):
         self.whole = set(entries)
 
 
-def page(marker: str | None, *names: str) -> Answer:
+def page(marker, *names):
     listed = [
         {"source": name, "key": f"key of {name}", "bytes": 1, "stored": ""}
         for name in names
@@ -46,17 +44,15 @@ def page(marker: str | None, *names: str) -> Answer:
     return Answer(200, json.dumps(fields).encode())
 
 
-def spans(*shards: str) -> list[Span]:
+def spans(*shards):
     rows = (IndexRow(0, "k", 0, 512, None),)
     return [Span(shard, "etag", rows) for shard in shards]
 
 
-def listed(
-    tracker: CacheTracker,
-    *answers: Answer,
-    splits: Sequence[Sequence[Span]] = (spans("train/a.tar"),),
-    times: int = 1,
-) -> list[dict[str, list[str]]]:
+ONE_SPLIT = (spans("train/a.tar"),)
+
+
+def listed(tracker, *answers, splits=ONE_SPLIT, times=1):
     """Returns the queries, except those of ``/info``."""
     with scripted_swift() as swift:
         swift.script(*answers)
@@ -73,7 +69,7 @@ def listed(
     ]
 
 
-def test_all_pages_are_read_and_tracked_at_once() -> None:
+def test_all_pages_are_read_and_tracked_at_once():
     tracker = Tracker()
     queries = listed(
         tracker,
@@ -102,18 +98,14 @@ def test_all_pages_are_read_and_tracked_at_once() -> None:
         ([spans("a//b.tar", "a//c.tar")], ["photos/a//"]),
     ],
 )  # fmt: skip
-def test_only_the_folders_of_the_data_are_listed(
-    splits: list[list[Span]], sources: list[str]
-) -> None:
+def test_only_the_folders_of_the_data_are_listed(splits, sources):
     answers = [each for _ in sources for each in (INFO, page(None))]
     queries = listed(Tracker(), *answers, splits=splits)
     assert [each["source"] for each in queries] == [[s] for s in sources]
 
 
 @pytest.mark.parametrize("status", [401, 403])
-def test_refused_listing_is_not_repeated(
-    status: int, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_refused_listing_is_not_repeated(status, caplog):
     tracker = Tracker()
     # A 401 is tried again with another token.
     refusals = [Answer(status)] * (2 if status == 401 else 1)
@@ -127,8 +119,8 @@ def test_refused_listing_is_not_repeated(
 
 
 def test_a_failure_is_logged_once_and_changes_nothing(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    caplog,
+):
     tracker = Tracker()
     answers = [INFO, page("m", "photos/train/a.tar"), Answer(503)]
     queries = listed(tracker, *answers, INFO, Answer(503), times=2)
@@ -140,9 +132,7 @@ def test_a_failure_is_logged_once_and_changes_nothing(
     assert "cannot list the cached features of photos" in caplog.text
 
 
-def test_a_listing_ends_at_its_deadline(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_listing_ends_at_its_deadline(monkeypatch, caplog):
     monkeypatch.setattr(module, "LISTING_SECONDS", 0.0)
     tracker = Tracker()
     assert listed(tracker, INFO) == []
@@ -151,11 +141,11 @@ def test_a_listing_ends_at_its_deadline(
 
 
 @pytest.mark.parametrize("mode", ["off", "readwrite"])
-def test_nothing_is_listed_without_a_cache_or_a_model(mode) -> None:
+def test_nothing_is_listed_without_a_cache_or_a_model(mode):
     assert listed(CacheTracker(mode)) == []
 
 
-def test_a_listing_is_read_in_a_thread_of_its_own() -> None:
+def test_a_listing_is_read_in_a_thread_of_its_own():
     tracker = Tracker()
     with scripted_swift() as swift:
         swift.script(INFO, page(None, "photos/train/a.tar"))

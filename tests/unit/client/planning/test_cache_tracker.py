@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hapi_client.planning.cache_tracker import CacheTracker, Entry
+from hapi_client.planning.cache_tracker import CacheTracker
 from hapi_protocol.data_index import IndexRow, Span
 from hapi_protocol.headers import cache_key, feature_etag
 from hapi_protocol.transforms import Training
@@ -14,7 +14,7 @@ DEEP = (9, "float32")
 EARLY = (3, "float32")
 
 
-def span(shard: str, first: int, etag: str = "e") -> Span:
+def span(shard, first, etag="e"):
     rows = tuple(
         IndexRow(first + n, f"k{first + n}", 512 * n, 512, None)
         for n in range(10)
@@ -25,7 +25,7 @@ def span(shard: str, first: int, etag: str = "e") -> Span:
 FIRST, SECOND = span("a.tar", 0), span("a.tar", 10)
 
 
-def entry(span: Span, transform: str = "eval", tag: str = "exact") -> Entry:
+def entry(span, transform="eval", tag="exact"):
     etag = feature_etag(
         source_etag=span.etag,
         model_digest="digest",
@@ -41,18 +41,16 @@ def entry(span: Span, transform: str = "eval", tag: str = "exact") -> Entry:
 class Clock:
     now = 100.0
 
-    def __call__(self) -> float:
+    def __call__(self):
         return self.now
 
 
 @pytest.fixture
-def clock() -> Clock:
+def clock():
     return Clock()
 
 
-def tracker_of(
-    clock: Clock, mode: str = "readwrite", variants: int | None = 1
-) -> CacheTracker:
+def tracker_of(clock, mode="readwrite", variants=1):
     tracker = CacheTracker(mode, variants, clock=clock)
     tracker.identify("digest", "exact")
     tracker.use([DEEP, EARLY])
@@ -160,7 +158,7 @@ def test_hit_rate_is_low_if_nothing_is_stored(clock, state):
     assert state_of(tracker).hit_rates == {DEEP: 0.01}
 
 
-def state_of(tracker: CacheTracker) -> CacheState:
+def state_of(tracker):
     state = tracker.state()
     assert state is not None
     return state

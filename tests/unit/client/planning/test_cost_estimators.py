@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -11,15 +10,14 @@ from hapi_client.metrics.window_metrics import WindowMetrics
 from hapi_client.planning.cost_estimators import CostEstimators
 from hapi_client.planning.link_estimator import LINK_GROWTH, LinkEstimator
 from hapi_protocol.summary import Load
-from hapi_splitter.planner.costs import Conditions
-from hapi_splitter.planner.plan import Option, Problem
+from hapi_splitter.planner.plan import Option
 from hapi_splitter.planner.problem import UNITS, UNSEEN_LINK
 from hapi_splitter.planner.resource_use import resource_use, scaled
 from problems import problem_of
 from simulated_tiers import BALANCED, PUSH, RAW, Clock, SimulatedJob
 
 
-def estimators(train_on_cpu: bool = True, **options: Any) -> CostEstimators:
+def estimators(train_on_cpu=True, **options):
     return CostEstimators(
         pushdown_concurrency=lambda: 4, train_on_cpu=train_on_cpu, **options
     )
@@ -38,16 +36,14 @@ def estimators(train_on_cpu: bool = True, **options: Any) -> CostEstimators:
         (10e6, [(1e6, False)] * 13, 10e6 * (1 + LINK_GROWTH)),
     ],
 )
-def test_link_follows_rates_and_saturation(
-    start: float, windows: list[tuple[float, bool]], expected: float
-) -> None:
+def test_link_follows_rates_and_saturation(start, windows, expected):
     link = LinkEstimator(start)
     for rate, limited in windows:
         link.observe(rate, limited=limited, seconds=5.0)
     assert link.bytes_per_second == pytest.approx(expected)
 
 
-def test_link_grows_slowly_if_it_carries_its_estimate() -> None:
+def test_link_grows_slowly_if_it_carries_its_estimate():
     link = LinkEstimator(10e6)
     for _ in range(30):
         rate = 0.95 * link.bytes_per_second
@@ -56,11 +52,11 @@ def test_link_grows_slowly_if_it_carries_its_estimate() -> None:
 
 
 @pytest.fixture
-def job() -> SimulatedJob:
+def job():
     return SimulatedJob(BALANCED, Clock())
 
 
-def observe_start(job: SimulatedJob, window: WindowMetrics) -> float:
+def observe_start(job, window):
     """Returns the estimate of the link after the window."""
     estimates = job.estimates
     estimates.observe_start(window, job.build(estimates.conditions()))
@@ -79,7 +75,7 @@ FEW_RAW_READS = WindowMetrics(
 )
 
 
-def test_link_is_estimated_from_few_raw_reads(job: SimulatedJob) -> None:
+def test_link_is_estimated_from_few_raw_reads(job):
     assert observe_start(job, FEW_RAW_READS) == UNSEEN_LINK
     two_flows = replace(FEW_RAW_READS, reading_flows=2.0)
     assert observe_start(job, two_flows) == pytest.approx(560_000)
@@ -89,9 +85,7 @@ def test_link_is_estimated_from_few_raw_reads(job: SimulatedJob) -> None:
 
 
 @pytest.mark.parametrize("flows", [1.0, 1.1])
-def test_link_is_estimated_from_the_first_read_that_waits(
-    job: SimulatedJob, flows: float
-) -> None:
+def test_link_is_estimated_from_the_first_read_that_waits(job, flows):
     """A job begins with a single read."""
     first = WindowMetrics(
         2.1,
@@ -115,8 +109,8 @@ def test_link_is_estimated_from_the_first_read_that_waits(
 
 
 def test_faster_link_is_found_if_reads_no_longer_wait(
-    job: SimulatedJob,
-) -> None:
+    job,
+):
     job.estimates.link = LinkEstimator(2e6)
     fast = WindowMetrics(
         5.0,
@@ -136,8 +130,8 @@ def test_faster_link_is_found_if_reads_no_longer_wait(
 
 
 def test_link_is_not_estimated_from_a_window_without_bytes(
-    job: SimulatedJob,
-) -> None:
+    job,
+):
     idle = WindowMetrics(
         5.0, samples={RAW: 64}, reading_share=0.9, raw_read_seconds=20.0
     )
@@ -158,13 +152,13 @@ def test_link_is_not_estimated_from_a_window_without_bytes(
     ],
 )
 def test_server_share_follows_the_load_and_the_read_queue(
-    job: SimulatedJob,
-    samples: int,
-    cpu_busy: float,
-    push_seconds: float,
-    max_pushed: int,
-    share: float,
-) -> None:
+    job,
+    samples,
+    cpu_busy,
+    push_seconds,
+    max_pushed,
+    share,
+):
     window = WindowMetrics(
         5.0,
         samples={PUSH: samples},
@@ -188,8 +182,8 @@ def test_server_share_follows_the_load_and_the_read_queue(
     ],
 )
 def test_accelerator_is_estimated_from_the_wait_of_the_loop(
-    waiting: float, profiled_seconds: float, expected: float | None
-) -> None:
+    waiting, profiled_seconds, expected
+):
     estimates = estimators(train_on_cpu=False)
     work = {"client layers": profiled_seconds / 1000}
     use = {"client device": profiled_seconds / 1000}
@@ -211,7 +205,7 @@ def test_accelerator_is_estimated_from_the_wait_of_the_loop(
         )
 
 
-def profiled(conditions: Conditions) -> Problem:
+def profiled(conditions):
     """Raw reads, and a cut in the middle, on CPUs."""
     works = {
         RAW: {"client decoding": 5e-3, "client layers": 3e-3},
@@ -232,7 +226,7 @@ def profiled(conditions: Conditions) -> Problem:
     return problem_of(options, dict.fromkeys(UNITS, 1.0), last_cut=9)
 
 
-def test_each_component_is_corrected_by_its_measurement() -> None:
+def test_each_component_is_corrected_by_its_measurement():
     estimates = estimators(server_threads=1)
     window = WindowMetrics(
         5.0,
@@ -265,7 +259,7 @@ def test_each_component_is_corrected_by_its_measurement() -> None:
     assert conditions.train_seconds == pytest.approx(0.1 / 300)
 
 
-def test_cached_features_do_not_make_computing_cheaper() -> None:
+def test_cached_features_do_not_make_computing_cheaper():
     results = []
     for cached in (0, 800):
         estimates = estimators(server_threads=1)
@@ -286,7 +280,7 @@ def test_cached_features_do_not_make_computing_cheaper() -> None:
     assert results[0][0]["server layers"] == pytest.approx(1.5)
 
 
-def test_small_component_is_overhead_and_no_correction() -> None:
+def test_small_component_is_overhead_and_no_correction():
     estimates = estimators()
     window = WindowMetrics(
         5.0,
@@ -305,7 +299,7 @@ def test_small_component_is_overhead_and_no_correction() -> None:
     assert estimates.handling_seconds == pytest.approx((1 - charged) / 22)
 
 
-def test_training_step_is_charged_only_the_cores_that_it_uses() -> None:
+def test_training_step_is_charged_only_the_cores_that_it_uses():
     estimates = estimators(client_threads=8)
     window = WindowMetrics(
         5.0,

@@ -39,21 +39,21 @@ from hapi_splitter.planner.problem import RAW_ROUTE
 class Connection:
     """Fails and counts attempts."""
 
-    def __init__(self, error: Exception) -> None:
+    def __init__(self, error):
         self.error = error
         self.attempts = 0
 
     @contextlib.contextmanager
-    def working_for(self, scope: object) -> Any:
+    def working_for(self, scope):
         self.attempts += 1
         raise self.error.with_traceback(None)
         yield
 
-    def cancel(self, scope: Any) -> None:
+    def cancel(self, scope):
         scope.set_cancelled()
 
 
-def planner_of(connection: Connection) -> JobPlanner:
+def planner_of(connection):
     parts: Any = SimpleNamespace(connection=connection, measure=None)
     return JobPlanner(
         parts,
@@ -63,7 +63,7 @@ def planner_of(connection: Connection) -> JobPlanner:
     )
 
 
-def threads() -> list[threading.Thread]:
+def threads():
     return [t for t in threading.enumerate() if t.name == "hapi-plan"]
 
 
@@ -75,11 +75,11 @@ def threads() -> list[threading.Thread]:
     ],
 )
 def test_attempts_that_fail_are_logged_and_repeated(
-    error: Exception,
-    text: str,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    error,
+    text,
+    caplog,
+    monkeypatch,
+):
     monkeypatch.setattr(planning, "RETRY_SECONDS", 0.01)
     connection = Connection(error)
     planner = planner_of(connection)
@@ -98,8 +98,8 @@ def test_attempts_that_fail_are_logged_and_repeated(
 
 
 def test_thread_ends_if_the_planner_is_dropped(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    caplog,
+):
     # A log record would keep the error, and with it the planner.
     caplog.set_level(logging.ERROR)
     planner = planner_of(Connection(ClientError("not_connected", "none")))
@@ -119,8 +119,8 @@ def test_thread_ends_if_the_planner_is_dropped(
 PROBE = ProbeSamples((), 1.0)
 
 
-def test_error_of_measuring_is_left_to_the_planning_thread() -> None:
-    def fail(probe: object) -> LocalFacts:
+def test_error_of_measuring_is_left_to_the_planning_thread():
+    def fail(probe):
         raise ClientError("bad_sample", "none of the samples decodes")
 
     measurement = TrainingThreadProbe(fail)
@@ -132,11 +132,11 @@ def test_error_of_measuring_is_left_to_the_planning_thread() -> None:
     assert measurement.facts is None
 
 
-def test_measurement_can_be_repeated_after_an_interrupt() -> None:
+def test_measurement_can_be_repeated_after_an_interrupt():
     asked = []
     measured: Any = SimpleNamespace()
 
-    def measure(probe: object) -> LocalFacts:
+    def measure(probe):
         asked.append(probe)
         if len(asked) == 1:
             raise KeyboardInterrupt
@@ -167,11 +167,11 @@ def test_measurement_can_be_repeated_after_an_interrupt() -> None:
     ],
 )
 def test_job_does_not_measure_near_its_end(
-    monkeypatch: pytest.MonkeyPatch,
-    epochs: float,
-    so_far: int,
-    reason: str | None,
-) -> None:
+    monkeypatch,
+    epochs,
+    so_far,
+    reason,
+):
     planner = planner_of(Connection(RuntimeError()))
     asked = []
     parts: Any = planner._parts
@@ -199,8 +199,8 @@ def test_job_does_not_measure_near_its_end(
     ],
 )
 def test_reason_names_why_push_down_would_not_pay(
-    pushed: float, one_off_seconds: float, reason: str
-) -> None:
+    pushed, one_off_seconds, reason
+):
     problem = Problem(
         resources=(Resource("client device", 1.0, "devices"),),
         options=(
@@ -221,7 +221,7 @@ def test_reason_names_why_push_down_would_not_pay(
     assert reason in planning._decline_reason(plan, gain)
 
 
-def test_waiting_thread_may_cancel_its_own_scope() -> None:
+def test_waiting_thread_may_cancel_its_own_scope():
     scope = CancelScope()
     # As the garbage collector does, which may run during the wait.
     with scope._changed:
@@ -230,7 +230,7 @@ def test_waiting_thread_may_cancel_its_own_scope() -> None:
         scope.wait(60)
 
 
-def test_samples_are_read_within_some_seconds_of_the_link() -> None:
+def test_samples_are_read_within_some_seconds_of_the_link():
     planner = planner_of(Connection(ClientError("not_connected", "none")))
     window = WindowMetrics(4.0, received_bytes=2_000_000)
     # The job has four raw reads at the same time.

@@ -24,7 +24,6 @@ from hapi_client.planning.replanner import (
 from hapi_protocol.data_index import IndexRow, Span
 from hapi_splitter.planner.costs import Conditions
 from hapi_splitter.planner.plan import solve
-from hapi_splitter.planner.problem import Route
 from simulated_tiers import (
     BALANCED,
     PUSH,
@@ -39,19 +38,19 @@ from simulated_tiers import (
 SLOW_LINK = replace(BALANCED, link_capacity=2e6)
 
 
-def slow_server(seconds: float) -> Truth:
+def slow_server(seconds):
     """83 samples/s by raw reads, 1 / ``seconds`` pushed down."""
     server = {RAW: 0.0, PUSH: seconds}
     return replace(BALANCED, server=server, train=0.0)
 
 
-def begun(truth: Truth = BALANCED, **options: object) -> SimulatedJob:
+def begun(truth=BALANCED, **options):
     job = SimulatedJob(truth, Clock(), **options)  # type: ignore[arg-type]
     job.replanner.begin()
     return job
 
 
-def replan(job: SimulatedJob, times: int = 1) -> set[Route]:
+def replan(job, times=1):
     """Returns the routes after re-planning."""
     for _ in range(times):
         job.metrics.pending = WindowMetrics(1.0)
@@ -70,15 +69,13 @@ def replan(job: SimulatedJob, times: int = 1) -> set[Route]:
         (slow_server(2.0), {}),
     ],
 )
-def test_job_reaches_its_optimum(
-    truth: Truth, wrong: dict[str, float]
-) -> None:
+def test_job_reaches_its_optimum(truth, wrong):
     job = begun(truth, profiled=wrong)
     rates = run([job], job.clock, rounds=20)
     assert min(rates[-5:]) >= 0.95 * joint_optimum([truth])
 
 
-def test_route_that_gains_little_is_left_out() -> None:
+def test_route_that_gains_little_is_left_out():
     # The worker computes 83 samples/s, which leave 0.3 raw ones.
     link = 83 * 2e3 + 0.3 * 110e3
     truth = replace(BALANCED, train=0, link_capacity=link)
@@ -93,7 +90,7 @@ def test_route_that_gains_little_is_left_out() -> None:
     assert without_minor_routes(problem, major) == major
 
 
-def test_the_only_pushed_route_is_never_left_out() -> None:
+def test_the_only_pushed_route_is_never_left_out():
     problem = SimulatedJob(slow_server(2.0), Clock()).build(
         Conditions(link_bytes_per_second=1e9)
     )
@@ -103,7 +100,7 @@ def test_the_only_pushed_route_is_never_left_out() -> None:
     assert without_minor_routes(problem, plan) == plan
 
 
-def test_push_down_that_gains_little_is_not_begun() -> None:
+def test_push_down_that_gains_little_is_not_begun():
     job = begun(slow_server(2.0))
     assert job.scheduler.weights == {RAW: 1.0}
     assert replan(job) == {RAW}
@@ -111,9 +108,7 @@ def test_push_down_that_gains_little_is_not_begun() -> None:
     assert "0.6% faster" in change.why
 
 
-def test_push_down_that_gains_little_goes_on_if_others_use_the_worker() -> (
-    None
-):
+def test_push_down_of_little_gain_goes_on_if_others_use_the_worker():
     job = SimulatedJob(BALANCED, Clock())
     job.estimates.server_share = 0.03
     job.replanner.begin()
@@ -121,14 +116,14 @@ def test_push_down_that_gains_little_goes_on_if_others_use_the_worker() -> (
     assert replan(job) == {RAW, PUSH}
 
 
-def test_push_down_ends_if_it_gains_nothing_any_more() -> None:
+def test_push_down_ends_if_it_gains_nothing_any_more():
     job = begun()
     assert replan(job) == {RAW, PUSH}
     job.truth = slow_server(2.0)
     assert replan(job, times=8) == {RAW}
 
 
-def test_gain_near_the_minimum_changes_nothing() -> None:
+def test_gain_near_the_minimum_changes_nothing():
     job = begun(slow_server(0.36))  # 3.3 % more
     assert replan(job, times=8) == {RAW}
     job.scheduler.change({RAW: 0.967, PUSH: 0.033})
@@ -153,8 +148,8 @@ HEAVY = Truth(
     ],
 )
 def test_jobs_share_the_worker_without_oscillating(
-    truths: list[Truth], part: float, max_late_changes: int
-) -> None:
+    truths, part, max_late_changes
+):
     clock = Clock()
     jobs = [SimulatedJob(t, clock, seed=n) for n, t in enumerate(truths)]
     for job in jobs:
@@ -166,7 +161,7 @@ def test_jobs_share_the_worker_without_oscillating(
         assert len(late) <= max_late_changes
 
 
-def test_weights_follow_a_link_that_becomes_slow() -> None:
+def test_weights_follow_a_link_that_becomes_slow():
     job = begun()
     run([job], job.clock, rounds=10)
     before = job.scheduler.weights[RAW]
@@ -176,7 +171,7 @@ def test_weights_follow_a_link_that_becomes_slow() -> None:
     assert min(rates[-5:]) >= 0.93 * joint_optimum([job.truth])
 
 
-def test_weights_follow_a_link_that_becomes_fast() -> None:
+def test_weights_follow_a_link_that_becomes_fast():
     job = begun(replace(BALANCED, link_capacity=0.5e6))
     run([job], job.clock, rounds=20)
     job.truth = BALANCED
@@ -192,28 +187,26 @@ WEIGHTS = st.dictionaries(
 ).map(lambda parts: {k: v / sum(parts.values()) for k, v in parts.items()})
 
 
-def distance(one: dict[Route, float], other: dict[Route, float]) -> float:
+def distance(one, other):
     return sum(abs(part) for part in difference(one, other).values()) / 2
 
 
 @given(current=WEIGHTS, target=WEIGHTS)
-def test_step_moves_a_quarter_or_less(
-    current: dict[Route, float], target: dict[Route, float]
-) -> None:
+def test_step_moves_a_quarter_or_less(current, target):
     moved = step(current, target, MAX_MOVED)
     assert sum(moved.values()) == pytest.approx(1.0)
     # Minor routes leave at once.
     assert distance(moved, current) <= MAX_MOVED + 0.08 + 1e-9
 
 
-def test_four_steps_reach_the_target() -> None:
+def test_four_steps_reach_the_target():
     weights = {RAW: 1.0}
     for _ in range(4):
         weights = step(weights, {PUSH: 1.0}, MAX_MOVED)
     assert weights == {PUSH: pytest.approx(1.0)}
 
 
-def test_steps_shrink_if_they_reverse() -> None:
+def test_steps_shrink_if_they_reverse():
     job = begun()
     run([job], job.clock, rounds=10)
     moved = []
@@ -227,17 +220,17 @@ def test_steps_shrink_if_they_reverse() -> None:
     assert moved[-4:] == pytest.approx([MIN_MOVED] * 4)
 
 
-def test_weights_are_described_largest_first() -> None:
+def test_weights_are_described_largest_first():
     text = describe_mix({RAW: 0.25, PUSH: 0.75})
     assert text == "75 % cut 9 float32, 25 % stream"
 
 
-def test_replan_interval_must_be_positive() -> None:
+def test_replan_interval_must_be_positive():
     with pytest.raises(ValueError, match="positive"):
         ReplanOptions(seconds=0.0)
 
 
-def test_replan_interval_counts_loading_time_only() -> None:
+def test_replan_interval_counts_loading_time_only():
     job = begun()
     clock, metrics = job.clock, job.metrics
     clock.now += 60.0
@@ -250,13 +243,11 @@ def test_replan_interval_counts_loading_time_only() -> None:
     assert metrics.pending.num_samples == 0
 
 
-def test_error_of_re_planning_does_not_end_the_training(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_error_of_re_planning_does_not_end_the_training(caplog, monkeypatch):
     job = begun()
     before = dict(job.scheduler.weights)
 
-    def fail(*_: object) -> None:
+    def fail(*_):
         raise ValueError("no option can run")
 
     monkeypatch.setattr(job.estimates, "observe", fail)
@@ -266,14 +257,14 @@ def test_error_of_re_planning_does_not_end_the_training(
     assert "no option can run" in caplog.text
 
 
-def test_changes_name_a_lost_worker_and_its_return() -> None:
+def test_changes_name_a_lost_worker_and_its_return():
     job = begun()
     run([job], job.clock, rounds=6)
     weights = dict(job.scheduler.weights)
     before = len(job.replanner.changes)
     assert weights[PUSH] > 0
 
-    def add_window(**sums: object) -> None:
+    def add_window(**sums):
         job.clock.now += 10.0
         job.metrics.pending = WindowMetrics(
             5.0, train_samples=400, train_seconds=1.0, **sums
@@ -298,7 +289,7 @@ def test_changes_name_a_lost_worker_and_its_return() -> None:
     assert job.replanner.plan.pushes
 
 
-def test_worker_is_lost_if_more_samples_fall_back_than_arrive() -> None:
+def test_worker_is_lost_if_more_samples_fall_back_than_arrive():
     job = begun()
     mixed = job.replanner.plan
     assert mixed is not None
@@ -336,9 +327,7 @@ def test_worker_is_lost_if_more_samples_fall_back_than_arrive() -> None:
         ),
     ],
 )
-def test_worker_is_not_lost_by_few_fallbacks(
-    is_raw: bool, window: WindowMetrics
-) -> None:
+def test_worker_is_not_lost_by_few_fallbacks(is_raw, window):
     job = begun()
     if is_raw:
         job.scheduler.change({RAW: 1.0})
@@ -360,7 +349,7 @@ TWO_CUTS = Truth(
 SPAN = Span("a.tar", "etag", (IndexRow(0, "k", 0, 512, None),))
 
 
-def tracker_of(mode: str) -> CacheTracker:
+def tracker_of(mode):
     tracker = CacheTracker(mode)
     tracker.identify("digest", "exact")
     return tracker
@@ -375,9 +364,7 @@ def tracker_of(mode: str) -> CacheTracker:
         ("read", 50, True),
     ],
 )
-def test_plan_pushes_for_later_epochs_if_it_stores(
-    mode: str, epochs: float, fastest: bool
-) -> None:
+def test_plan_pushes_for_later_epochs_if_it_stores(mode, epochs, fastest):
     tracker = tracker_of(mode)
     job = begun(TWO_CUTS, tracker=tracker, epochs=epochs)
     # Of the two cuts, the deep one is the cheaper to read again.
@@ -388,7 +375,7 @@ def test_plan_pushes_for_later_epochs_if_it_stores(
     assert tracker.cached_route(SPAN, None) == expected
 
 
-def test_cached_features_are_read_only_if_that_is_faster() -> None:
+def test_cached_features_are_read_only_if_that_is_faster():
     # The link carries twelve features of the cut a second, or seven images.
     tracker = tracker_of("readwrite")
     job = SimulatedJob(
@@ -403,7 +390,7 @@ def test_cached_features_are_read_only_if_that_is_faster() -> None:
     assert tracker.cached_route(SPAN, None) is None
 
 
-def test_weights_stay_while_cached_features_are_read() -> None:
+def test_weights_stay_while_cached_features_are_read():
     tracker = tracker_of("read")
     job = begun(TWO_CUTS, tracker=tracker, epochs=3)
     before = set(job.scheduler.weights)
@@ -426,7 +413,7 @@ def test_weights_stay_while_cached_features_are_read() -> None:
     ],
 )
 def test_remaining_epochs_include_the_rest_of_this_one(
-    epochs: float | None, samples_so_far: int, remaining: float
-) -> None:
+    epochs, samples_so_far, remaining
+):
     work = RemainingWork(100, epochs)
     assert work.remaining_epochs(samples_so_far) == pytest.approx(remaining)

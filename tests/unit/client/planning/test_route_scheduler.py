@@ -20,23 +20,21 @@ WEIGHTS = st.lists(st.floats(0.02, 1.0), min_size=1, max_size=5).map(
 SIZES = st.lists(st.integers(1, 64), min_size=1, max_size=200)
 
 
-def always(route: object) -> bool:
+def always(route):
     return True
 
 
-def raw_only(route: object) -> bool:
+def raw_only(route):
     return route == "raw"
 
 
 @pytest.fixture
-def halves() -> RouteScheduler[str]:
+def halves():
     return RouteScheduler({"raw": 0.5, "push": 0.5})
 
 
 @given(weights=WEIGHTS, sizes=SIZES)
-def test_samples_of_a_route_stay_near_its_weight(
-    weights: dict[int, float], sizes: list[int]
-) -> None:
+def test_samples_of_a_route_stay_near_its_weight(weights, sizes):
     scheduler = RouteScheduler(weights)
     scheduled: Counter[int] = Counter()
 
@@ -52,8 +50,8 @@ def test_samples_of_a_route_stay_near_its_weight(
 
 @given(weights=WEIGHTS, sizes=SIZES, data=st.data())
 def test_no_route_runs_further_ahead_than_allowed_when_others_are_full(
-    weights: dict[int, float], sizes: list[int], data: st.DataObject
-) -> None:
+    weights, sizes, data
+):
     scheduler = RouteScheduler(weights)
     scheduled: Counter[int] = Counter()
 
@@ -70,8 +68,8 @@ def test_no_route_runs_further_ahead_than_allowed_when_others_are_full(
 
 
 def test_route_without_room_is_skipped_until_too_far_behind(
-    halves: RouteScheduler[str],
-) -> None:
+    halves,
+):
     chosen = [halves.choose(10, raw_only) for _ in range(50)]
     assert chosen == ["raw"] * 4 + [None] * 46
     # Spans that had to wait add no deficit.
@@ -79,7 +77,7 @@ def test_route_without_room_is_skipped_until_too_far_behind(
     assert later.count("push") == 6
 
 
-def test_changed_weights_apply_at_once() -> None:
+def test_changed_weights_apply_at_once():
     scheduler = RouteScheduler({"raw": 1.0})
     for _ in range(100):
         assert scheduler.choose(8, always) == "raw"
@@ -93,15 +91,15 @@ def test_changed_weights_apply_at_once() -> None:
     "weights", [{}, {"a": 0.5}, {"a": 1.5, "b": -0.5}, {"a": 0.6, "b": 0.6}]
 )
 def test_weights_that_are_no_shares_are_refused(
-    weights: dict[str, float],
-) -> None:
+    weights,
+):
     with pytest.raises(ValueError, match="do not sum to 1"):
         RouteScheduler(weights)
 
 
 def test_avoided_route_gets_its_deficit_of_a_few_spans_later(
-    halves: RouteScheduler[str],
-) -> None:
+    halves,
+):
     last = [halves.choose(8, always, {"raw"}) for _ in range(20)]
     first = [halves.choose(8, always) for _ in range(20)]
     assert last == ["push"] * 20
@@ -110,12 +108,12 @@ def test_avoided_route_gets_its_deficit_of_a_few_spans_later(
 
 
 def test_span_waits_if_only_an_avoided_route_has_room(
-    halves: RouteScheduler[str],
-) -> None:
+    halves,
+):
     assert halves.choose(8, raw_only, {"raw"}) is None
 
 
-def test_other_routes_keep_their_shares_while_one_is_avoided() -> None:
+def test_other_routes_keep_their_shares_while_one_is_avoided():
     scheduler = RouteScheduler({"a": 0.6, "b": 0.3, "c": 0.1})
     scheduled = Counter(scheduler.choose(8, always, {"c"}) for _ in range(60))
     assert scheduled["c"] == 0
@@ -124,7 +122,7 @@ def test_other_routes_keep_their_shares_while_one_is_avoided() -> None:
     assert alone.count("b") <= 8
 
 
-def test_only_route_is_used_although_it_is_avoided() -> None:
+def test_only_route_is_used_although_it_is_avoided():
     scheduler = RouteScheduler({"a": 1.0})
     assert scheduler.choose(8, always, {"a"}) == "a"
 
@@ -150,22 +148,20 @@ SLOW_PUSH = {"raw": 0.1, "push": 3.0}
     ],
 )
 def test_routes_that_finish_after_all_others_are_stragglers(
-    raw_weight: float,
-    seconds: dict[str, float],
-    rate: float,
-    left: int,
-    unfinished: dict[str, float],
-    stragglers: set[str],
-) -> None:
+    raw_weight,
+    seconds,
+    rate,
+    left,
+    unfinished,
+    stragglers,
+):
     weights = {"raw": raw_weight, "push": 1 - raw_weight}
     found = straggling_routes(weights, seconds, rate, left, unfinished)
     assert found == stragglers
 
 
 @given(weights=WEIGHTS, data=st.data())
-def test_one_route_is_never_a_straggler(
-    weights: dict[int, float], data: st.DataObject
-) -> None:
+def test_one_route_is_never_a_straggler(weights, data):
     seconds = {route: data.draw(st.floats(0.001, 100.0)) for route in weights}
     left = data.draw(st.integers(1, 1000))
     unfinished = {route: data.draw(st.integers(0, left)) for route in weights}

@@ -18,7 +18,6 @@ from hapi_client.reports.epoch_report import (
     PLANNING,
     TRAINING,
     WAITING,
-    EpochReport,
 )
 from hapi_client.sampling.sampler import SamplerConfig, index_order
 from hapi_client.swift.traffic_counters import Traffic
@@ -27,29 +26,29 @@ READ_PLAN = index_order([8], SamplerConfig(4)).read_plan()
 
 
 class Bar:
-    def __init__(self, num_samples: int) -> None:
+    def __init__(self, num_samples):
         self.num_samples = num_samples
         self.added: list[int] = []
         self.is_open = True
 
-    def add(self, samples: int) -> None:
+    def add(self, samples):
         self.added.append(samples)
 
-    def close(self) -> None:
+    def close(self):
         self.is_open = False
 
 
 class World:
     """A clock, a plan and the recorders of a job's epochs."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.now = 50.0
         self.plan = PlanStatus()
         self.plans = PlanChangeCounter()
         self.bars: list[Bar] = []
         self.recorder = self.new_recorder()
 
-    def new_recorder(self) -> EpochRecorder:
+    def new_recorder(self):
         return EpochRecorder(
             3,
             "train",
@@ -59,33 +58,33 @@ class World:
             clock=lambda: self.now,
         )
 
-    def _start_bar(self, num_samples: int) -> Bar:
+    def _start_bar(self, num_samples):
         self.bars.append(Bar(num_samples))
         return self.bars[-1]
 
     @property
-    def report(self) -> EpochReport:
+    def report(self):
         assert self.recorder.report is not None
         return self.recorder.report
 
-    def use_plan(self, cut: int, num_changes: int) -> None:
+    def use_plan(self, cut, num_changes):
         self.plan = PlanStatus(
             f"cut {cut} · uint8", 2.0, ("link",), num_changes
         )
 
 
 @pytest.fixture
-def world() -> World:
+def world():
     return World()
 
 
-def test_epoch_that_never_began_has_no_report(world: World) -> None:
+def test_epoch_that_never_began_has_no_report(world):
     assert world.recorder.report is None
     world.recorder.end()
     assert world.recorder.report is None
 
 
-def test_stages_of_the_loop_are_summed(world: World) -> None:
+def test_stages_of_the_loop_are_summed(world):
     recorder = world.recorder
     with recorder.running(READ_PLAN):
         for waited in (2.0, 3.0):
@@ -120,9 +119,7 @@ def test_stages_of_the_loop_are_summed(world: World) -> None:
 
 
 @pytest.mark.parametrize("batches", [[4], [4, 0]])
-def test_epoch_that_was_left_or_failed_is_unfinished(
-    world: World, batches: list[int]
-) -> None:
+def test_epoch_that_was_left_or_failed_is_unfinished(world, batches):
     error = ValueError if len(batches) == 2 else ()
     with suppress(error), world.recorder.running(READ_PLAN):
         for samples in batches:
@@ -134,7 +131,7 @@ def test_epoch_that_was_left_or_failed_is_unfinished(
     assert (report.samples, report.expected_samples) == (4, 8)
 
 
-def test_running_epoch_has_a_preliminary_report(world: World) -> None:
+def test_running_epoch_has_a_preliminary_report(world):
     with world.recorder.running(READ_PLAN):
         world.now += 2
         world.recorder.delivered(4)
@@ -145,7 +142,7 @@ def test_running_epoch_has_a_preliminary_report(world: World) -> None:
     assert world.report != report
 
 
-def test_only_traffic_of_the_epoch_is_counted(world: World) -> None:
+def test_only_traffic_of_the_epoch_is_counted(world):
     traffic, counters = Traffic(), JobCounters()
     traffic.add(received_bytes=1000, retries=5)
     counters.add(retries=9)
@@ -165,7 +162,7 @@ def test_only_traffic_of_the_epoch_is_counted(world: World) -> None:
     assert traffic.count().received_bytes == 2035
 
 
-def test_times_of_spans_are_summed_by_stage(world: World) -> None:
+def test_times_of_spans_are_summed_by_stage(world):
     with world.recorder.running(READ_PLAN):
         world.recorder.loaded(
             SpanMetrics(read_seconds=3.0, decode_cpu_seconds=0.5)
@@ -189,8 +186,8 @@ def test_times_of_spans_are_summed_by_stage(world: World) -> None:
 
 
 def test_prediction_is_compared_for_samples_read_under_a_plan(
-    world: World,
-) -> None:
+    world,
+):
     with world.recorder.running(READ_PLAN):
         world.now += 10  # without a plan
         world.recorder.delivered(4)
@@ -206,7 +203,7 @@ def test_prediction_is_compared_for_samples_read_under_a_plan(
     assert report.plan_changes == 3
 
 
-def test_without_a_plan_nothing_is_predicted(world: World) -> None:
+def test_without_a_plan_nothing_is_predicted(world):
     with world.recorder.running(READ_PLAN):
         world.now += 1
         world.recorder.delivered(4)
@@ -216,12 +213,12 @@ def test_without_a_plan_nothing_is_predicted(world: World) -> None:
     assert report.limited_by == ()
 
 
-def plan_changes(*recorders: EpochRecorder) -> list[int]:
+def plan_changes(*recorders):
     reports = [recorder.report for recorder in recorders]
     return [report.plan_changes for report in reports if report]
 
 
-def test_plan_between_two_epochs_counts_for_the_second(world: World) -> None:
+def test_plan_between_two_epochs_counts_for_the_second(world):
     first, second = world.recorder, world.new_recorder()
     with first.running(READ_PLAN):
         pass
@@ -232,7 +229,7 @@ def test_plan_between_two_epochs_counts_for_the_second(world: World) -> None:
     assert plan_changes(first, second) == [0, 2]
 
 
-def test_nested_epoch_counts_its_own_plans(world: World) -> None:
+def test_nested_epoch_counts_its_own_plans(world):
     outer, inner, later = (world.new_recorder() for _ in range(3))
     with outer.running(READ_PLAN):
         world.use_plan(2, 1)
@@ -244,7 +241,7 @@ def test_nested_epoch_counts_its_own_plans(world: World) -> None:
     assert plan_changes(outer, inner, later) == [4, 2, 0]
 
 
-def test_bar_is_open_during_the_epoch(world: World) -> None:
+def test_bar_is_open_during_the_epoch(world):
     assert not world.bars
     with world.recorder.running(READ_PLAN):
         (bar,) = world.bars
@@ -255,7 +252,7 @@ def test_bar_is_open_during_the_epoch(world: World) -> None:
     assert (bar.num_samples, bar.added) == (8, [4])
 
 
-def test_stats_are_added_and_subtracted() -> None:
+def test_stats_are_added_and_subtracted():
     one = JobStats(retries=1, samples=4, samples_by_cut={0: 4}, seconds=0.5)
     two = JobStats(samples=3, samples_by_cut={0: 1, 7: 2})
     assert (one + two).samples == 7

@@ -31,7 +31,7 @@ class Screen(Terminal):
     """A terminal for both streams, with the lines that it shows."""
 
     @property
-    def lines(self) -> list[str]:
+    def lines(self):
         return [line for line in shown(self.getvalue()) if line]
 
 
@@ -39,7 +39,7 @@ class Screen(Terminal):
 def use_screen(monkeypatch):
     """Replaces both streams at the call; until then pytest has its own."""
 
-    def use() -> Screen:
+    def use():
         screen = Screen()
         monkeypatch.setattr(sys, "stdout", screen)
         monkeypatch.setattr(sys, "stderr", screen)
@@ -51,17 +51,17 @@ def use_screen(monkeypatch):
 
 
 class Clock:
-    def __init__(self) -> None:
+    def __init__(self):
         self.now = 100.0
 
-    def __call__(self) -> float:
+    def __call__(self):
         return self.now
 
 
 class Bar(TqdmProgressBar):
     """A bar whose clock advances with its samples."""
 
-    def __init__(self, samples=80, traffic=None) -> None:
+    def __init__(self, samples=80, traffic=None):
         self.clock = Clock()
         super().__init__(
             "epoch 3",
@@ -71,7 +71,7 @@ class Bar(TqdmProgressBar):
             clock=self.clock,
         )
 
-    def advance(self, samples=10, seconds=1.0) -> None:
+    def advance(self, samples=10, seconds=1.0):
         self.clock.now += seconds
         self.add(samples)
 
@@ -99,7 +99,7 @@ def test_other_value_of_the_variable_is_refused():
         progress_wanted(None, {"HAPI_PROGRESS": "yes"})
 
 
-def is_shown(wanted: bool | None) -> bool:
+def is_shown(wanted):
     bar = start_progress_bar(
         "epoch 0", 8, wanted=wanted, plan_status=PlanStatus, traffic=Traffic()
     )
@@ -134,10 +134,10 @@ def test_worker_of_a_data_loader_shows_nothing(monkeypatch, use_screen):
 class Sink:
     """A stream that a program has replaced by an object with two methods."""
 
-    def write(self, text: str) -> int:
+    def write(self, text):
         return len(text)
 
-    def flush(self) -> None:
+    def flush(self):
         pass
 
 

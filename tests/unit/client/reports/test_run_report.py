@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -75,7 +74,7 @@ EVALUATED = replace(PUSHED, epoch=None, split="val")
 RUN = RunReport("resnet18 <on> swift://p/train", (STREAMED, PUSHED, EVALUATED))
 
 
-def test_json_keys_are_stable() -> None:
+def test_json_keys_are_stable():
     assert " ".join(sorted(report_body(PUSHED))) == (
         "cached_samples epoch expected_samples fallbacks fetch_seconds "
         "is_finished limited_by loop_seconds measured_per_predicted name plan "
@@ -88,12 +87,12 @@ def test_json_keys_are_stable() -> None:
 
 
 @pytest.mark.parametrize("report", RUN.reports)
-def test_json_form_is_read_back(report: EpochReport) -> None:
+def test_json_form_is_read_back(report):
     text = json.dumps(report_body(report) | {"key of a later release": 1})
     assert report_from_body(json.loads(text)) == report
 
 
-def test_text_of_a_report_has_its_figures() -> None:
+def test_text_of_a_report_has_its_figures():
     text = " ".join(str(PUSHED).split())
     for part in (
         "epoch 1: 320 samples in 8 s, 40 samples/s",
@@ -109,7 +108,7 @@ def test_text_of_a_report_has_its_figures() -> None:
     assert "100 samples of 320, unfinished" in str(STREAMED)
 
 
-def test_tables_have_a_row_for_each_epoch() -> None:
+def test_tables_have_a_row_for_each_epoch():
     for table in (*tables(RUN.reports).values(), essentials(RUN.reports)):
         assert [row[0] for row in table.rows] == [
             "epoch 0 *",
@@ -123,7 +122,7 @@ def test_tables_have_a_row_for_each_epoch() -> None:
     assert (row["reached"], row["waiting"]) == ("80 %", "50 %")
 
 
-def test_page_has_figure_and_tables_and_loads_nothing() -> None:
+def test_page_has_figure_and_tables_and_loads_nothing():
     page = html_page(RUN)
     start, end = page.index("<svg"), page.index("</svg>") + len("</svg>")
     ElementTree.fromstring(page[start:end])
@@ -144,11 +143,11 @@ def test_page_has_figure_and_tables_and_loads_nothing() -> None:
         tuple(replace(PUSHED, epoch=number) for number in range(150)),
     ],
 )
-def test_page_of_any_number_of_epochs_is_written(reports) -> None:
+def test_page_of_any_number_of_epochs_is_written(reports):
     assert "</html>" in html_page(RunReport("a run", reports))
 
 
-def test_format_is_chosen_by_the_suffix(tmp_path: Path) -> None:
+def test_format_is_chosen_by_the_suffix(tmp_path):
     write_reports(tmp_path / "run.json", RUN.reports, RUN.title)
     write_reports(tmp_path / "run.HTML", RUN.reports, RUN.title)
     assert read_reports(tmp_path / "run.json") == RUN
@@ -162,7 +161,7 @@ def test_format_is_chosen_by_the_suffix(tmp_path: Path) -> None:
         write_reports(tmp_path / "nowhere" / "run.json", RUN.reports)
 
 
-def damaged(**changes) -> str:
+def damaged(**changes):
     body = run_body(RUN)
     body["reports"][1].update(changes)
     return json.dumps(body)
@@ -187,9 +186,7 @@ def damaged(**changes) -> str:
         (damaged(limited_by="link"), "a list of texts"),
     ],
 )
-def test_damaged_file_is_named_with_reason_and_remedy(
-    tmp_path: Path, text: str, reason: str
-) -> None:
+def test_damaged_file_is_named_with_reason_and_remedy(tmp_path, text, reason):
     path = tmp_path / "run.json"
     path.write_text(text)
     with pytest.raises(ClientError, match=reason) as caught:
@@ -200,8 +197,8 @@ def test_damaged_file_is_named_with_reason_and_remedy(
 
 
 def test_command_prints_tables_and_writes_page_and_json(
-    hapi, capsys, tmp_path: Path
-) -> None:
+    hapi, capsys, tmp_path
+):
     source = tmp_path / "train.json"
     source.write_text(json.dumps({"model": "x", **run_body(RUN)}))
     page, copy = tmp_path / "run.html", tmp_path / "copy.json"
@@ -215,7 +212,7 @@ def test_command_prints_tables_and_writes_page_and_json(
     assert read_reports(copy) == RUN
 
 
-def test_command_names_a_wrong_file(hapi, capsys, tmp_path: Path) -> None:
+def test_command_names_a_wrong_file(hapi, capsys, tmp_path):
     assert hapi("report", tmp_path / "no.json") == 1
     assert "no.json cannot be read" in capsys.readouterr().err
     (tmp_path / "run.json").write_text(json.dumps(run_body(RUN)))
@@ -225,8 +222,8 @@ def test_command_names_a_wrong_file(hapi, capsys, tmp_path: Path) -> None:
 
 
 def test_full_disk_keeps_the_previous_report(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     path = tmp_path / "run.json"
     write_reports(path, (), "before")
     before = path.read_text()

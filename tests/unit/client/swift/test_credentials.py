@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from hapi_client.swift.connection import Connection
 from hapi_client.swift.credentials import Credentials
 from hapi_protocol.errors import ClientError
 from identity_service import IdentityService, Secret, User
-from scripted_swift import Answer, ScriptedSwift, scripted_swift
+from scripted_swift import Answer, scripted_swift
 
 certificates = pytest.importorskip(
     "certificates", reason="needs cryptography (extra: dev)"
@@ -277,9 +276,7 @@ def test_region_without_an_endpoint_is_named(connect):
 
 
 @contextmanager
-def tls_servers(
-    authority, *, asks_clients: bool = False
-) -> Iterator[tuple[dict[str, str], dict[str, str], ScriptedSwift]]:
+def tls_servers(authority, *, asks_clients=False):
     """Runs TLS servers; yields the v1 and Keystone environments."""
     context = authority.server_context(asks_clients=asks_clients)
     service = IdentityService(

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from hapi_client.swift.connection import Connection
-from hapi_client.swift.multi_object import ObjectFeatures
 from hapi_client.swift.response_body import ResponseBody
 from hapi_protocol.errors import (
     RightsError,
@@ -23,7 +20,7 @@ from hapi_protocol.feature_stream import Row, feature_schema
 from hapi_protocol.feature_writer import FeatureStreamWriter
 from hapi_protocol.headers import CONTENT_TYPE_STREAM, Annotation, ModelPath
 from hapi_splitter.encodings import encode
-from scripted_swift import Answer, ScriptedSwift
+from scripted_swift import Answer
 
 SHAPE = (2, 3)
 NAMES = ["a b.jpg", "ü\n.jpg", "a b.jpg", "what?.png"]
@@ -31,13 +28,11 @@ FAILED = "service_unavailable: Swift answers 503 now"
 VALUES = torch.arange(5 * 6, dtype=torch.float32).view(5, *SHAPE)
 
 
-def annotation(encoding: str = "float32") -> Annotation:
+def annotation(encoding="float32"):
     return Annotation(ModelPath("AUTH_test", "m", "x.hapi"), 2, encoding)
 
 
-def stream(
-    names: Sequence[str], failed: Sequence[int] = (), encoding: str = "float32"
-) -> bytes:
+def stream(names, failed=(), encoding="float32"):
     """Writes rows in two batches; failed rows have no features."""
     sink = io.BytesIO()
     writer = FeatureStreamWriter(sink, feature_schema(SHAPE, encoding))
@@ -55,26 +50,24 @@ def stream(
     return sink.getvalue()
 
 
-def row(number: int, name: str, error: str | None) -> Row:
+def row(number, name, error):
     status = 200 if error is None else 503
     etag = None if error else f"e{number}"
     meta = json.dumps({"status": status, "etag": etag})
     return Row(number, name, meta=meta, error=error)
 
 
-def respond(swift: ScriptedSwift, body: bytes, **options: Any) -> None:
+def respond(swift, body, **options):
     headers = {"Content-Type": CONTENT_TYPE_STREAM}
     swift.script(Answer(200, body, headers, **options))
 
 
-def get_many(connection: Connection, **options: Any) -> list[ObjectFeatures]:
+def get_many(connection, **options):
     return list(connection.get_many("c d", NAMES, annotation(**options)))
 
 
 @pytest.mark.parametrize("encoding", ["float32", "bfloat16", "uint8;zstd"])
-def test_rows_come_in_order_with_their_features(
-    swift: ScriptedSwift, connection: Connection, encoding: str
-) -> None:
+def test_rows_come_in_order_with_their_features(swift, connection, encoding):
     respond(swift, stream(NAMES, [1], encoding))
     rows = get_many(connection, encoding=encoding)
 
@@ -97,9 +90,7 @@ def test_rows_come_in_order_with_their_features(
         )
 
 
-def test_request_posts_quoted_names(
-    swift: ScriptedSwift, connection: Connection
-) -> None:
+def test_request_posts_quoted_names(swift, connection):
     respond(swift, stream(NAMES))
     get_many(connection)
     (request,) = swift.requests
@@ -121,18 +112,14 @@ def test_request_posts_quoted_names(
         [*NAMES[:3], "other"],
     ],
 )
-def test_response_with_other_names_is_refused(
-    swift: ScriptedSwift, connection: Connection, names: list[str]
-) -> None:
+def test_response_with_other_names_is_refused(swift, connection, names):
     respond(swift, stream(names))
     with pytest.raises(TruncatedStreamError):
         get_many(connection)
 
 
 @pytest.mark.parametrize("num_missing", [100, 0])
-def test_response_that_breaks_off_is_refused(
-    swift: ScriptedSwift, connection: Connection, num_missing: int
-) -> None:
+def test_response_that_breaks_off_is_refused(swift, connection, num_missing):
     """It is refused even if it breaks off after its last row."""
     body = stream(NAMES)
     respond(swift, body[: len(body) - num_missing], cut_off=100)
@@ -140,9 +127,7 @@ def test_response_that_breaks_off_is_refused(
         get_many(connection)
 
 
-def test_row_without_a_status_is_refused(
-    swift: ScriptedSwift, connection: Connection
-) -> None:
+def test_row_without_a_status_is_refused(swift, connection):
     sink = io.BytesIO()
     writer = FeatureStreamWriter(sink, feature_schema(SHAPE, "float32"))
     writer.write([Row(0, NAMES[0])], np.zeros((1, *SHAPE), np.float32))
@@ -156,11 +141,11 @@ def test_row_without_a_status_is_refused(
     ("status", "kind"), [(404, RightsError), (503, UnavailableError)]
 )
 def test_refused_request_fails_before_any_row_without_a_retry(
-    swift: ScriptedSwift,
-    connection: Connection,
-    status: int,
-    kind: type[Exception],
-) -> None:
+    swift,
+    connection,
+    status,
+    kind,
+):
     swift.script(Answer(status))
     with pytest.raises(kind):
         connection.get_many("c", NAMES, annotation())
@@ -169,15 +154,15 @@ def test_refused_request_fails_before_any_row_without_a_retry(
 
 @pytest.mark.parametrize("reads_all", [True, False])
 def test_response_is_closed_after_its_reader(
-    swift: ScriptedSwift,
-    connection: Connection,
-    monkeypatch: pytest.MonkeyPatch,
-    reads_all: bool,
-) -> None:
+    swift,
+    connection,
+    monkeypatch,
+    reads_all,
+):
     bodies: list[ResponseBody] = []
     original = Connection._open
 
-    def recording(*args: Any, **kwargs: Any) -> ResponseBody:
+    def recording(*args, **kwargs):
         bodies.append(original(*args, **kwargs))
         return bodies[-1]
 

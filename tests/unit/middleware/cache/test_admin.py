@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pytest
 from swift.common import constraints
@@ -16,8 +15,6 @@ from filter_under_test import (
     ACCOUNT,
     OTHER,
     SOURCE,
-    Answer,
-    FilterUnderTest,
     signed,
 )
 from hapi_middleware.cache import admin as cache_admin
@@ -31,16 +28,16 @@ METRICS = Metrics(get_logger({}, log_route="hapi"))
 
 
 def ask(
-    world: FilterUnderTest,
-    method: str = "GET",
-    query: str = "",
-    path: str = f"/{ACCOUNT}",
-    **others: Any,
-) -> Answer:
+    world,
+    method="GET",
+    query="",
+    path=f"/{ACCOUNT}",
+    **others,
+):
     return world.send(method, path, query=QUERY + query, **others)
 
 
-def private(world: FilterUnderTest) -> list[dict[str, Any]]:
+def private(world):
     calls = world.swift.calls
     return [env for env in calls if env["PATH_INFO"].startswith(CACHE_PATH)]
 
@@ -59,9 +56,7 @@ def private(world: FilterUnderTest) -> list[dict[str, Any]]:
         "&marker=%ff",
     ],
 )
-def test_wrong_parameters_are_refused(
-    world: FilterUnderTest, method: str, query: str
-) -> None:
+def test_wrong_parameters_are_refused(world, method, query):
     answer = ask(world, method, query)
     assert answer.refusal == (400, "bad_request")
     assert private(world) == []
@@ -78,20 +73,20 @@ def test_wrong_parameters_are_refused(
     ],
 )
 def test_callers_that_are_not_owners_are_refused(
-    world: FilterUnderTest,
-    method: str,
-    user: str | None,
-    path: str,
-    status: int,
-) -> None:
+    world,
+    method,
+    user,
+    path,
+    status,
+):
     assert ask(world, method, path=path, user=user).status == status
     assert private(world) == []
 
 
 def test_overridden_authorisation_makes_no_owner(
-    world: FilterUnderTest,
-) -> None:
-    def authorize(request: Request) -> None:
+    world,
+):
+    def authorize(request):
         request.environ["swift_owner"] = True
 
     allow_all = {
@@ -105,9 +100,7 @@ def test_overridden_authorisation_makes_no_owner(
 
 
 @pytest.mark.parametrize("method", ["HEAD", "POST", "PUT", "OPTIONS"])
-def test_other_methods_never_reach_swift(
-    world: FilterUnderTest, method: str
-) -> None:
+def test_other_methods_never_reach_swift(world, method):
     assert ask(world, method).status == 405
     assert world.swift.calls == []
 
@@ -122,25 +115,21 @@ def test_other_methods_never_reach_swift(
         (f"/{ACCOUNT}", QUERY, {"swift.source": "TA"}),
     ],
 )
-def test_other_requests_pass_to_swift(
-    world: FilterUnderTest, path: str, query: str, env: dict[str, Any]
-) -> None:
+def test_other_requests_pass_to_swift(world, path, query, env):
     world.send("GET", path, query=query, env=env)
     assert private(world) == []
     assert world.swift.calls[-1]["PATH_INFO"] == f"/v1{path}"
 
 
-def test_listing_is_limited_by_the_operator(
-    world: FilterUnderTest, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_listing_is_limited_by_the_operator(world, monkeypatch):
     monkeypatch.setattr(constraints, "CONTAINER_LISTING_LIMIT", 7)
     ask(world)
     assert "limit=7&" in private(world)[-1]["QUERY_STRING"]
 
 
 def test_parameter_is_recognised_in_any_spelling(
-    world: FilterUnderTest,
-) -> None:
+    world,
+):
     """Otherwise Swift would be asked to delete the account."""
     query = "?%68api%2Dcache=&limit=5"
     answer = world.send("DELETE", f"/{ACCOUNT}", query=query)
@@ -152,7 +141,7 @@ def test_parameter_is_recognised_in_any_spelling(
     )
 
 
-def test_trailing_slash_means_the_account(world: FilterUnderTest) -> None:
+def test_trailing_slash_means_the_account(world):
     answer = ask(world, path=f"/{ACCOUNT}/")
     assert (answer.status, answer.json["listed"]) == (200, [])
 
@@ -174,9 +163,7 @@ def test_trailing_slash_means_the_account(world: FilterUnderTest) -> None:
         (None, {"read-only": [""]}, False),
     ],
 )
-def test_owners_are_those_of_tempauth(
-    groups: str | None, acl: dict[str, list[str]], is_owner: bool
-) -> None:
+def test_owners_are_those_of_tempauth(groups, acl, is_owner):
     auth = tempauth.filter_factory({})(FakeSwift())
     info = {
         "status": 200,
@@ -207,12 +194,12 @@ def test_owners_are_those_of_tempauth(
     ],
 )
 def test_owners_are_those_of_keystone(
-    world: FilterUnderTest,
-    options: dict[str, str],
-    roles: str,
-    account: str,
-    status: int,
-) -> None:
+    world,
+    options,
+    roles,
+    account,
+    status,
+):
     env = {
         "HTTP_X_IDENTITY_STATUS": "Confirmed",
         "HTTP_X_PROJECT_ID": "5ad7",
@@ -232,7 +219,7 @@ def test_owners_are_those_of_keystone(
 class Entries:
     """A fake container of entries, given by the names of their sources."""
 
-    def __init__(self, *sources: str) -> None:
+    def __init__(self, *sources):
         self.names = [entry_name(*each.split("/", 1), "k") for each in sources]
         self.listed = list(self.names)
         """Names in the listing, which may be out of date."""
@@ -240,17 +227,17 @@ class Entries:
         self.deletes: list[str] = []
 
     @property
-    def sources(self) -> list[str]:
+    def sources(self):
         return ["/".join(name.split("\x00")[1:3]) for name in self.names]
 
-    def __call__(self, env: dict[str, Any], start_response: Any) -> Any:
+    def __call__(self, env, start_response):
         request = Request(env)
         name = wsgi_to_str(request.path_info)[len(CACHE_PATH) + 1 :]
         respond = self._delete if request.method == "DELETE" else self._list
         response = Response(request=request, **respond(request, name))
         return response(env, start_response)
 
-    def _list(self, request: Request, name: str) -> dict[str, Any]:
+    def _list(self, request, name):
         given = request.params
         found = [
             {"name": name, "bytes": 7, "last_modified": "2026-01-01"}
@@ -262,7 +249,7 @@ class Entries:
             "body": json.dumps(found[: int(given["limit"])]),
         }
 
-    def _delete(self, request: Request, name: str) -> dict[str, Any]:
+    def _delete(self, request, name):
         self.deletes.append(name)
         if not name:
             self.is_there = bool(self.names)
@@ -273,8 +260,8 @@ class Entries:
         self.listed.remove(name)
         return {"status": 204}
 
-    def ask(self, method: str, query: str = "") -> dict[str, Any]:
-        def authorize(request: Request) -> None:
+    def ask(self, method, query=""):
+        def authorize(request):
             request.environ["swift_owner"] = True
 
         env = Request.blank(f"/v1/{ACCOUNT}{QUERY}{query}").environ | {
@@ -287,7 +274,7 @@ class Entries:
         return dict(json.loads(b"".join(answer[2])))
 
 
-def test_account_is_purged_page_by_page() -> None:
+def test_account_is_purged_page_by_page():
     entries = Entries("a/1", "a/2", "b/1")
     first = entries.ask("DELETE", "&limit=2")
     assert (first["deleted"], entries.sources) == (2, ["b/1"])
@@ -299,8 +286,8 @@ def test_account_is_purged_page_by_page() -> None:
 
 
 def test_long_purge_continues_from_its_marker(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     monkeypatch.setattr(cache_admin, "DELETE_SECONDS", -1.0)
     entries = Entries("a/1", "a/2", "a/3")
     marker = ""
@@ -323,22 +310,20 @@ def test_long_purge_continues_from_its_marker(
         ("1", ["a/1", "a/11", "a/1/x", "ab/1", "b/a"]),
     ],
 )
-def test_only_entries_of_the_source_are_deleted(
-    source: str, remaining: list[str]
-) -> None:
+def test_only_entries_of_the_source_are_deleted(source, remaining):
     entries = Entries("a/1", "a/11", "a/1/x", "ab/1", "b/a")
     entries.ask("DELETE", f"&source={source}")
     assert entries.sources == remaining
     assert "" not in entries.deletes
 
 
-def test_outdated_listing_counts_no_entry_twice() -> None:
+def test_outdated_listing_counts_no_entry_twice():
     entries = Entries("a/1", "a/2")
     entries.names.remove(entry_name("a", "1", "k"))
     assert entries.ask("DELETE") == {"deleted": 1, "marker": None}
 
 
-def test_listing_continues_after_its_marker() -> None:
+def test_listing_continues_after_its_marker():
     entries = Entries("a/1", "a/2", "a/3")
     first = entries.ask("GET", "&limit=2")
     rest = entries.ask("GET", f"&limit=2&marker={first['marker']}")

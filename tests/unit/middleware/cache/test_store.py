@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 import eventlet
 import pytest
 from swift.common.middleware import proxy_logging
-from swift.common.swob import Request, Response
+from swift.common.swob import Response
 
-from fake_swift import CACHE_PATH, FakeSwift, TrackedBody
+from fake_swift import CACHE_PATH, TrackedBody
 from filter_under_test import (
     ACCOUNT,
     MODEL,
@@ -23,7 +20,6 @@ from filter_under_test import (
     PACKAGE,
     SHARD,
     SOURCE,
-    FilterUnderTest,
     annotation,
     filter_and_worker,
     s3_env,
@@ -44,7 +40,7 @@ SECONDS = 5.0
 
 
 @contextmanager
-def world_of(tmp_path: Path, **options: str) -> Iterator[FilterUnderTest]:
+def world_of(tmp_path, **options):
     given = {"cache": "yes", **options}
     with filter_and_worker(tmp_path, **given) as world:
         yield world
@@ -54,12 +50,12 @@ def world_of(tmp_path: Path, **options: str) -> Iterator[FilterUnderTest]:
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[FilterUnderTest]:
+def world(tmp_path):
     with world_of(tmp_path) as world:
         yield world
 
 
-def assert_private_requests_are_for_entries(swift: FakeSwift) -> None:
+def assert_private_requests_are_for_entries(swift):
     for env in swift.calls:
         if env.get("REMOTE_USER") != ".wsgi.pre_authed":
             continue
@@ -71,7 +67,7 @@ def assert_private_requests_are_for_entries(swift: FakeSwift) -> None:
         assert not env["QUERY_STRING"]
 
 
-def until(is_so: Callable[[], object]) -> None:
+def until(is_so):
     """Waits for a condition: entries are stored after the answer's end."""
     deadline = time.monotonic() + SECONDS
     while not is_so():
@@ -79,13 +75,11 @@ def until(is_so: Callable[[], object]) -> None:
         eventlet.sleep(0.01)
 
 
-def entries(world: FilterUnderTest) -> list[str]:
+def entries(world):
     return [path for path in world.swift.objects if CACHE_PATH[3:] in path]
 
 
-def ask(
-    world: FilterUnderTest, mode: str = "readwrite", **changes: Any
-) -> Any:
+def ask(world, mode="readwrite", **changes):
     user = changes.pop("user", "test:tester")
     query = changes.pop("query", "")
     env = changes.pop("env", None)
@@ -93,20 +87,18 @@ def ask(
     return world.send(headers=headers, user=user, query=query, env=env)
 
 
-def warm(world: FilterUnderTest) -> None:
+def warm(world):
     answer = ask(world)
     assert (answer.status, answer.headers["X-Hapi-Cache"]) == (200, "store")
     assert answer.body == COMPUTED
     until(lambda: entries(world))
 
 
-def on_entries(
-    world: FilterUnderTest, method: str, status: int
-) -> Callable[[], int]:
+def on_entries(world, method, status):
     """Lets Swift fail on entries; returns a counter of the failures."""
     failures = []
 
-    def fail(request: Request) -> Response | None:
+    def fail(request):
         if request.method != method:
             return None
         failures.append(request.path)
@@ -119,7 +111,7 @@ def on_entries(
 # --- hits and misses ------------------------------------------------------
 
 
-def test_hit_is_answered_without_a_job(world: FilterUnderTest) -> None:
+def test_hit_is_answered_without_a_job(world):
     warm(world)
     jobs = len(world.worker.jobs)
     log_info: list[str] = []
@@ -134,8 +126,8 @@ def test_hit_is_answered_without_a_job(world: FilterUnderTest) -> None:
 
 
 def test_hit_is_found_after_the_upload_of_a_model_new_to_the_host(
-    world: FilterUnderTest,
-) -> None:
+    world,
+):
     warm(world)
     world.worker.digests.clear()
     hit = ask(world, "read")
@@ -143,7 +135,7 @@ def test_hit_is_found_after_the_upload_of_a_model_new_to_the_host(
     assert len(world.worker.sources) == 1
 
 
-def test_one_request_looks_up_the_cache_once(world: FilterUnderTest) -> None:
+def test_one_request_looks_up_the_cache_once(world):
     ask(world, "read")
     before = len(world.swift.calls)
     assert ask(world, "read").headers["X-Hapi-Cache"] == "miss"
@@ -152,9 +144,7 @@ def test_one_request_looks_up_the_cache_once(world: FilterUnderTest) -> None:
 
 
 @pytest.mark.parametrize("mode", ["off", "read"])
-def test_features_are_cached_on_request_only(
-    world: FilterUnderTest, mode: str
-) -> None:
+def test_features_are_cached_on_request_only(world, mode):
     answer = ask(world, mode)
     expected = "off" if mode == "off" else "miss"
     assert answer.headers["X-Hapi-Cache"] == expected
@@ -163,7 +153,7 @@ def test_features_are_cached_on_request_only(
     assert entries(world) == []
 
 
-def test_cache_is_off_unless_the_operator_turns_it_on(tmp_path: Path) -> None:
+def test_cache_is_off_unless_the_operator_turns_it_on(tmp_path):
     with world_of(tmp_path, cache="no") as world:
         answer = ask(world)
         assert (answer.status, answer.body) == (200, SHARD.upper())
@@ -172,13 +162,13 @@ def test_cache_is_off_unless_the_operator_turns_it_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["", "on", "write"])
-def test_unknown_mode_is_refused(world: FilterUnderTest, mode: str) -> None:
+def test_unknown_mode_is_refused(world, mode):
     answer = ask(world, mode)
     assert answer.refusal == (400, "bad_cache")
     assert answer.json["allowed"] == ["off", "read", "readwrite"]
 
 
-def test_head_and_304_read_no_entry(world: FilterUnderTest) -> None:
+def test_head_and_304_read_no_entry(world):
     warm(world)
     etag = ask(world, "read").headers["Etag"]
     before = len(world.swift.calls)
@@ -189,7 +179,7 @@ def test_head_and_304_read_no_entry(world: FilterUnderTest) -> None:
     assert not any(path.startswith(CACHE_PATH) for path in paths)
 
 
-def test_object_with_a_long_name_is_not_cached(world: FilterUnderTest) -> None:
+def test_object_with_a_long_name_is_not_cached(world):
     path = f"/{ACCOUNT}/data/{'n' * 990}"
     world.swift.put(path, SHARD)
     answer = world.send(path=path, headers=annotation(cache="readwrite"))
@@ -200,9 +190,7 @@ def test_object_with_a_long_name_is_not_cached(world: FilterUnderTest) -> None:
 @pytest.mark.parametrize(
     "header", ["X_Static_Large_Object", "X_Object_Manifest"]
 )
-def test_large_object_is_not_cached(
-    world: FilterUnderTest, header: str
-) -> None:
+def test_large_object_is_not_cached(world, header):
     world.swift.put(SOURCE, SHARD, **{header: "parts/of-it"})
     answer = ask(world)
     assert (answer.body, answer.headers["X-Hapi-Cache"]) == (
@@ -215,7 +203,7 @@ def test_large_object_is_not_cached(
 # --- rights ---------------------------------------------------------------
 
 
-def test_temporary_url_reads_and_does_not_store(tmp_path: Path) -> None:
+def test_temporary_url_reads_and_does_not_store(tmp_path):
     options = {"allow_unauthenticated_compute": "yes"}
     with world_of(tmp_path, **options) as world:
         world.swift.read_acls[MODEL.rpartition("/")[0]] = ".r:*"
@@ -230,7 +218,7 @@ def test_temporary_url_reads_and_does_not_store(tmp_path: Path) -> None:
         assert ask(world, user=None, query=query).status == 401
 
 
-def test_account_that_may_not_compute_gets_no_hit(tmp_path: Path) -> None:
+def test_account_that_may_not_compute_gets_no_hit(tmp_path):
     with world_of(tmp_path) as world:
         warm(world)
         world.configure(allowed_accounts=frozenset({"AUTH_physics"}))
@@ -245,11 +233,11 @@ def test_account_that_may_not_compute_gets_no_hit(tmp_path: Path) -> None:
     ("num_errors", "error"), [(2, ""), (None, "last frame"), (-1, "-1 errors")]
 )
 def test_stream_with_errors_or_a_wrong_end_is_not_cached(
-    world: FilterUnderTest,
-    caplog: pytest.LogCaptureFixture,
-    num_errors: int | None,
-    error: str,
-) -> None:
+    world,
+    caplog,
+    num_errors,
+    error,
+):
     world.swift.may_be_unread = True
     world.worker.num_errors = num_errors
     if error:
@@ -263,8 +251,8 @@ def test_stream_with_errors_or_a_wrong_end_is_not_cached(
 
 
 def test_stream_of_a_worker_without_tee_streams_is_not_cached(
-    world: FilterUnderTest,
-) -> None:
+    world,
+):
     world.worker.splits = False
     answer = ask(world)
     assert (answer.status, answer.body) == (200, SHARD.upper())
@@ -276,9 +264,7 @@ def test_stream_of_a_worker_without_tee_streams_is_not_cached(
 @pytest.mark.parametrize(
     "option", ["cache_max_entry_bytes", "cache_buffer_bytes"]
 )
-def test_features_over_a_limit_are_not_cached(
-    tmp_path: Path, option: str
-) -> None:
+def test_features_over_a_limit_are_not_cached(tmp_path, option):
     with world_of(tmp_path, **{option: str(len(KEPT) - 1)}) as world:
         assert ask(world).body == COMPUTED
         eventlet.sleep(0.1)
@@ -289,7 +275,7 @@ def test_features_over_a_limit_are_not_cached(
         warm(world)
 
 
-def test_account_over_its_limit_caches_no_more(tmp_path: Path) -> None:
+def test_account_over_its_limit_caches_no_more(tmp_path):
     options = {"cache_max_account_bytes": str(2 * len(KEPT))}
     with world_of(tmp_path, **options) as world:
         world.swift.private_bytes = len(KEPT)
@@ -301,9 +287,7 @@ def test_account_over_its_limit_caches_no_more(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("status", [413, 500, 503, 507])
-def test_failed_store_does_not_affect_the_answer(
-    world: FilterUnderTest, status: int
-) -> None:
+def test_failed_store_does_not_affect_the_answer(world, status):
     failures = on_entries(world, "PUT", status)
     assert ask(world).body == COMPUTED
     until(failures)
@@ -320,8 +304,8 @@ def test_failed_store_does_not_affect_the_answer(
     ("status", "is_other_paused"), [(413, False), (400, False), (507, True)]
 )
 def test_quota_of_an_account_pauses_no_other_account(
-    world: FilterUnderTest, status: int, is_other_paused: bool
-) -> None:
+    world, status, is_other_paused
+):
     on_entries(world, "PUT", status)
     ask(world)
     cache = world.filter.context.cache
@@ -329,12 +313,10 @@ def test_quota_of_an_account_pauses_no_other_account(
     assert cache.is_paused(OTHER) == is_other_paused
 
 
-def test_slow_store_is_cancelled(
-    world: FilterUnderTest, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slow_store_is_cancelled(world, monkeypatch):
     monkeypatch.setattr("hapi_middleware.cache.store.STORE_SECONDS", 0.2)
 
-    def slow(request: Request) -> None:
+    def slow(request):
         if request.method == "PUT":
             eventlet.sleep(10)
 
@@ -344,9 +326,7 @@ def test_slow_store_is_cancelled(
     assert entries(world) == []
 
 
-def test_storing_continues_after_a_pause(
-    world: FilterUnderTest, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_storing_continues_after_a_pause(world, monkeypatch):
     monkeypatch.setattr("hapi_middleware.cache.store.PAUSE_SECONDS", 0.3)
     failures = on_entries(world, "PUT", 507)
     ask(world)
@@ -358,9 +338,7 @@ def test_storing_continues_after_a_pause(
 
 
 @pytest.mark.parametrize("status", [403, 500, 503])
-def test_features_are_computed_if_the_entry_cannot_be_read(
-    world: FilterUnderTest, status: int
-) -> None:
+def test_features_are_computed_if_the_entry_cannot_be_read(world, status):
     warm(world)
     failures = on_entries(world, "GET", status)
     answer = ask(world, "read")
@@ -369,11 +347,11 @@ def test_features_are_computed_if_the_entry_cannot_be_read(
     assert failures() >= 1
 
 
-def test_features_are_computed_if_the_read_is_slow(tmp_path: Path) -> None:
+def test_features_are_computed_if_the_read_is_slow(tmp_path):
     with world_of(tmp_path, cache_timeout="0.2") as world:
         warm(world)
 
-        def slow(request: Request) -> None:
+        def slow(request):
             if request.method == "GET":
                 eventlet.sleep(10)
 
@@ -385,13 +363,13 @@ def test_features_are_computed_if_the_read_is_slow(tmp_path: Path) -> None:
 
 
 def test_features_are_computed_if_the_read_breaks_off(
-    world: FilterUnderTest,
-) -> None:
+    world,
+):
     warm(world)
     (path,) = entries(world)
     whole = world.swift.objects[path]
 
-    def broken() -> Iterator[bytes]:
+    def broken():
         yield whole.body[:100]
         raise OSError("a disk")
 
@@ -402,8 +380,8 @@ def test_features_are_computed_if_the_read_breaks_off(
 
 
 def test_entry_with_another_key_is_deleted(
-    world: FilterUnderTest,
-) -> None:
+    world,
+):
     warm(world)
     (path,) = entries(world)
     world.swift.put(path, pack("0" * 64, [b"features of others"]))
@@ -413,14 +391,14 @@ def test_entry_with_another_key_is_deleted(
 
 
 def test_answer_does_not_wait_for_the_deletion_of_a_damaged_entry(
-    world: FilterUnderTest,
-) -> None:
+    world,
+):
     warm(world)
     (path,) = entries(world)
     world.swift.put(path, b"nonsense")
     may_delete = []
 
-    def slow(request: Request) -> None:
+    def slow(request):
         while request.method == "DELETE" and not may_delete:
             eventlet.sleep(0.01)
 
@@ -432,13 +410,13 @@ def test_answer_does_not_wait_for_the_deletion_of_a_damaged_entry(
 
 
 def test_entry_that_cannot_be_closed_in_time_frees_its_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     with world_of(tmp_path, cache_timeout="0.2") as world:
         warm(world)
         close = TrackedBody.close
 
-        def stuck(body: TrackedBody) -> None:
+        def stuck(body):
             close(body)
             if f"GET {quote(CACHE_PATH)}" in body.what:
                 eventlet.sleep(10)
@@ -448,9 +426,7 @@ def test_entry_that_cannot_be_closed_in_time_frees_its_memory(
 
 
 @pytest.mark.parametrize("source", [None, "S3"])
-def test_disconnected_client_frees_the_buffer(
-    world: FilterUnderTest, source: str | None
-) -> None:
+def test_disconnected_client_frees_the_buffer(world, source):
     world.swift.may_be_unread = True
     env = s3_env() if source else {}
     request = world.request(headers=annotation(cache="readwrite"), env=env)
@@ -462,7 +438,7 @@ def test_disconnected_client_frees_the_buffer(
     assert entries(world) == []
 
 
-def test_holder_of_a_presigned_url_stores_nothing(tmp_path: Path) -> None:
+def test_holder_of_a_presigned_url_stores_nothing(tmp_path):
     options = {"allow_unauthenticated_compute": "yes"}
     with world_of(tmp_path, **options) as world:
         world.swift.read_acls[MODEL.rpartition("/")[0]] = ".r:*"
@@ -472,7 +448,7 @@ def test_holder_of_a_presigned_url_stores_nothing(tmp_path: Path) -> None:
             assert answer.headers["X-Hapi-Cache"] == state
 
 
-def test_hits_use_no_more_memory_than_allowed(tmp_path: Path) -> None:
+def test_hits_use_no_more_memory_than_allowed(tmp_path):
     options = {"cache_buffer_bytes": str(2 * len(KEPT) - 1)}
     with world_of(tmp_path, **options) as world:
         warm(world)
@@ -489,8 +465,8 @@ def test_hits_use_no_more_memory_than_allowed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("pieces", ["all", "one"])
 def test_hit_frees_its_memory_when_swift_closes_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pieces: str
-) -> None:
+    tmp_path, monkeypatch, pieces
+):
     """``proxy-logging`` closes only the result of ``iter()``."""
     monkeypatch.setattr("hapi_middleware.cache.store.PIECE_BYTES", 1000)
     options = {"cache_buffer_bytes": str(2 * len(KEPT) - 1)}
@@ -510,8 +486,8 @@ def test_hit_frees_its_memory_when_swift_closes_it(
 
 
 def test_entries_are_stored_with_time_to_live_and_policy(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     options = {"cache_ttl_seconds": "77", "cache_policy": "Policy-0"}
     with world_of(tmp_path, **options) as world:
         warm(world)
@@ -528,7 +504,7 @@ def test_entries_are_stored_with_time_to_live_and_policy(
 # --- entries --------------------------------------------------------------
 
 
-def test_entry_survives_packing() -> None:
+def test_entry_survives_packing():
     content = pack("k", [b"abc" * 400, b"abc" * 600])
     chunks = [
         content[start : start + 7] for start in range(0, len(content), 7)
@@ -550,13 +526,13 @@ def test_entry_survives_packing() -> None:
         lambda c: c + bytes(100_000),
     ],
 )
-def test_damage_is_detected(damage: Callable[[bytes], bytes]) -> None:
+def test_damage_is_detected(damage):
     content = damage(pack("k", [b"abc" * 1000]))
     with pytest.raises(DamagedEntryError):
         unpack("k", iter([content]), 4000)
 
 
-def test_names_of_entries_are_unambiguous() -> None:
+def test_names_of_entries_are_unambiguous():
     names = {
         entry_name("a", "b/c", "k"),
         entry_name("a/b", "c", "k"),

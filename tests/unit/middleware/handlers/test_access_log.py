@@ -5,14 +5,11 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
 import pytest
 from swift.common.middleware import proxy_logging
-from swift.common.swob import Request
 
 from filter_under_test import (
     MODEL,
@@ -59,12 +56,12 @@ class Logged:
     lines: list[str]
     own: list[str]
 
-    def ask(self, **changes: Any) -> Request:
+    def ask(self, **changes):
         return self.world.request(
             headers=changes.pop("headers", annotation()), **changes
         )
 
-    def entries(self) -> list[str]:
+    def entries(self):
         """Returns our entries of the lines so far, and clears the lines."""
         found = [unquote(line.split()[-5]) for line in self.lines]
         self.lines.clear()
@@ -72,9 +69,7 @@ class Logged:
 
 
 @pytest.fixture
-def logged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Logged]:
+def logged(tmp_path, monkeypatch):
     with filter_and_worker(tmp_path, worker_timeout="2.0") as world:
         world.swift.may_be_unread = True
         world.send(headers=annotation())
@@ -90,12 +85,12 @@ def logged(
         world.swift.assert_nothing_is_open()
 
 
-def stream(logged: Logged, request: Request) -> Iterator[bytes]:
+def stream(logged, request):
     _, _, chunks = request.call_application(logged.app)
     yield from chunks
 
 
-def usage_requests(world: FilterUnderTest) -> list[str]:
+def usage_requests(world):
     return [
         path
         for method, path in world.worker.calls
@@ -103,7 +98,7 @@ def usage_requests(world: FilterUnderTest) -> list[str]:
     ]
 
 
-def test_entry_of_a_complete_stream_has_its_usage(logged: Logged) -> None:
+def test_entry_of_a_complete_stream_has_its_usage(logged):
     response = logged.ask().get_response(logged.app)
     assert response.body == SHARD.upper()
 
@@ -114,7 +109,7 @@ def test_entry_of_a_complete_stream_has_its_usage(logged: Logged) -> None:
     assert logged.own == []
 
 
-def test_entry_of_many_objects_has_their_number(logged: Logged) -> None:
+def test_entry_of_many_objects_has_their_number(logged):
     request = logged.ask(
         method="POST", path="/AUTH_test/data", query="?hapi", body=b"x\n" * 3
     )
@@ -125,7 +120,7 @@ def test_entry_of_many_objects_has_their_number(logged: Logged) -> None:
     assert logged.entries() == [entry + USED]
 
 
-def test_entry_of_an_index_has_no_model(logged: Logged) -> None:
+def test_entry_of_an_index_has_no_model(logged):
     request = logged.ask(headers={"X-Hapi-Index": "true"})
     assert request.get_response(logged.app).body
 
@@ -133,8 +128,8 @@ def test_entry_of_an_index_has_no_model(logged: Logged) -> None:
 
 
 def test_entry_of_a_stream_closed_by_its_client_has_its_usage(
-    logged: Logged,
-) -> None:
+    logged,
+):
     """The line is written before Swift closes the stream's iterator."""
     logged.world.worker.usage = dataclasses.replace(USAGE, outcome="gone")
     # More than the sockets' buffers: the worker ends at the close.
@@ -148,13 +143,13 @@ def test_entry_of_a_stream_closed_by_its_client_has_its_usage(
 
 
 def test_entry_of_a_broken_stream_has_its_usage_and_the_reason(
-    logged: Logged,
-) -> None:
+    logged,
+):
     logged.world.worker.usage = dataclasses.replace(
         USAGE, outcome="failed", reason="too_slow"
     )
 
-    def answer(source: Iterator[bytes]) -> Iterator[bytes]:
+    def answer(source):
         yield next(source)
         raise RuntimeError("out of memory")
 
@@ -167,13 +162,13 @@ def test_entry_of_a_broken_stream_has_its_usage_and_the_reason(
 
 
 def test_entry_of_a_job_that_failed_before_its_stream_has_its_usage(
-    logged: Logged,
-) -> None:
+    logged,
+):
     logged.world.worker.usage = dataclasses.replace(
         USAGE, outcome="failed", reason="damaged_shard", sent_bytes=0
     )
 
-    def answer(source: Iterator[bytes]) -> Iterator[bytes]:
+    def answer(source):
         next(source)
         raise make_error("damaged_shard", "no tar")
         yield b""
@@ -187,15 +182,15 @@ def test_entry_of_a_job_that_failed_before_its_stream_has_its_usage(
 
 
 def test_entry_has_no_usage_if_the_worker_does_not_have_it(
-    logged: Logged,
-) -> None:
+    logged,
+):
     logged.world.worker.usage = None
     assert logged.ask().get_response(logged.app).body == SHARD.upper()
 
     assert logged.entries() == [ENTRY]
 
 
-def test_entry_has_no_usage_if_the_worker_has_ended(logged: Logged) -> None:
+def test_entry_has_no_usage_if_the_worker_has_ended(logged):
     chunks = iter(logged.ask().get_response(logged.app).app_iter)
     assert next(chunks)
     os.unlink(logged.world.worker.socket_path)
@@ -205,8 +200,8 @@ def test_entry_has_no_usage_if_the_worker_has_ended(logged: Logged) -> None:
 
 
 def test_wait_for_the_usage_ends_after_a_second(
-    logged: Logged,
-) -> None:
+    logged,
+):
     logged.world.worker.usage_delay_seconds = 1.9
     before = time.monotonic()
     assert logged.ask().get_response(logged.app).body == SHARD.upper()
@@ -216,7 +211,7 @@ def test_wait_for_the_usage_ends_after_a_second(
     assert logged.entries() == [ENTRY]
 
 
-def test_requests_without_a_job_request_no_usage(logged: Logged) -> None:
+def test_requests_without_a_job_request_no_usage(logged):
     response = logged.ask().get_response(logged.app)
     assert response.body
     etag = response.headers["ETag"]
@@ -237,7 +232,7 @@ def test_requests_without_a_job_request_no_usage(logged: Logged) -> None:
     assert usage_requests(logged.world) == []
 
 
-def test_entry_has_the_requested_samples(logged: Logged) -> None:
+def test_entry_has_the_requested_samples(logged):
     request = logged.ask(headers=annotation(samples="0-3"))
     assert request.get_response(logged.app).body
 
@@ -246,8 +241,8 @@ def test_entry_has_the_requested_samples(logged: Logged) -> None:
 
 
 def test_entry_is_one_word_for_any_name_of_the_model(
-    logged: Logged,
-) -> None:
+    logged,
+):
     world = logged.world
     world.swift.put("/AUTH_test/models/a b,c;d=€", PACKAGE)
     name = "/AUTH_test/models/a%20b%2Cc%3Bd%3D%E2%82%AC"
@@ -263,7 +258,7 @@ def test_entry_is_one_word_for_any_name_of_the_model(
     assert not set(" ,") & set(entry)
 
 
-def test_other_entries_of_the_line_are_not_changed(logged: Logged) -> None:
+def test_other_entries_of_the_line_are_not_changed(logged):
     request = logged.ask(env={"swift.log_info": ["cs:valid"]})
     _, _, chunks = request.call_application(logged.app)
     request.environ["swift.log_info"].append("late:one")
@@ -274,9 +269,7 @@ def test_other_entries_of_the_line_are_not_changed(logged: Logged) -> None:
 
 
 @pytest.mark.parametrize("is_closed_early", [False, True])
-def test_s3_callers_stream_is_in_the_filters_own_log(
-    logged: Logged, is_closed_early: bool
-) -> None:
+def test_s3_callers_stream_is_in_the_filters_own_log(logged, is_closed_early):
     """s3api passes on a copy of the request, which no line would show."""
     request = logged.ask(env=s3_env())
     response = request.get_response(logged.app)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from swift.common.registry import get_swift_info
 from swift.common.swob import Request, Response
@@ -13,7 +11,6 @@ from filter_under_test import (
     PACKAGE,
     SHARD,
     SOURCE,
-    FilterUnderTest,
     annotation,
     s3_env,
 )
@@ -27,7 +24,7 @@ from hapi_protocol.headers import (
 from stub_worker import NUMERICS_TAG
 
 
-def _etag(world: FilterUnderTest) -> str:
+def _etag(world):
     (digest,) = world.worker.digests.values()
     return feature_etag(
         source_etag=world.swift.objects[SOURCE].etag,
@@ -40,7 +37,7 @@ def _etag(world: FilterUnderTest) -> str:
     )
 
 
-def test_features_stream_through_the_worker(world: FilterUnderTest) -> None:
+def test_features_stream_through_the_worker(world):
     answer = world.send(headers=annotation())
 
     assert answer.status == 200
@@ -49,8 +46,8 @@ def test_features_stream_through_the_worker(world: FilterUnderTest) -> None:
 
 
 def test_job_names_caller_model_and_source(
-    world: FilterUnderTest,
-) -> None:
+    world,
+):
     world.send(headers=annotation(samples="2-5", encoding="float16"))
 
     job = world.worker.jobs[-1]
@@ -69,8 +66,8 @@ def test_job_names_caller_model_and_source(
 
 
 def test_equal_encodings_have_equal_etags(
-    world: FilterUnderTest,
-) -> None:
+    world,
+):
     tags = set()
     for encoding in ("uint8", "uint8;none"):
         answer = world.send(headers=annotation(encoding=encoding))
@@ -80,8 +77,8 @@ def test_equal_encodings_have_equal_etags(
 
 
 def test_answer_has_only_the_etag_of_the_source(
-    world: FilterUnderTest,
-) -> None:
+    world,
+):
     answer = world.send(headers=annotation())
 
     assert answer.headers == {
@@ -94,7 +91,7 @@ def test_answer_has_only_the_etag_of_the_source(
     }
 
 
-def test_model_is_uploaded_once(world: FilterUnderTest) -> None:
+def test_model_is_uploaded_once(world):
     for _ in range(3):
         assert world.send(headers=annotation()).status == 200
 
@@ -104,8 +101,8 @@ def test_model_is_uploaded_once(world: FilterUnderTest) -> None:
 
 
 def test_subrequests_are_marked_and_have_no_annotation(
-    world: FilterUnderTest,
-) -> None:
+    world,
+):
     """Query and headers that select a version reach the source only."""
     selecting = {"X-Newest": "true", "X-Open-Expired": "true"}
     world.send(headers={**annotation(), **selecting}, query="?version-id=7")
@@ -120,8 +117,8 @@ def test_subrequests_are_marked_and_have_no_annotation(
 
 
 def test_range_reads_only_the_requested_members(
-    world: FilterUnderTest,
-) -> None:
+    world,
+):
     etag = world.swift.objects[SOURCE].etag
     answer = world.send(
         headers=annotation(
@@ -138,7 +135,7 @@ def test_range_reads_only_the_requested_members(
     assert [e["HTTP_IF_MATCH"] for e in gets] == [f'"{etag}"']
 
 
-def test_index_request_needs_no_model(world: FilterUnderTest) -> None:
+def test_index_request_needs_no_model(world):
     answer = world.send(headers={"X-Hapi-Index": "true"})
 
     assert answer.status == 200
@@ -148,8 +145,8 @@ def test_index_request_needs_no_model(world: FilterUnderTest) -> None:
 
 
 def test_head_has_the_headers_and_computes_nothing(
-    world: FilterUnderTest,
-) -> None:
+    world,
+):
     unknown = world.send("HEAD", headers=annotation())
     world.send(headers=annotation())
     jobs = len(world.worker.jobs)
@@ -168,8 +165,8 @@ def test_head_has_the_headers_and_computes_nothing(
 @pytest.mark.parametrize("form", ["{}", '"other", {}', "*"])
 @pytest.mark.parametrize("is_model_known", [True, False])
 def test_if_none_match_is_answered_304_without_computing(
-    world: FilterUnderTest, form: str, is_model_known: bool
-) -> None:
+    world, form, is_model_known
+):
     etag = world.send(headers=annotation()).headers["Etag"]
     world.worker.sources.clear()
     jobs = len(world.worker.jobs)
@@ -186,8 +183,8 @@ def test_if_none_match_is_answered_304_without_computing(
 
 
 def test_if_none_match_accepts_the_etag_as_s3api_writes_it(
-    world: FilterUnderTest,
-) -> None:
+    world,
+):
     env = s3_env()
     etag = world.send(headers=annotation(), env=env).headers["Etag"]
     # swob's setter puts quotes around the whole value.
@@ -200,22 +197,20 @@ def test_if_none_match_accepts_the_etag_as_s3api_writes_it(
 
 
 def test_if_none_match_of_another_version_is_computed(
-    world: FilterUnderTest,
-) -> None:
+    world,
+):
     headers = {**annotation(), "If-None-Match": 'W/"0"'}
 
     assert world.send(headers=headers).status == 200
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "POST", "DELETE"])
-def test_plain_requests_pass_unchanged(
-    world: FilterUnderTest, method: str
-) -> None:
+def test_plain_requests_pass_unchanged(world, method):
     request = world.request(method)
     direct = world.request(method)
     passed: dict[str, object] = {}
 
-    def app(env: dict[str, object], start_response: object) -> list[bytes]:
+    def app(env, start_response):
         passed.update(env)
         return [b"whatever"]
 
@@ -227,8 +222,8 @@ def test_plain_requests_pass_unchanged(
 
 
 def test_header_that_resembles_ours_passes(
-    world: FilterUnderTest,
-) -> None:
+    world,
+):
     headers = {"X-Http-X-Hapi-Model": MODEL}
 
     assert world.send(headers=headers).body == SHARD
@@ -237,9 +232,7 @@ def test_header_that_resembles_ours_passes(
 @pytest.mark.parametrize(
     "method", ["PUT", "POST", "COPY", "DELETE", "OPTIONS"]
 )
-def test_other_methods_pass_without_their_annotation(
-    world: FilterUnderTest, method: str
-) -> None:
+def test_other_methods_pass_without_their_annotation(world, method):
     headers = {**annotation(), "X-Copy-From": "data/shard 0.tar"}
     answer = world.send(method, headers=headers, app=world.filter, user=None)
 
@@ -250,7 +243,7 @@ def test_other_methods_pass_without_their_annotation(
     assert world.worker.calls == []
 
 
-def test_s3_get_is_answered_with_features(world: FilterUnderTest) -> None:
+def test_s3_get_is_answered_with_features(world):
     answer = world.send(headers=annotation(), env=s3_env())
 
     assert answer.body == SHARD.upper()
@@ -268,8 +261,8 @@ def test_s3_get_is_answered_with_features(world: FilterUnderTest) -> None:
     ],
 )
 def test_requests_of_other_middleware_pass_as_plain_ones(
-    world: FilterUnderTest, method: str, path: str, env: dict[str, Any]
-) -> None:
+    world, method, path, env
+):
     answer = world.send(method, path, annotation(), env=env)
     plain = world.send(method, path, env=env)
 
@@ -280,8 +273,8 @@ def test_requests_of_other_middleware_pass_as_plain_ones(
 
 
 def test_other_paths_pass_without_their_annotation(
-    world: FilterUnderTest,
-) -> None:
+    world,
+):
     seen = []
     world.use(app=lambda env, start: seen.append(env) or [b"{}"])
     request = Request.blank("/info", headers=annotation())
@@ -290,7 +283,7 @@ def test_other_paths_pass_without_their_annotation(
     assert not [k for k in seen[0] if "HAPI" in k]
 
 
-def test_info_lists_the_capabilities(world: FilterUnderTest) -> None:
+def test_info_lists_the_capabilities(world):
     info = get_swift_info()["hapi"]
 
     assert info["version"] == 1
@@ -301,7 +294,7 @@ def test_info_lists_the_capabilities(world: FilterUnderTest) -> None:
     assert info["index"] is True
 
 
-def test_non_ascii_names_reach_the_worker(world: FilterUnderTest) -> None:
+def test_non_ascii_names_reach_the_worker(world):
     source, model = "/AUTH_test/daté/ö ?.tar", "/AUTH_test/modèles/n€t;x"
     world.swift.put(source, SHARD)
     world.swift.put(model, PACKAGE)

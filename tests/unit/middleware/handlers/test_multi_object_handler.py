@@ -9,7 +9,6 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import quote
 
@@ -17,7 +16,7 @@ import eventlet
 import pytest
 from swift.common.exceptions import ChunkReadTimeout
 from swift.common.registry import get_swift_info
-from swift.common.swob import HTTPConflict, HTTPServiceUnavailable, Request
+from swift.common.swob import HTTPConflict, HTTPServiceUnavailable
 from swift.common.utils import close_if_possible
 
 from filter_under_test import (
@@ -26,8 +25,6 @@ from filter_under_test import (
     OTHER,
     SHARD,
     SOURCE,
-    Answer,
-    FilterUnderTest,
     annotation,
 )
 from framed_objects import taken_apart
@@ -48,7 +45,7 @@ CONCURRENCY = 3
 
 
 @pytest.fixture
-def filter_options() -> dict[str, str]:
+def filter_options():
     return {
         "multi_concurrency": str(CONCURRENCY),
         "max_multi_object_bytes": "3000000",
@@ -58,21 +55,21 @@ def filter_options() -> dict[str, str]:
 
 
 @pytest.fixture
-def world(world: FilterUnderTest) -> FilterUnderTest:
+def world(world):
     for name, content in GOOD.items():
         world.swift.put(f"{DATA}/{name}", content)
     return world
 
 
 def ask(
-    world: FilterUnderTest,
-    names: list[str] | bytes,
-    headers: dict[str, str] | None = None,
+    world,
+    names,
+    headers=None,
     *,
-    path: str = DATA,
-    query: str = "?hapi",
-    **options: Any,
-) -> Answer:
+    path=DATA,
+    query="?hapi",
+    **options,
+):
     """Requests objects by their names, or with a raw body."""
     body = names if isinstance(names, bytes) else body_of(names)
     if headers is None:
@@ -81,15 +78,15 @@ def ask(
     return world.send("POST", path, headers, query=query, body=body, **options)
 
 
-def body_of(names: list[str]) -> bytes:
+def body_of(names):
     return "\n".join(map(quote, names)).encode()
 
 
-def sent(world: FilterUnderTest) -> list[tuple[dict[str, Any], bytes | None]]:
+def sent(world):
     return taken_apart(world.worker.sources[-1])
 
 
-def reads(world: FilterUnderTest) -> list[str]:
+def reads(world):
     """Names of the objects that were read, in order."""
     return [
         path.removeprefix(f"/v1{DATA}/")
@@ -102,8 +99,8 @@ def reads(world: FilterUnderTest) -> list[str]:
 
 
 def test_objects_are_sent_in_the_order_of_their_names(
-    world: FilterUnderTest,
-) -> None:
+    world,
+):
     names = ["4.jpg", "0.jpg", "5.jpg", "0.jpg", "1.jpg", "2.jpg", "3.jpg"]
     answer = ask(world, names)
 
@@ -122,7 +119,7 @@ def test_objects_are_sent_in_the_order_of_their_names(
     ]
 
 
-def test_object_may_arrive_in_any_chunks(world: FilterUnderTest) -> None:
+def test_object_may_arrive_in_any_chunks(world):
     """An empty chunk would end the body to the worker."""
     pieces = [b"", b"a", b"", b"bc", b""]
     world.swift.put(f"{DATA}/x", b"abc").stream = lambda: iter(pieces)
@@ -132,8 +129,8 @@ def test_object_may_arrive_in_any_chunks(world: FilterUnderTest) -> None:
 
 
 def test_job_has_the_number_of_objects_and_the_charged_account(
-    world: FilterUnderTest,
-) -> None:
+    world,
+):
     ask(world, ["0.jpg", "1.jpg"], annotation(encoding="uint8;zstd"))
 
     job = world.worker.jobs[-1]
@@ -147,8 +144,8 @@ def test_job_has_the_number_of_objects_and_the_charged_account(
 
 
 def test_answer_has_the_headers_of_a_stream_and_no_etag(
-    world: FilterUnderTest,
-) -> None:
+    world,
+):
     answer = ask(world, ["0.jpg"])
 
     assert answer.headers == {
@@ -173,9 +170,7 @@ def test_answer_has_the_headers_of_a_stream_and_no_etag(
         "~" * 1024,
     ],
 )
-def test_objects_with_any_name_can_be_requested(
-    world: FilterUnderTest, name: str
-) -> None:
+def test_objects_with_any_name_can_be_requested(world, name):
     world.swift.put(f"{DATA}/{name}", b"found " + name.encode())
     answer = ask(world, ["0.jpg", name])
 
@@ -185,15 +180,15 @@ def test_objects_with_any_name_can_be_requested(
 
 
 def test_lines_are_stripped_and_empty_lines_ignored(
-    world: FilterUnderTest,
-) -> None:
+    world,
+):
     answer = ask(world, b"\r\n\n  0.jpg \r\n\t\n1.jpg\n\n")
 
     assert answer.status == 200
     assert [entry["key"] for entry, _ in sent(world)] == ["0.jpg", "1.jpg"]
 
 
-def test_body_may_be_chunked(world: FilterUnderTest) -> None:
+def test_body_may_be_chunked(world):
     body = io.BytesIO(body_of(["1.jpg", "0.jpg"]))
     answer = ask(
         world,
@@ -206,15 +201,15 @@ def test_body_may_be_chunked(world: FilterUnderTest) -> None:
 
 
 def test_other_spellings_of_path_and_query_are_accepted(
-    world: FilterUnderTest,
-) -> None:
+    world,
+):
     assert ask(world, ["0.jpg"], path=f"{DATA}/").status == 200
     assert ask(world, ["0.jpg"], query="?%68api=").status == 200
 
 
 def test_subrequests_are_plain_requests_of_the_caller(
-    world: FilterUnderTest,
-) -> None:
+    world,
+):
     extra = {"X-Newest": "true", "X-Container-Read": ".r:*"}
     ask(world, ["0.jpg", "1.jpg"], annotation() | extra)
 
@@ -232,7 +227,7 @@ def test_subrequests_are_plain_requests_of_the_caller(
     assert newest == ["true", "true"]
 
 
-def test_model_that_is_missing_is_uploaded(world: FilterUnderTest) -> None:
+def test_model_that_is_missing_is_uploaded(world):
     for _ in range(2):
         assert ask(world, ["0.jpg"]).status == 200
 
@@ -243,8 +238,8 @@ def test_model_that_is_missing_is_uploaded(world: FilterUnderTest) -> None:
 
 
 def test_failed_objects_are_rows_with_errors_among_the_others(
-    world: FilterUnderTest,
-) -> None:
+    world,
+):
     swift = world.swift
     swift.may_be_unread = True
     swift.put(f"{DATA}/long", bytes(3_000_001))
@@ -297,8 +292,8 @@ def test_failed_objects_are_rows_with_errors_among_the_others(
     assert not long.is_read
 
 
-def breaking(error: BaseException) -> Callable[[], Iterator[bytes]]:
-    def stream() -> Iterator[bytes]:
+def breaking(error):
+    def stream():
         yield b"12"
         raise error
 
@@ -306,9 +301,9 @@ def breaking(error: BaseException) -> Callable[[], Iterator[bytes]]:
 
 
 def test_failed_subrequest_is_the_error_of_one_object(
-    world: FilterUnderTest,
-) -> None:
-    def fail(request: Request) -> None:
+    world,
+):
+    def fail(request):
         raise RuntimeError("http://10.0.0.7:6200/sdb1 is down")
 
     world.swift.objects[f"{DATA}/1.jpg"].on_request = fail
@@ -321,8 +316,8 @@ def test_failed_subrequest_is_the_error_of_one_object(
 
 
 def test_failed_objects_before_the_first_readable_one_keep_their_order(
-    world: FilterUnderTest,
-) -> None:
+    world,
+):
     names = [f"none{n}" for n in range(2 * CONCURRENCY)] + ["3.jpg", "none"]
     assert ask(world, names).status == 200
 
@@ -334,8 +329,8 @@ def test_failed_objects_before_the_first_readable_one_keep_their_order(
 
 @pytest.mark.parametrize("user", [READER, STRANGER, "test:tester"])
 def test_answer_is_swifts_for_the_first_object_if_none_is_readable(
-    world: FilterUnderTest, user: str
-) -> None:
+    world, user
+):
     world.swift.read_acls[MODELS] = f"{READER},{STRANGER}"
     first = "0.jpg" if user != "test:tester" else "none"
     plain = world.send(path=f"{DATA}/{first}", user=user)
@@ -349,8 +344,8 @@ def test_answer_is_swifts_for_the_first_object_if_none_is_readable(
 
 
 def test_answer_is_503_if_no_object_can_be_read_now(
-    world: FilterUnderTest,
-) -> None:
+    world,
+):
     world.swift.may_be_unread = True
     world.swift.objects[f"{DATA}/0.jpg"].stream = breaking(OSError("disk"))
     answer = ask(world, ["0.jpg"])
@@ -363,7 +358,7 @@ def test_answer_is_503_if_no_object_can_be_read_now(
 # --- rights ---------------------------------------------------------------
 
 
-def test_reader_by_acl_is_charged_itself(world: FilterUnderTest) -> None:
+def test_reader_by_acl_is_charged_itself(world):
     world.swift.read_acls.update({DATA: STRANGER, MODELS: STRANGER})
     answer = ask(world, ["0.jpg", "none"], user=STRANGER)
 
@@ -375,11 +370,11 @@ def test_reader_by_acl_is_charged_itself(world: FilterUnderTest) -> None:
 
 
 def test_rights_are_checked_at_the_get_of_each_object(
-    world: FilterUnderTest,
-) -> None:
+    world,
+):
     world.swift.read_acls.update({DATA: READER, MODELS: READER})
 
-    def revoke(request: Request) -> None:
+    def revoke(request):
         world.swift.read_acls[DATA] = ""
 
     world.swift.objects[f"{DATA}/0.jpg"].on_request = revoke
@@ -392,7 +387,7 @@ def test_rights_are_checked_at_the_get_of_each_object(
     assert sent(world)[-1][0]["error"].startswith("forbidden: ")
 
 
-def test_right_on_the_model_is_checked_first(world: FilterUnderTest) -> None:
+def test_right_on_the_model_is_checked_first(world):
     world.swift.read_acls[DATA] = READER
     answer = ask(world, ["0.jpg"], user=READER)
 
@@ -401,7 +396,7 @@ def test_right_on_the_model_is_checked_first(world: FilterUnderTest) -> None:
     assert reads(world) == []
 
 
-def test_anonymous_caller_may_not_compute(world: FilterUnderTest) -> None:
+def test_anonymous_caller_may_not_compute(world):
     world.swift.read_acls.update({DATA: ".r:*", MODELS: ".r:*"})
 
     answer = ask(world, ["0.jpg"], user=None)
@@ -410,8 +405,8 @@ def test_anonymous_caller_may_not_compute(world: FilterUnderTest) -> None:
 
 
 def test_account_that_is_not_allowed_may_not_compute(
-    world: FilterUnderTest,
-) -> None:
+    world,
+):
     world.configure(allowed_accounts=frozenset({OTHER}))
 
     answer = ask(world, ["0.jpg"])
@@ -420,8 +415,8 @@ def test_account_that_is_not_allowed_may_not_compute(
 
 
 def test_anonymous_caller_computes_if_that_is_allowed(
-    world: FilterUnderTest,
-) -> None:
+    world,
+):
     world.configure(allow_unauthenticated_compute=True)
     world.swift.read_acls.update({DATA: ".r:*", MODELS: ".r:*"})
     assert ask(world, ["0.jpg"], user=None).status == 200
@@ -434,8 +429,8 @@ def test_anonymous_caller_computes_if_that_is_allowed(
 
 
 def test_request_with_an_overridden_authorisation_is_refused(
-    world: FilterUnderTest,
-) -> None:
+    world,
+):
     """TempURL and s3_acl put a function there that allows everything."""
     world.swift.read_acls.update({DATA: ".r:*", MODELS: ".r:*"})
     env = {
@@ -451,11 +446,11 @@ def test_request_with_an_overridden_authorisation_is_refused(
 # --- wrong requests -------------------------------------------------------
 
 
-def with_header(name: str) -> dict[str, Any]:
+def with_header(name):
     return {"headers": {**annotation(), name: "bytes=0-1"}}
 
 
-def annotated(**changes: str | None) -> dict[str, Any]:
+def annotated(**changes):
     return {"headers": annotation(**changes)}
 
 
@@ -488,15 +483,15 @@ def annotated(**changes: str | None) -> dict[str, Any]:
     ],
 )
 def test_wrong_request_is_refused_before_any_object_is_read(
-    world: FilterUnderTest, code: str, request_: dict[str, Any]
-) -> None:
+    world, code, request_
+):
     answer = ask(world, ["0.jpg"], **request_)
 
     assert answer.refusal == (400, code)
     assert world.swift.calls == []
 
 
-def test_cache_may_be_off(world: FilterUnderTest) -> None:
+def test_cache_may_be_off(world):
     assert ask(world, ["0.jpg"], annotation(cache="off")).status == 200
 
 
@@ -504,8 +499,8 @@ def test_cache_may_be_off(world: FilterUnderTest) -> None:
 @pytest.mark.parametrize("path", [DATA, f"{DATA}/"])
 @pytest.mark.parametrize("user", ["test:tester", READER, None])
 def test_request_without_annotation_changes_no_metadata(
-    world: FilterUnderTest, query: str, path: str, user: str | None
-) -> None:
+    world, query, path, user
+):
     metadata = {"X-Container-Read": ".r:*", "X-Container-Meta-Colour": "red"}
     for headers in ({}, metadata):
         answer = ask(world, b"", headers, path=path, query=query, user=user)
@@ -529,12 +524,12 @@ def test_request_without_annotation_changes_no_metadata(
     ],
 )
 def test_other_requests_pass_without_their_annotation(
-    world: FilterUnderTest,
-    method: str,
-    path: str,
-    query: str,
-    env: dict[str, str],
-) -> None:
+    world,
+    method,
+    path,
+    query,
+    env,
+):
     world.send(method, path, annotation(), query=query, body=b"0", env=env)
 
     (call,) = world.swift.calls
@@ -544,9 +539,7 @@ def test_other_requests_pass_without_their_annotation(
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
-def test_reads_of_a_container_are_not_changed(
-    world: FilterUnderTest, method: str
-) -> None:
+def test_reads_of_a_container_are_not_changed(world, method):
     assert world.send(method, DATA, query="?hapi").status == 204
     annotated = world.send(method, DATA, annotation(), query="?hapi")
     assert annotated.status == 400
@@ -571,9 +564,7 @@ def test_reads_of_a_container_are_not_changed(
         (b"\n" * 153_701, 413, "request_too_large", "at most 50"),
     ],
 )
-def test_wrong_body_is_refused(
-    world: FilterUnderTest, body: bytes, status: int, code: str, words: str
-) -> None:
+def test_wrong_body_is_refused(world, body, status, code, words):
     for chunked in (False, True):
         env: dict[str, Any] = {}
         if chunked:
@@ -587,7 +578,7 @@ def test_wrong_body_is_refused(
     assert world.worker.calls == []
 
 
-def test_maximum_number_of_names_is_allowed(world: FilterUnderTest) -> None:
+def test_maximum_number_of_names_is_allowed(world):
     assert ask(world, ["0.jpg"] * 50).status == 200
     assert len(sent(world)) == 50
 
@@ -595,19 +586,19 @@ def test_maximum_number_of_names_is_allowed(world: FilterUnderTest) -> None:
 class Body:
     """A ``wsgi.input`` that calls a function at each read."""
 
-    def __init__(self, respond: Callable[[int], bytes]) -> None:
+    def __init__(self, respond):
         self._respond = respond
         self.num_read = 0
 
-    def read(self, size: int) -> bytes:
+    def read(self, size):
         self.num_read += size
         assert self.num_read < 10_000_000
         return self._respond(size)
 
 
 def test_body_over_its_limit_is_not_read_to_its_end(
-    world: FilterUnderTest,
-) -> None:
+    world,
+):
     body = Body(lambda size: b"a" * size)
     env = {"wsgi.input": body, "CONTENT_LENGTH": "153701"}
     assert ask(world, b"", env=env).refusal == (413, "request_too_large")
@@ -618,7 +609,7 @@ def test_body_over_its_limit_is_not_read_to_its_end(
     assert body.num_read < 500_000
 
 
-def fail(error: BaseException) -> bytes:
+def fail(error):
     raise error
 
 
@@ -630,9 +621,7 @@ def fail(error: BaseException) -> bytes:
         lambda size: b"",
     ],
 )
-def test_incomplete_body_is_refused(
-    world: FilterUnderTest, respond: Callable[[int], bytes]
-) -> None:
+def test_incomplete_body_is_refused(world, respond):
     env = {"wsgi.input": Body(respond), "CONTENT_LENGTH": "10"}
     answer = ask(world, b"", env=env)
 
@@ -640,12 +629,10 @@ def test_incomplete_body_is_refused(
     assert reads(world) == []
 
 
-def test_client_that_sends_its_names_too_slowly_is_refused(
-    world: FilterUnderTest, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_client_that_sends_its_names_too_slowly_is_refused(world, monkeypatch):
     monkeypatch.setattr(object_names, "BODY_TIMEOUT_SECONDS", 0.05)
 
-    def wait(size: int) -> bytes:
+    def wait(size):
         eventlet.sleep(60)
         return b"a"
 
@@ -659,13 +646,11 @@ def test_client_that_sends_its_names_too_slowly_is_refused(
 class Gauge:
     """Counts objects that are being read."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.now = self.peak = self.begun = 0
 
-    def stream(
-        self, content: bytes, seconds: float
-    ) -> Callable[[], Iterator[bytes]]:
-        def chunks() -> Iterator[bytes]:
+    def stream(self, content, seconds):
+        def chunks():
             self.begun += 1
             self.now += 1
             self.peak = max(self.peak, self.now)
@@ -678,9 +663,7 @@ class Gauge:
         return chunks
 
 
-def gauged(
-    world: FilterUnderTest, count: int, size: int, seconds: float
-) -> tuple[Gauge, list[str]]:
+def gauged(world, count, size, seconds):
     gauge = Gauge()
     names = [f"slow{n}" for n in range(count)]
     for number, name in enumerate(names):
@@ -692,7 +675,7 @@ def gauged(
     return gauge, names
 
 
-def test_reads_overlap_and_keep_their_order(world: FilterUnderTest) -> None:
+def test_reads_overlap_and_keep_their_order(world):
     gauge, names = gauged(world, 12, 1000, 0.01)
     assert ask(world, names).status == 200
 
@@ -703,11 +686,11 @@ def test_reads_overlap_and_keep_their_order(world: FilterUnderTest) -> None:
         assert data == bytes([65 + number % 26]) * 1000
 
 
-def test_failing_reads_overlap_as_well(world: FilterUnderTest) -> None:
+def test_failing_reads_overlap_as_well(world):
     begun: list[int] = []
     now = 0
 
-    def slow(request: Request) -> Any:
+    def slow(request):
         nonlocal now
         now += 1
         begun.append(now)
@@ -723,10 +706,10 @@ def test_failing_reads_overlap_as_well(world: FilterUnderTest) -> None:
     assert max(begun) == CONCURRENCY
 
 
-def stalled(release: threading.Event) -> Any:
+def stalled(release):
     """An answer of a worker that pauses its reads."""
 
-    def answer(source: Iterator[bytes]) -> Iterator[bytes]:
+    def answer(source):
         first = next(source)
         yield b"first"
         release.wait(10)
@@ -737,7 +720,7 @@ def stalled(release: threading.Event) -> Any:
     return answer
 
 
-def opened(world: FilterUnderTest, names: list[str]) -> tuple[int, Any]:
+def opened(world, names):
     request = world.request(
         "POST", DATA, annotation(), query="?hapi", body=body_of(names)
     )
@@ -745,7 +728,7 @@ def opened(world: FilterUnderTest, names: list[str]) -> tuple[int, Any]:
     return int(status.split()[0]), chunks
 
 
-def test_slow_worker_stops_the_reads(world: FilterUnderTest) -> None:
+def test_slow_worker_stops_the_reads(world):
     release = threading.Event()
     world.worker.answer = stalled(release)
     gauge, names = gauged(world, 20, 2_900_000, 0.001)
@@ -768,8 +751,8 @@ def test_slow_worker_stops_the_reads(world: FilterUnderTest) -> None:
 
 
 def test_disconnected_client_ends_all_reads_and_the_job(
-    world: FilterUnderTest,
-) -> None:
+    world,
+):
     world.swift.may_be_unread = True
     open_fds = len(os.listdir("/proc/self/fd"))
     gauge, names = gauged(world, 20, 1000, 30.0)
@@ -792,13 +775,11 @@ def test_disconnected_client_ends_all_reads_and_the_job(
 
 
 @pytest.mark.parametrize("in_begin", [True, False])
-def test_ended_worker_ends_all_reads(
-    world: FilterUnderTest, in_begin: bool
-) -> None:
+def test_ended_worker_ends_all_reads(world, in_begin):
     world.swift.may_be_unread = True
     gauge, names = gauged(world, 20, 1000, 30.0)
 
-    def answer(source: Iterator[bytes]) -> Iterator[bytes]:
+    def answer(source):
         next(source)
         if in_begin:
             raise RuntimeError("killed")
@@ -817,7 +798,7 @@ def test_ended_worker_ends_all_reads(
 
 
 @pytest.mark.parametrize("code", ["queue_full", "bad_package"])
-def test_refused_job_ends_all_reads(world: FilterUnderTest, code: str) -> None:
+def test_refused_job_ends_all_reads(world, code):
     world.swift.may_be_unread = True
     gauge, names = gauged(world, 20, 1000, 30.0)
     world.worker.refuse_job = make_error(code, "no")
@@ -828,16 +809,14 @@ def test_refused_job_ends_all_reads(world: FilterUnderTest, code: str) -> None:
     assert gauge.begun <= CONCURRENCY
 
 
-def test_missing_worker_is_503(world: FilterUnderTest) -> None:
+def test_missing_worker_is_503(world):
     os.unlink(world.worker.socket_path)
     answer = ask(world, ["0.jpg", "1.jpg"])
 
     assert answer.refusal == (503, "worker_unavailable")
 
 
-def test_closed_stream_keeps_no_objects_in_memory(
-    world: FilterUnderTest, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_closed_stream_keeps_no_objects_in_memory(world, monkeypatch):
     """Not even until the next garbage collection."""
     world.swift.may_be_unread = True
     _, names = gauged(world, 20, 1000, 30.0)
@@ -850,7 +829,7 @@ def test_closed_stream_keeps_no_objects_in_memory(
         lambda reader, numbered: noted(plain_read(reader, numbered)),
     )
 
-    def noted(found: FetchedObject) -> FetchedObject:
+    def noted(found):
         held.append(weakref.ref(found))
         return found
 
@@ -872,7 +851,7 @@ def test_closed_stream_keeps_no_objects_in_memory(
 # --- /info, logs, other requests ------------------------------------------
 
 
-def test_info_has_the_limits(world: FilterUnderTest) -> None:
+def test_info_has_the_limits(world):
     assert get_swift_info()["hapi"]["multi"] == {
         "max_objects": 50,
         "max_object_bytes": 3_000_000,
@@ -880,21 +859,21 @@ def test_info_has_the_limits(world: FilterUnderTest) -> None:
 
 
 def test_other_requests_are_answered_as_before(
-    world: FilterUnderTest,
-) -> None:
+    world,
+):
     assert world.send().body == SHARD
     assert world.send(headers=annotation()).body == SHARD.upper()
     assert world.worker.jobs[-1].num_objects is None
 
 
 def test_swifts_log_lines_about_an_object_name_the_request(
-    world: FilterUnderTest,
-) -> None:
+    world,
+):
     """Each object is read in its own green thread."""
     logger = world.filter.logger
     seen = []
 
-    def note(request: Request) -> None:
+    def note(request):
         if request.method == "GET":
             seen.append(logger.thread_locals)
             logger.thread_locals = ("tx-another", None)
@@ -909,8 +888,8 @@ def test_swifts_log_lines_about_an_object_name_the_request(
 
 
 def test_control_characters_in_names_are_valid_json(
-    world: FilterUnderTest,
-) -> None:
+    world,
+):
     world.swift.put(f"{DATA}/\x1b\x07", b"x")
     assert ask(world, ["\x1b\x07"]).status == 200
     assert json.dumps(sent(world)[0][0])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from filter_under_test import (
@@ -12,8 +10,6 @@ from filter_under_test import (
     OTHER,
     PACKAGE,
     SOURCE,
-    Answer,
-    FilterUnderTest,
     s3_env,
 )
 from hapi_protocol.errors import CODES, make_error
@@ -27,17 +23,17 @@ TESTER3 = "test:tester3"
 TESTER2 = "test2:tester2"
 
 
-def posted(world: FilterUnderTest) -> list[str]:
+def posted(world):
     return [path for method, path in world.worker.calls if method == "POST"]
 
 
-def etag_of(answer: Answer) -> str | None:
+def etag_of(answer):
     """The ETag, with its name in any case."""
     found = {name.lower(): value for name, value in answer.headers.items()}
     return found.get("etag")
 
 
-def by_tempurl(world: FilterUnderTest) -> Answer:
+def by_tempurl(world):
     """The answer to a request as tempurl passes it on."""
     env = {
         "swift.authorize": lambda request: None,
@@ -48,8 +44,8 @@ def by_tempurl(world: FilterUnderTest) -> Answer:
 
 
 def test_owner_gets_the_profile_of_the_package(
-    world: FilterUnderTest,
-) -> None:
+    world,
+):
     answer = world.send(path=MODEL, headers=ASKED)
     assert answer.status == 200
     profile = ModelProfile.from_body(answer.body)
@@ -66,7 +62,7 @@ def test_owner_gets_the_profile_of_the_package(
     )
 
 
-def test_package_is_uploaded_once(world: FilterUnderTest) -> None:
+def test_package_is_uploaded_once(world):
     for _ in range(2):
         assert world.send(path=MODEL, headers=ASKED).status == 200
     uploads = [call for call in world.worker.calls if call[0] == "PUT"]
@@ -87,12 +83,12 @@ def test_package_is_uploaded_once(world: FilterUnderTest) -> None:
     ],
 )
 def test_unreadable_package_is_answered_as_swift_does(
-    world: FilterUnderTest,
-    method: str,
-    user: str | None,
-    path: str,
-    status: int,
-) -> None:
+    world,
+    method,
+    user,
+    path,
+    status,
+):
     # The worker has the model, which nobody else may learn.
     assert world.send(path=MODEL, headers=ASKED).status == 200
     world.worker.calls.clear()
@@ -105,7 +101,7 @@ def test_unreadable_package_is_answered_as_swift_does(
     assert world.worker.calls == []
 
 
-def test_reader_by_acl_is_charged_itself(world: FilterUnderTest) -> None:
+def test_reader_by_acl_is_charged_itself(world):
     world.swift.read_acls[MODELS] = f"{TESTER2},{TESTER3}"
     for user, account in ((TESTER2, OTHER), (TESTER3, ACCOUNT)):
         assert world.send(path=MODEL, headers=ASKED, user=user).status == 200
@@ -113,8 +109,8 @@ def test_reader_by_acl_is_charged_itself(world: FilterUnderTest) -> None:
 
 
 def test_caller_without_a_project_may_not_compute(
-    world: FilterUnderTest,
-) -> None:
+    world,
+):
     world.swift.read_acls[MODELS] = ".r:*"
     assert world.send(path=MODEL, user=None).status == 200
     answer = world.send(path=MODEL, headers=ASKED, user=None)
@@ -124,8 +120,8 @@ def test_caller_without_a_project_may_not_compute(
 
 
 def test_caller_without_a_project_computes_if_that_is_allowed(
-    open_world: FilterUnderTest,
-) -> None:
+    open_world,
+):
     # The package is the request's own path, so its right is enough.
     assert by_tempurl(open_world).status == 200
     open_world.swift.read_acls[MODELS] = ".r:*"
@@ -144,9 +140,7 @@ def test_caller_without_a_project_computes_if_that_is_allowed(
         {"X-Hapi-If-Source-Etag": "e"},
     ],
 )
-def test_additional_headers_are_refused_by_name(
-    world: FilterUnderTest, headers: dict[str, str]
-) -> None:
+def test_additional_headers_are_refused_by_name(world, headers):
     answer = world.send(path=MODEL, headers={**ASKED, **headers})
     assert answer.refusal == (400, "bad_annotation")
     assert answer.json["headers"] == sorted(headers)
@@ -169,16 +163,16 @@ def test_additional_headers_are_refused_by_name(
     ],
 )
 def test_wrong_request_is_refused_before_any_object_is_read(
-    world: FilterUnderTest, code: str, request_: dict[str, Any]
-) -> None:
+    world, code, request_
+):
     answer = world.send(**{"path": MODEL, "headers": ASKED, **request_})
     assert answer.refusal == (400, code)
     assert world.swift.requests() == []
 
 
 def test_head_computes_nothing(
-    world: FilterUnderTest,
-) -> None:
+    world,
+):
     before = world.send("HEAD", MODEL, ASKED)
     assert (before.status, before.body) == (200, b"")
     assert etag_of(before) is None
@@ -192,8 +186,8 @@ def test_head_computes_nothing(
 
 
 def test_profile_with_a_known_etag_is_not_sent_again(
-    world: FilterUnderTest,
-) -> None:
+    world,
+):
     etag = etag_of(world.send(path=MODEL, headers=ASKED))
     computed = len(world.worker.profiles)
     headers = {**ASKED, "If-None-Match": f'"other", {etag}'}
@@ -221,11 +215,11 @@ def test_profile_with_a_known_etag_is_not_sent_again(
     ],
 )
 def test_refusal_of_the_worker_is_reported_to_the_client(
-    world: FilterUnderTest,
-    code: str,
-    retry_after: int | None,
-    s3_status: int,
-) -> None:
+    world,
+    code,
+    retry_after,
+    s3_status,
+):
     world.worker.refuse_profile = make_error(
         code, "not now", retry_after=retry_after
     )
@@ -239,8 +233,8 @@ def test_refusal_of_the_worker_is_reported_to_the_client(
 
 
 def test_worker_that_keeps_no_model_is_503(
-    world: FilterUnderTest,
-) -> None:
+    world,
+):
     world.worker.is_forgetful = True
     answer = world.send(path=MODEL, headers=ASKED)
     assert answer.refusal == (503, "service_unavailable")
@@ -248,8 +242,8 @@ def test_worker_that_keeps_no_model_is_503(
 
 
 def test_malformed_answer_of_the_worker_is_an_internal_error(
-    world: FilterUnderTest, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    world, monkeypatch
+):
     monkeypatch.setattr(ModelProfile, "to_body", lambda self: b"{}")
     answer = world.send(path=MODEL, headers=ASKED)
     assert answer.refusal == (500, "internal")
@@ -258,21 +252,21 @@ def test_malformed_answer_of_the_worker_is_an_internal_error(
 @pytest.mark.parametrize(
     "header", ["X_Static_Large_Object", "X_Object_Manifest"]
 )
-def test_manifest_is_refused(world: FilterUnderTest, header: str) -> None:
+def test_manifest_is_refused(world, header):
     world.swift.put(MODEL, PACKAGE, **{header: "True"})
     answer = world.send(path=MODEL, headers=ASKED)
     assert answer.refusal == (422, "package_is_manifest")
     assert world.worker.calls == []
 
 
-def test_package_over_the_limit_is_refused(world: FilterUnderTest) -> None:
+def test_package_over_the_limit_is_refused(world):
     world.configure(max_package_bytes=100)
     answer = world.send(path=MODEL, headers=ASKED)
     assert answer.refusal == (413, "package_too_large")
     assert world.worker.calls == []
 
 
-def test_profile_is_in_the_access_log(world: FilterUnderTest) -> None:
+def test_profile_is_in_the_access_log(world):
     env: dict[str, object] = {}
     request = world.request(path=MODEL, headers=ASKED, env=env)
     assert request.get_response(world.pipeline).body
@@ -280,7 +274,7 @@ def test_profile_is_in_the_access_log(world: FilterUnderTest) -> None:
     assert entry == f"hapi:profile=true;account={ACCOUNT}"
 
 
-def test_headers_never_pass_the_filter(world: FilterUnderTest) -> None:
+def test_headers_never_pass_the_filter(world):
     world.send(path=MODEL, headers=ASKED)
     world.send("PUT", SOURCE, ASKED)
     assert not [
@@ -292,8 +286,8 @@ def test_headers_never_pass_the_filter(world: FilterUnderTest) -> None:
 
 
 def test_object_that_is_not_a_package_is_refused_by_the_worker(
-    world: FilterUnderTest,
-) -> None:
+    world,
+):
     world.worker.refuse_model = make_error("bad_package", "garbage")
     world.swift.may_be_unread = True
     answer = world.send(path=SOURCE, headers=ASKED)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 from pathlib import Path
-from typing import Any
 
 import pytest
 from swift.common.middleware import keystoneauth, tempurl
@@ -19,8 +18,6 @@ from filter_under_test import (
     PACKAGE,
     SHARD,
     SOURCE,
-    Answer,
-    FilterUnderTest,
     annotation,
     filter_and_worker,
     s3_env,
@@ -41,7 +38,7 @@ TESTER3 = "test:tester3"
 TESTER2 = "test2:tester2"
 
 
-def _same(answer: Answer, plain: Answer) -> bool:
+def _same(answer, plain):
     return (answer.status, answer.body) == (plain.status, plain.body)
 
 
@@ -60,12 +57,12 @@ def _same(answer: Answer, plain: Answer) -> bool:
     ],
 )
 def test_unreadable_source_is_answered_as_swift_does(
-    world: FilterUnderTest,
-    method: str,
-    user: str | None,
-    path: str,
-    status: int,
-) -> None:
+    world,
+    method,
+    user,
+    path,
+    status,
+):
     plain = world.send(method, path, user=user)
     answer = world.send(method, path, annotation(), user=user)
 
@@ -75,15 +72,15 @@ def test_unreadable_source_is_answered_as_swift_does(
     assert world.worker.calls == []
 
 
-def test_reader_by_acl_may_compute(world: FilterUnderTest) -> None:
+def test_reader_by_acl_may_compute(world):
     world.swift.read_acls.update({DATA: TESTER3, MODELS: TESTER3})
 
     assert world.send(headers=annotation(), user=TESTER3).status == 200
 
 
 def test_reader_of_another_account_is_charged_itself(
-    world: FilterUnderTest,
-) -> None:
+    world,
+):
     world.swift.read_acls.update({DATA: TESTER2, MODELS: TESTER2})
     headers = annotation(model=MODEL)
 
@@ -95,9 +92,7 @@ def test_reader_of_another_account_is_charged_itself(
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
-def test_unreadable_model_is_refused_and_named(
-    world: FilterUnderTest, method: str
-) -> None:
+def test_unreadable_model_is_refused_and_named(world, method):
     world.swift.read_acls[DATA] = TESTER3
     plain = world.send(path=MODEL, user=TESTER3)
     answer = world.send(method, headers=annotation(), user=TESTER3)
@@ -112,8 +107,8 @@ def test_unreadable_model_is_refused_and_named(
 
 
 def test_model_of_another_account_needs_its_acl(
-    world: FilterUnderTest,
-) -> None:
+    world,
+):
     model = f"/{OTHER}/models/net.hapi"
     world.swift.put(model, PACKAGE)
     headers = annotation(model=model)
@@ -124,8 +119,8 @@ def test_model_of_another_account_needs_its_acl(
 
 
 def test_missing_model_is_404_only_for_callers_that_may_know(
-    world: FilterUnderTest,
-) -> None:
+    world,
+):
     world.swift.read_acls[DATA] = TESTER3
     headers = annotation(model="/AUTH_test/models/none")
 
@@ -137,8 +132,8 @@ def test_missing_model_is_404_only_for_callers_that_may_know(
 
 
 def test_anonymous_caller_without_right_on_the_model_gets_401(
-    open_world: FilterUnderTest,
-) -> None:
+    open_world,
+):
     open_world.swift.read_acls[DATA] = ".r:*"
     answer = open_world.send(headers=annotation(), user=None)
 
@@ -147,8 +142,8 @@ def test_anonymous_caller_without_right_on_the_model_gets_401(
 
 
 def test_right_on_the_source_is_checked_before_the_model(
-    world: FilterUnderTest,
-) -> None:
+    world,
+):
     headers = annotation(model="/AUTH_test/models/none")
     answer = world.send(path=f"{DATA}/none", headers=headers)
 
@@ -166,11 +161,11 @@ def test_right_on_the_source_is_checked_before_the_model(
     ],
 )
 def test_failing_subrequest_for_the_model_is_refused(
-    world: FilterUnderTest,
-    swift_status: int,
-    method: str,
-    refusal: tuple[int, str],
-) -> None:
+    world,
+    swift_status,
+    method,
+    refusal,
+):
     """403 at GET: the right was lost after the HEAD."""
     world.swift.objects[MODEL].on_request = lambda request: (
         Response(status=swift_status, request=request)
@@ -188,8 +183,8 @@ def test_failing_subrequest_for_the_model_is_refused(
 
 
 def test_loaded_model_needs_the_right_as_well(
-    world: FilterUnderTest,
-) -> None:
+    world,
+):
     world.send(headers=annotation())
     calls = len(world.worker.calls)
     world.swift.read_acls[DATA] = TESTER3
@@ -201,8 +196,8 @@ def test_loaded_model_needs_the_right_as_well(
 @pytest.mark.parametrize("body", [b"", b"P" * 21])
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
 def test_empty_object_named_like_a_loaded_model_is_refused(
-    world: FilterUnderTest, body: bytes, method: str
-) -> None:
+    world, body, method
+):
     world.send(headers=annotation())
     (digest,) = world.worker.digests.values()
     calls = len(world.worker.calls)
@@ -221,9 +216,7 @@ def test_empty_object_named_like_a_loaded_model_is_refused(
 @pytest.mark.parametrize(
     "header", ["X_Static_Large_Object", "X_Object_Manifest"]
 )
-def test_manifest_as_a_package_is_refused(
-    world: FilterUnderTest, header: str
-) -> None:
+def test_manifest_as_a_package_is_refused(world, header):
     world.swift.put(MODEL, PACKAGE, **{header: "True"})
     answer = world.send(headers=annotation())
 
@@ -232,14 +225,14 @@ def test_manifest_as_a_package_is_refused(
 
 
 def test_model_changed_between_head_and_get_is_identified_again(
-    world: FilterUnderTest,
-) -> None:
+    world,
+):
     second = PACKAGE + b"!"
 
     world.swift.may_be_unread = True
     swapped = []
 
-    def swap(request: Request) -> Response | None:
+    def swap(request):
         if request.method == "GET" and not swapped:
             swapped.append(True)
             world.swift.put(MODEL, second)
@@ -261,8 +254,8 @@ def test_model_changed_between_head_and_get_is_identified_again(
     assert world.worker.jobs[-1].model != world.worker.jobs[0].model
 
 
-def test_model_that_keeps_changing_is_refused(world: FilterUnderTest) -> None:
-    def always_another(request: Request) -> Response | None:
+def test_model_that_keeps_changing_is_refused(world):
+    def always_another(request):
         if request.method == "GET":
             other = PACKAGE + b"?"
             headers = {"Etag": "0123"}
@@ -281,8 +274,8 @@ def test_model_that_keeps_changing_is_refused(world: FilterUnderTest) -> None:
 
 
 def test_admin_and_member_of_an_account_are_charged_to_it(
-    world: FilterUnderTest,
-) -> None:
+    world,
+):
     world.swift.read_acls.update({DATA: TESTER3, MODELS: TESTER3})
     world.send(headers=annotation())
     world.send(headers=annotation(), user=TESTER3)
@@ -292,8 +285,8 @@ def test_admin_and_member_of_an_account_are_charged_to_it(
 
 
 def test_anonymous_compute_is_refused_by_default(
-    world: FilterUnderTest,
-) -> None:
+    world,
+):
     world.swift.read_acls.update({DATA: ".r:*", MODELS: ".r:*"})
     answer = world.send(headers=annotation(), user=None)
 
@@ -304,7 +297,7 @@ def test_anonymous_compute_is_refused_by_default(
 # --- which accounts may compute -------------------------------------------
 
 
-def _public(world: FilterUnderTest) -> FilterUnderTest:
+def _public(world):
     """Lets everybody read both objects, with and without a token."""
     acl = f"{TESTER2},.r:*"
     world.swift.read_acls.update({DATA: acl, MODELS: acl})
@@ -320,9 +313,7 @@ REQUESTS = {
 
 @pytest.mark.parametrize("kind", REQUESTS)
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
-def test_account_that_is_not_listed_may_not_compute(
-    world: FilterUnderTest, kind: str, method: str
-) -> None:
+def test_account_that_is_not_listed_may_not_compute(world, kind, method):
     path, headers = REQUESTS[kind]
     world.configure(allowed_accounts=frozenset({OTHER, "AUTH_more"}))
     refused = _public(world).send(method, path, headers)
@@ -339,8 +330,8 @@ def test_account_that_is_not_listed_may_not_compute(
 
 
 def test_unreadable_object_is_answered_as_before_to_an_account_not_listed(
-    world: FilterUnderTest,
-) -> None:
+    world,
+):
     world.configure(allowed_accounts=frozenset({"AUTH_more"}))
     plain = world.send(user=TESTER2)
     answer = world.send(headers=annotation(), user=TESTER2)
@@ -350,8 +341,8 @@ def test_unreadable_object_is_answered_as_before_to_an_account_not_listed(
 
 @pytest.mark.parametrize("is_allowed", [True, False])
 def test_list_of_accounts_does_not_decide_on_callers_without_a_project(
-    world: FilterUnderTest, is_allowed: bool
-) -> None:
+    world, is_allowed
+):
     world.configure(
         allowed_accounts=frozenset({OTHER}),
         allow_unauthenticated_compute=is_allowed,
@@ -363,7 +354,7 @@ def test_list_of_accounts_does_not_decide_on_callers_without_a_project(
         assert answer.refusal == (403, "compute_not_allowed")
 
 
-def test_info_does_not_reveal_the_allowed_accounts(tmp_path: Path) -> None:
+def test_info_does_not_reveal_the_allowed_accounts(tmp_path):
     with filter_and_worker(tmp_path, allowed_accounts=OTHER):
         info = repr(get_swift_info(admin=True))
     assert OTHER not in info
@@ -371,8 +362,8 @@ def test_info_does_not_reveal_the_allowed_accounts(tmp_path: Path) -> None:
 
 
 def test_anonymous_compute_is_charged_to_an_account_of_its_own(
-    open_world: FilterUnderTest,
-) -> None:
+    open_world,
+):
     open_world.swift.read_acls.update({DATA: ".r:*", MODELS: ".r:*"})
 
     assert open_world.send(headers=annotation(), user=None).status == 200
@@ -408,8 +399,8 @@ def test_anonymous_compute_is_charged_to_an_account_of_its_own(
     ],
 )
 def test_caller_without_a_proven_project_has_none(
-    env: dict[str, Any],
-) -> None:
+    env,
+):
     with pytest.raises(RightsError) as caught:
         paying_account(env, FilterConfig())
 
@@ -440,15 +431,11 @@ def test_caller_without_a_proven_project_has_none(
         ),
     ],
 )
-def test_project_is_the_one_that_the_auth_middleware_established(
-    env: dict[str, Any], account: str
-) -> None:
+def test_project_is_the_one_that_the_auth_middleware_established(env, account):
     assert paying_account(env, FilterConfig()) == account
 
 
-def _keystone(
-    world: FilterUnderTest, project: str, roles: str, status: str = "Confirmed"
-) -> dict[str, Any]:
+def _keystone(world, project, roles, status="Confirmed"):
     """Arguments of ``send`` for a caller behind keystoneauth."""
     env = {
         "HTTP_X_IDENTITY_STATUS": status,
@@ -466,8 +453,8 @@ def _keystone(
     ("token_status", "expected"), [("Confirmed", 200), ("Invalid", 403)]
 )
 def test_project_of_a_validated_keystone_token_is_charged(
-    world: FilterUnderTest, token_status: str, expected: int
-) -> None:
+    world, token_status, expected
+):
     world.swift.read_acls.update({DATA: ".r:*", MODELS: ".r:*"})
     caller = _keystone(world, "5ad7", "member", token_status)
     answer = world.send(headers=annotation(), **caller)
@@ -488,8 +475,8 @@ def test_project_of_a_validated_keystone_token_is_charged(
     ],
 )
 def test_operators_of_the_project_own_the_account(
-    world: FilterUnderTest, project: str, roles: str, is_owner: bool
-) -> None:
+    world, project, roles, is_owner
+):
     caller = _keystone(world, project, roles)
     path = f"/{ACCOUNT}"
     for method in ("GET", "DELETE"):
@@ -499,7 +486,7 @@ def test_operators_of_the_project_own_the_account(
     assert ("DELETE", f"/v1{path}") not in calls
 
 
-def test_charged_account_begins_with_the_reseller_prefix() -> None:
+def test_charged_account_begins_with_the_reseller_prefix():
     env = {"REMOTE_USER": "rich,rich:user"}
 
     config = FilterConfig(reseller_prefix="KEY_")
@@ -509,15 +496,15 @@ def test_charged_account_begins_with_the_reseller_prefix() -> None:
 # --- temporary URLs and other overrides -----------------------------------
 
 
-def _tempurl(world: FilterUnderTest, **changes: str | None) -> Answer:
+def _tempurl(world, **changes):
     query = signed(world, SOURCE)
     headers = annotation(**changes)
     return world.send(headers=headers, user=None, query=query)
 
 
 def test_tempurl_works_and_may_not_compute(
-    world: FilterUnderTest,
-) -> None:
+    world,
+):
     world.swift.read_acls[MODELS] = ".r:*"
     query = signed(world, SOURCE)
 
@@ -528,8 +515,8 @@ def test_tempurl_works_and_may_not_compute(
 
 
 def test_tempurl_with_a_public_model_computes_unauthenticated(
-    open_world: FilterUnderTest,
-) -> None:
+    open_world,
+):
     open_world.swift.read_acls[MODELS] = ".r:*"
 
     assert _tempurl(open_world).body == SHARD.upper()
@@ -540,9 +527,7 @@ def test_tempurl_with_a_public_model_computes_unauthenticated(
     "acl",
     ["", "test:tester", ".rlistings", ".r:example.com", ".r:*,.r:-unknown"],
 )
-def test_tempurl_gives_no_right_on_private_models(
-    open_world: FilterUnderTest, acl: str
-) -> None:
+def test_tempurl_gives_no_right_on_private_models(open_world, acl):
     # TempURL's own authorize would allow any object of the account.
     open_world.swift.read_acls[MODELS] = acl
 
@@ -553,16 +538,16 @@ def test_tempurl_gives_no_right_on_private_models(
 
 
 def test_tempurl_gives_no_right_on_models_in_the_signed_container(
-    open_world: FilterUnderTest,
-) -> None:
+    open_world,
+):
     open_world.swift.put(f"{DATA}/net.hapi", PACKAGE)
 
     assert _tempurl(open_world, model=f"{DATA}/net.hapi").status == 401
 
 
 def test_tempurl_does_not_reveal_that_a_private_model_exists(
-    open_world: FilterUnderTest,
-) -> None:
+    open_world,
+):
     existing = _tempurl(open_world)
     missing = _tempurl(open_world, model=f"{MODELS}/none")
 
@@ -570,8 +555,8 @@ def test_tempurl_does_not_reveal_that_a_private_model_exists(
 
 
 def test_override_that_allows_everything_gives_no_right_on_the_model(
-    open_world: FilterUnderTest,
-) -> None:
+    open_world,
+):
     # The environment of a request under s3_acl.
     env = {
         "swift.source": "S3",
@@ -612,8 +597,8 @@ PRESIGNED = "X-Amz-Credential=test:tester/20261123/us-east-1/s3"
     ],
 )
 def test_holder_of_a_presigned_url_is_not_treated_as_its_signer(
-    open_world: FilterUnderTest, env: dict[str, Any]
-) -> None:
+    open_world, env
+):
     answer = open_world.send(headers=annotation(), env=env)
     assert answer.refusal == (401, "unauthorized")
     assert open_world.worker.calls == []
@@ -626,10 +611,8 @@ def test_holder_of_a_presigned_url_is_not_treated_as_its_signer(
 @pytest.mark.parametrize(
     ("query", "expected"), [("", True), (PRESIGNED, False)]
 )
-def test_holder_of_a_presigned_url_owns_no_account(
-    query: str, expected: bool
-) -> None:
-    def authorize(request: Request) -> None:
+def test_holder_of_a_presigned_url_owns_no_account(query, expected):
+    def authorize(request):
         request.environ["swift_owner"] = True
 
     env = Request.blank(f"/v1{SOURCE}", environ=s3_env(query)).environ
@@ -639,14 +622,14 @@ def test_holder_of_a_presigned_url_owns_no_account(
 
 
 def test_s3_caller_that_signs_its_request_is_charged_itself(
-    world: FilterUnderTest,
-) -> None:
+    world,
+):
     env = s3_env("versionId=1")
     assert world.send(headers=annotation(), env=env).status == 200
     assert world.worker.jobs[-1].charged_account == ACCOUNT
 
 
-def test_acl_probe_of_s3api_passes_unchanged(world: FilterUnderTest) -> None:
+def test_acl_probe_of_s3api_passes_unchanged(world):
     env = {
         "swift.source": "S3",
         "swift.authorize": lambda request: None,
@@ -661,8 +644,8 @@ def test_acl_probe_of_s3api_passes_unchanged(world: FilterUnderTest) -> None:
 
 
 def test_override_applies_to_the_path_of_the_source_only(
-    open_world: FilterUnderTest,
-) -> None:
+    open_world,
+):
     open_world.swift.read_acls[MODELS] = ".r:*"
     _tempurl(open_world)
 
@@ -686,8 +669,8 @@ def test_override_applies_to_the_path_of_the_source_only(
     ],
 )
 def test_anonymous_reader_of_a_public_container_may_read_objects_only(
-    method: str, path: str, admitted: bool
-) -> None:
+    method, path, admitted
+):
     request = Request.blank(path, environ={"REQUEST_METHOD": method})
     request.acl = ".r:*,.rlistings"
     refusal = authorize_anonymous(request)
@@ -697,8 +680,8 @@ def test_anonymous_reader_of_a_public_container_may_read_objects_only(
 
 
 def test_pipeline_of_these_tests_has_the_real_tempurl(
-    world: FilterUnderTest,
-) -> None:
+    world,
+):
     assert isinstance(world.pipeline, tempurl.TempURL)
     unsigned = world.send(
         user=None, query="?temp_url_sig=0&temp_url_expires=9"
@@ -706,7 +689,7 @@ def test_pipeline_of_these_tests_has_the_real_tempurl(
     assert unsigned.status == 401
 
 
-def test_identity_is_path_etag_and_length(world: FilterUnderTest) -> None:
+def test_identity_is_path_etag_and_length(world):
     world.send(headers=annotation())
 
     assert list(world.worker.digests) == [
@@ -724,7 +707,7 @@ PRE_AUTHORISED_MODULES = ("cache/entries.py",)
 """Modules whose sub-requests may be pre-authorised."""
 
 
-def test_no_subrequest_is_pre_authorised() -> None:
+def test_no_subrequest_is_pre_authorised():
     """Except in the cache's own containers, the caller's right decides."""
     modules = sorted(Path(hapi_middleware.__file__).parent.rglob("*.py"))
     assert len(modules) > 5
@@ -739,7 +722,7 @@ def test_no_subrequest_is_pre_authorised() -> None:
     assert found == []
 
 
-def _names(node: ast.AST) -> list[str]:
+def _names(node):
     if isinstance(node, ast.ImportFrom):
         return [alias.name for alias in node.names]
     if isinstance(node, ast.Attribute):

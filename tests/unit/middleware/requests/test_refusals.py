@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 import pytest
-from swift.common.swob import Request, Response
+from swift.common.swob import Response
 
 from filter_under_test import (
     MODEL,
     PACKAGE,
     SHARD,
     SOURCE,
-    FilterUnderTest,
     annotation,
     s3_env,
 )
@@ -24,19 +22,19 @@ from hapi_protocol.job_messages import JobGrant
 
 
 @pytest.fixture
-def filter_options() -> dict[str, str]:
+def filter_options():
     return {"max_object_bytes": "300000", "max_package_bytes": "9000"}
 
 
-def with_header(name: str) -> dict[str, Any]:
+def with_header(name):
     return {"headers": {**annotation(), name: "bytes=0-9"}}
 
 
-def with_query(query: str) -> dict[str, Any]:
+def with_query(query):
     return {"headers": annotation(), "query": query}
 
 
-def annotated(**changes: str | None) -> dict[str, Any]:
+def annotated(**changes):
     return {"headers": annotation(**changes)}
 
 
@@ -86,12 +84,12 @@ REFUSED_BY_HEADERS: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
 @pytest.mark.parametrize("path", [SOURCE, "/AUTH_other/none/none"])
 def test_wrong_headers_are_refused_before_any_object_is_read(
-    world: FilterUnderTest,
-    code: str,
-    request_: dict[str, Any],
-    method: str,
-    path: str,
-) -> None:
+    world,
+    code,
+    request_,
+    method,
+    path,
+):
     answer = world.send(method, path, **request_)
 
     assert answer.status == CODES[code]
@@ -104,17 +102,15 @@ def test_wrong_headers_are_refused_before_any_object_is_read(
 
 
 @pytest.mark.parametrize("path", ["/AUTH_test", "/AUTH_test/data"])
-def test_annotation_of_an_account_or_container_is_refused(
-    world: FilterUnderTest, path: str
-) -> None:
+def test_annotation_of_an_account_or_container_is_refused(world, path):
     answer = world.send(path=path, headers=annotation())
 
     assert answer.refusal == (400, "bad_annotation")
 
 
 def test_unknown_header_is_named_with_the_allowed_ones(
-    world: FilterUnderTest,
-) -> None:
+    world,
+):
     answer = world.send(headers={"X-Hapi-Modle": "x"})
 
     assert "X-Hapi-Modle" in answer.json["message"]
@@ -124,7 +120,7 @@ def test_unknown_header_is_named_with_the_allowed_ones(
 # --- refusals that depend on the objects ----------------------------------
 
 
-def ranged(last: int) -> Callable[[FilterUnderTest], dict[str, str]]:
+def ranged(last):
     """Headers for a range of the source's current version."""
     return lambda world: annotation(
         range=f"bytes=0-{last}",
@@ -133,12 +129,10 @@ def ranged(last: int) -> Callable[[FilterUnderTest], dict[str, str]]:
     )
 
 
-def source_answers(
-    method: str, respond: Callable[[Request], Response | None]
-) -> Callable[[FilterUnderTest], None]:
+def source_answers(method, respond):
     """Swift answers this method on the source in another way."""
 
-    def prepare(world: FilterUnderTest) -> None:
+    def prepare(world):
         world.swift.may_be_unread = True
         world.swift.objects[SOURCE].on_request = lambda request: (
             respond(request) if request.method == method else None
@@ -147,27 +141,27 @@ def source_answers(
     return prepare
 
 
-def source_changes_before_get(world: FilterUnderTest) -> None:
-    def change(request: Request) -> None:
+def source_changes_before_get(world):
+    def change(request):
         source = world.swift.objects[SOURCE]
         source.body, source.etag = SHARD + b"new", "newer"
 
     source_answers("GET", change)(world)
 
 
-def put(path: str, body: bytes) -> Callable[[FilterUnderTest], None]:
+def put(path, body):
     return lambda world: void(world.swift.put(path, body))
 
 
-def void(_: object) -> None:
+def void(_):
     return None
 
 
-def no_length(request: Request) -> Response:
+def no_length(request):
     return Response(request=request, app_iter=iter(()), headers={"Etag": "e"})
 
 
-def missing(request: Request) -> Response:
+def missing(request):
     return Response(status=404, request=request)
 
 
@@ -198,11 +192,11 @@ def missing(request: Request) -> Response:
     ],
 )
 def test_unsuitable_object_is_refused(
-    world: FilterUnderTest,
-    code: str,
-    headers: Any,
-    prepare: Callable[[FilterUnderTest], None],
-) -> None:
+    world,
+    code,
+    headers,
+    prepare,
+):
     headers = headers(world) if callable(headers) else headers
     prepare(world)
     answer = world.send(headers=headers)
@@ -213,7 +207,7 @@ def test_unsuitable_object_is_refused(
         assert world.worker.calls == []
 
 
-def test_refusals_name_the_facts(world: FilterUnderTest) -> None:
+def test_refusals_name_the_facts(world):
     old = annotation(if_source_etag="old")
     changed = world.send(headers=old).json
     assert (changed["wanted_etag"], changed["object"]) == ("old", SOURCE)
@@ -224,7 +218,7 @@ def test_refusals_name_the_facts(world: FilterUnderTest) -> None:
     assert world.worker.calls == []
 
 
-def test_object_limit_applies_to_the_range(world: FilterUnderTest) -> None:
+def test_object_limit_applies_to_the_range(world):
     etag = world.swift.put(SOURCE, bytes(range(65, 91)) * 20_000).etag
     headers = annotation(
         range="bytes=26-51", samples="1-1", if_source_etag=etag
@@ -233,7 +227,7 @@ def test_object_limit_applies_to_the_range(world: FilterUnderTest) -> None:
     assert world.send(headers=headers).status == 200
 
 
-def test_object_with_more_bytes_than_announced_breaks_off() -> None:
+def test_object_with_more_bytes_than_announced_breaks_off():
     response = Response(app_iter=iter([b"abc", b"de", b"f"]))
     chunks = iter(ObjectBody(response, 4, "/a/c/o"))
 
@@ -243,8 +237,8 @@ def test_object_with_more_bytes_than_announced_breaks_off() -> None:
 
 
 def test_source_refused_after_the_grant_is_answered_as_swift_does(
-    world: FilterUnderTest,
-) -> None:
+    world,
+):
     # A static large object with a segment that the caller may not read.
     source_answers(
         "GET", lambda r: Response(status=409, request=r, body=b"segment")
@@ -255,8 +249,8 @@ def test_source_refused_after_the_grant_is_answered_as_swift_does(
 
 
 def test_cuts_of_a_loaded_model_are_checked_on_head(
-    world: FilterUnderTest,
-) -> None:
+    world,
+):
     world.send(headers=annotation())
 
     assert world.send("HEAD", headers=annotation(cut="10")).status == 422
@@ -282,11 +276,11 @@ def test_cuts_of_a_loaded_model_are_checked_on_head(
     ],
 )
 def test_refused_job_is_reported_to_the_client(
-    world: FilterUnderTest,
-    code: str,
-    retry_after: float | None,
-    s3_status: int,
-) -> None:
+    world,
+    code,
+    retry_after,
+    s3_status,
+):
     world.worker.refuse_job = make_error(
         code, "no", retry_after=retry_after, details={"num_cuts": 4}
     )
@@ -305,9 +299,7 @@ def test_refused_job_is_reported_to_the_client(
 
 
 @pytest.mark.parametrize("code", ["not_found", "unauthorized", "forbidden"])
-def test_refused_job_never_looks_like_missing_rights(
-    world: FilterUnderTest, code: str
-) -> None:
+def test_refused_job_never_looks_like_missing_rights(world, code):
     world.worker.refuse_job = make_error(code, "no")
 
     answer = world.send(headers=annotation())
@@ -317,9 +309,7 @@ def test_refused_job_never_looks_like_missing_rights(
 @pytest.mark.parametrize(
     "code", ["bad_package", "digest_mismatch", "package_too_large"]
 )
-def test_refused_package_is_reported_to_the_client(
-    world: FilterUnderTest, code: str
-) -> None:
+def test_refused_package_is_reported_to_the_client(world, code):
     # The worker may refuse before it was sent all.
     world.swift.may_be_unread = True
     world.worker.refuse_model = make_error(code, "no")
@@ -328,9 +318,7 @@ def test_refused_package_is_reported_to_the_client(
 
 
 @pytest.mark.parametrize("num_bytes", [0, 9])
-def test_worker_that_ends_during_its_answer_is_unavailable(
-    world: FilterUnderTest, num_bytes: int
-) -> None:
+def test_worker_that_ends_during_its_answer_is_unavailable(world, num_bytes):
     assert world.send(headers=annotation()).status == 200
     world.worker.ends_after = num_bytes
     answer = world.send(headers=annotation())
@@ -341,16 +329,16 @@ def test_worker_that_ends_during_its_answer_is_unavailable(
 
 
 def test_malformed_answer_of_the_worker_is_an_internal_error(
-    world: FilterUnderTest, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    world, monkeypatch
+):
     monkeypatch.setattr(JobGrant, "to_body", lambda self: b"granted")
 
     assert world.send(headers=annotation()).refusal == (500, "internal")
 
 
 def test_uploads_end_if_the_worker_keeps_no_model(
-    world: FilterUnderTest,
-) -> None:
+    world,
+):
     world.worker.is_forgetful = True
     answer = world.send(headers=annotation())
 
@@ -361,10 +349,8 @@ def test_uploads_end_if_the_worker_keeps_no_model(
 # --- failures of the filter -----------------------------------------------
 
 
-def test_unexpected_failure_is_an_internal_error(
-    world: FilterUnderTest, caplog: pytest.LogCaptureFixture
-) -> None:
-    def fail(request: Request) -> Response:
+def test_unexpected_failure_is_an_internal_error(world, caplog):
+    def fail(request):
         raise RuntimeError("surprise")
 
     world.swift.objects[SOURCE].on_request = fail
@@ -376,8 +362,8 @@ def test_unexpected_failure_is_an_internal_error(
 
 
 def test_filter_left_of_an_unknown_authentication_names_the_mistake(
-    world: FilterUnderTest,
-) -> None:
+    world,
+):
     world.swift.may_be_unread = True
     auth = world.pipeline
     world.use(app=auth)

@@ -9,10 +9,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import eventlet
 import eventlet.wsgi
@@ -24,7 +22,6 @@ from filter_under_test import (
     MODEL,
     SHARD,
     SOURCE,
-    FilterUnderTest,
     annotation,
 )
 from hapi_middleware.concurrency import SEND_BUFFER_BYTES, connect_unix
@@ -34,25 +31,25 @@ BIG = bytes(1 << 20) * 24
 
 
 @pytest.fixture
-def filter_options() -> dict[str, str]:
+def filter_options():
     return {"worker_connect_timeout": "0.3", "worker_timeout": "2.0"}
 
 
 @pytest.fixture
-def world(world: FilterUnderTest) -> FilterUnderTest:
+def world(world):
     world.swift.may_be_unread = True
     world.send(headers=annotation())
     return world
 
 
-def _open_fds() -> int:
+def _open_fds():
     return len(os.listdir("/proc/self/fd"))
 
 
 # --- failures before the stream -------------------------------------------
 
 
-def test_missing_worker_is_503(world: FilterUnderTest) -> None:
+def test_missing_worker_is_503(world):
     os.unlink(world.worker.socket_path)
     answer = world.send(headers=annotation())
 
@@ -62,7 +59,7 @@ def test_missing_worker_is_503(world: FilterUnderTest) -> None:
     assert world.send().body == SHARD
 
 
-def test_socket_without_a_listener_is_503(world: FilterUnderTest) -> None:
+def test_socket_without_a_listener_is_503(world):
     # A socket file that a dead worker has left.
     path = world.worker.socket_path
     os.unlink(path)
@@ -74,8 +71,8 @@ def test_socket_without_a_listener_is_503(world: FilterUnderTest) -> None:
 
 
 def test_full_backlog_is_503_after_the_connect_timeout(
-    world: FilterUnderTest,
-) -> None:
+    world,
+):
     path = world.worker.socket_path
     os.unlink(path)
     with socket.socket(socket.AF_UNIX) as busy:
@@ -91,8 +88,8 @@ def test_full_backlog_is_503_after_the_connect_timeout(
 
 
 def test_sources_are_sent_through_the_largest_possible_buffer(
-    world: FilterUnderTest,
-) -> None:
+    world,
+):
     maximum = int(Path("/proc/sys/net/core/wmem_max").read_text())
     with connect_unix(world.worker.socket_path, 1.0) as connected:
         size = connected.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
@@ -101,7 +98,7 @@ def test_sources_are_sent_through_the_largest_possible_buffer(
     assert size == 2 * min(SEND_BUFFER_BYTES, maximum)
 
 
-def test_worker_that_does_not_answer_is_504(world: FilterUnderTest) -> None:
+def test_worker_that_does_not_answer_is_504(world):
     world.worker.delay_seconds = 3.0
 
     assert world.send(headers=annotation()).refusal == (504, "too_slow")
@@ -117,14 +114,14 @@ def test_worker_that_does_not_answer_is_504(world: FilterUnderTest) -> None:
     ],
 )
 def test_error_of_the_worker_before_its_stream_is_reported(
-    world: FilterUnderTest,
-    source: bytes,
-    error: Exception,
-    refusal: tuple[int, str],
-) -> None:
+    world,
+    source,
+    error,
+    refusal,
+):
     """Even if the source is not yet sent to its end."""
 
-    def answer(source: Iterator[bytes]) -> Iterator[bytes]:
+    def answer(source):
         next(source)
         raise error
         yield b""
@@ -136,11 +133,11 @@ def test_error_of_the_worker_before_its_stream_is_reported(
 
 
 def test_worker_that_never_starts_its_answer_is_504(
-    world: FilterUnderTest,
-) -> None:
+    world,
+):
     release = threading.Event()
 
-    def answer(source: Iterator[bytes]) -> Iterator[bytes]:
+    def answer(source):
         release.wait(5)
         yield b""
 
@@ -151,8 +148,8 @@ def test_worker_that_never_starts_its_answer_is_504(
     assert refused.refusal == (504, "too_slow")
 
 
-def _breaks_after(good: bytes) -> Any:
-    def stream() -> Iterator[bytes]:
+def _breaks_after(good):
+    def stream():
         yield good
         raise OSError("disk failed")
 
@@ -160,9 +157,7 @@ def _breaks_after(good: bytes) -> Any:
 
 
 @pytest.mark.parametrize("cut_short", [True, False])
-def test_source_that_breaks_before_the_stream_is_503(
-    world: FilterUnderTest, cut_short: bool
-) -> None:
+def test_source_that_breaks_before_the_stream_is_503(world, cut_short):
     found = world.swift.objects[SOURCE]
     found.stream = (
         (lambda: iter([b"abc"])) if cut_short else _breaks_after(b"abc")
@@ -182,8 +177,8 @@ def test_source_that_breaks_before_the_stream_is_503(
     ("is_chunked", "features"), [(False, b"features"), (True, b"")]
 )
 def test_answer_without_a_recognisable_end_is_refused(
-    world: FilterUnderTest, is_chunked: bool, features: bytes
-) -> None:
+    world, is_chunked, features
+):
     world.worker.is_chunked = is_chunked
     world.worker.answer = lambda source: iter([features])
     answer = world.send(headers=annotation())
@@ -192,8 +187,8 @@ def test_answer_without_a_recognisable_end_is_refused(
 
 
 def test_incomplete_package_is_503_and_not_stored(
-    world: FilterUnderTest,
-) -> None:
+    world,
+):
     world.worker.digests.clear()
     world.swift.objects[MODEL].stream = _breaks_after(b"PK")
     answer = world.send(headers=annotation())
@@ -203,8 +198,8 @@ def test_incomplete_package_is_503_and_not_stored(
 
 
 def test_package_refused_before_it_is_sent_to_its_end_is_reported(
-    world: FilterUnderTest,
-) -> None:
+    world,
+):
     world.swift.put(MODEL, BIG)
     world.worker.refuse_model = make_error("bad_package", "no zip")
     answer = world.send(headers=annotation())
@@ -213,9 +208,9 @@ def test_package_refused_before_it_is_sent_to_its_end_is_reported(
 
 
 def test_worker_that_ends_between_grant_and_stream_is_503(
-    world: FilterUnderTest,
-) -> None:
-    def kill(request: Request) -> None:
+    world,
+):
+    def kill(request):
         if request.method == "GET":
             os.unlink(world.worker.socket_path)
 
@@ -229,7 +224,7 @@ def test_worker_that_ends_between_grant_and_stream_is_503(
 
 
 @contextmanager
-def _served(world: FilterUnderTest) -> Iterator[tuple[str, int]]:
+def _served(world):
     """Serves all filters left of hapi on eventlet's WSGI server."""
     app = proxy_logging.ProxyLoggingMiddleware(world.pipeline, {})
     app = catch_errors.CatchErrorMiddleware(
@@ -238,7 +233,7 @@ def _served(world: FilterUnderTest) -> Iterator[tuple[str, int]]:
     ready, stop = threading.Event(), threading.Event()
     address: list[tuple[str, int]] = []
 
-    def serve() -> None:
+    def serve():
         listener = eventlet.listen(("127.0.0.1", 0))
         address.append(listener.getsockname())
         with open(os.devnull, "w") as log:
@@ -261,9 +256,7 @@ def _served(world: FilterUnderTest) -> Iterator[tuple[str, int]]:
         thread.join(5)
 
 
-def _get(
-    world: FilterUnderTest, address: tuple[str, int]
-) -> http.client.HTTPResponse:
+def _get(world, address):
     connection = http.client.HTTPConnection(*address, timeout=10)
     headers = {**annotation(), "X-Auth-Token": world.token("test:tester")}
     # The response alone has the socket then, and its close() closes it.
@@ -275,8 +268,8 @@ def _get(
 
 
 def test_clean_stream_ends_cleanly_for_the_client(
-    world: FilterUnderTest,
-) -> None:
+    world,
+):
     with _served(world) as address:
         response = _get(world, address)
 
@@ -288,11 +281,11 @@ def test_clean_stream_ends_cleanly_for_the_client(
 
 
 def test_batches_reach_the_client_immediately(
-    world: FilterUnderTest,
-) -> None:
+    world,
+):
     release = threading.Event()
 
-    def answer(source: Iterator[bytes]) -> Iterator[bytes]:
+    def answer(source):
         yield b"first"
         release.wait(5)
         yield b"second"
@@ -306,9 +299,9 @@ def test_batches_reach_the_client_immediately(
 
 
 def test_stream_that_breaks_in_the_worker_breaks_for_the_client(
-    world: FilterUnderTest,
-) -> None:
-    def answer(source: Iterator[bytes]) -> Iterator[bytes]:
+    world,
+):
+    def answer(source):
         yield next(source)
         raise RuntimeError("out of memory")
 
@@ -322,10 +315,10 @@ def test_stream_that_breaks_in_the_worker_breaks_for_the_client(
 
 
 def test_source_that_breaks_breaks_the_stream_for_the_client(
-    world: FilterUnderTest,
-) -> None:
+    world,
+):
     # Even if the worker ends its answer cleanly.
-    def answer(source: Iterator[bytes]) -> Iterator[bytes]:
+    def answer(source):
         try:
             yield from source
         except (ConnectionError, ValueError):
@@ -341,11 +334,11 @@ def test_source_that_breaks_breaks_the_stream_for_the_client(
 
 
 def test_stalled_worker_breaks_the_stream_after_the_timeout(
-    world: FilterUnderTest,
-) -> None:
+    world,
+):
     release = threading.Event()
 
-    def answer(source: Iterator[bytes]) -> Iterator[bytes]:
+    def answer(source):
         yield next(source)
         release.wait(5)
 
@@ -361,8 +354,8 @@ def test_stalled_worker_breaks_the_stream_after_the_timeout(
 
 
 def test_disconnected_client_frees_everything(
-    world: FilterUnderTest,
-) -> None:
+    world,
+):
     world.swift.put(SOURCE, BIG)
     with _served(world) as address:
         response = _get(world, address)
@@ -374,7 +367,7 @@ def test_disconnected_client_frees_everything(
         _wait_until(lambda: all(b.is_closed for b in world.swift.bodies))
 
 
-def _wait_until(condition: Any) -> None:
+def _wait_until(condition):
     deadline = time.monotonic() + 5
     while not condition():
         assert time.monotonic() < deadline, "never came true"
@@ -382,11 +375,11 @@ def _wait_until(condition: Any) -> None:
 
 
 def test_stalled_client_stops_the_reading_of_the_source(
-    world: FilterUnderTest,
-) -> None:
+    world,
+):
     sent = []
 
-    def stream() -> Iterator[bytes]:
+    def stream():
         for start in range(0, len(BIG), 1 << 16):
             sent.append(start)
             yield BIG[start : start + (1 << 16)]
@@ -402,8 +395,8 @@ def test_stalled_client_stops_the_reading_of_the_source(
 
 
 def test_worker_that_needs_only_the_start_ends_the_source(
-    world: FilterUnderTest,
-) -> None:
+    world,
+):
     world.swift.put(SOURCE, BIG)
     world.worker.answer = lambda source: iter([next(source)[:5]])
 
@@ -412,8 +405,8 @@ def test_worker_that_needs_only_the_start_ends_the_source(
 
 
 def test_response_closed_unread_frees_everything(
-    world: FilterUnderTest,
-) -> None:
+    world,
+):
     request = world.request(headers=annotation())
     response = request.get_response(world.pipeline)
     assert response.status_int == 200
@@ -424,11 +417,11 @@ def test_response_closed_unread_frees_everything(
 
 
 def test_response_closed_early_ends_the_thread_that_reads_the_source(
-    world: FilterUnderTest,
-) -> None:
+    world,
+):
     ended = []
 
-    def stream() -> Iterator[bytes]:
+    def stream():
         try:
             yield SHARD[:1000]
             eventlet.sleep(60)
@@ -444,8 +437,8 @@ def test_response_closed_early_ends_the_thread_that_reads_the_source(
     assert ended
 
 
-def test_broken_stream_raises_its_error(world: FilterUnderTest) -> None:
-    def answer(source: Iterator[bytes]) -> Iterator[bytes]:
+def test_broken_stream_raises_its_error(world):
+    def answer(source):
         yield b"one"
         raise RuntimeError("out of memory")
 
@@ -461,9 +454,9 @@ def test_broken_stream_raises_its_error(world: FilterUnderTest) -> None:
 
 
 def test_thousands_of_requests_leave_no_descriptor(
-    world: FilterUnderTest,
-) -> None:
-    def broken(source: Iterator[bytes]) -> Iterator[bytes]:
+    world,
+):
+    def broken(source):
         yield b"one"
         raise RuntimeError("out of memory")
 
@@ -493,7 +486,7 @@ def test_thousands_of_requests_leave_no_descriptor(
 # --- the process ----------------------------------------------------------
 
 
-def test_filter_imports_no_large_library_and_starts_nothing() -> None:
+def test_filter_imports_no_large_library_and_starts_nothing():
     code = (
         "import sys, threading, os\n"
         "from hapi_middleware.filter import filter_factory\n"
@@ -520,11 +513,11 @@ def test_filter_imports_no_large_library_and_starts_nothing() -> None:
 
 
 def test_waiting_request_does_not_block_another(
-    world: FilterUnderTest,
-) -> None:
+    world,
+):
     release = threading.Event()
 
-    def answer(source: Iterator[bytes]) -> Iterator[bytes]:
+    def answer(source):
         release.wait(5)
         yield b"late"
 

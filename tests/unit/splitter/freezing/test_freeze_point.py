@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 from torch import nn
@@ -12,7 +9,6 @@ from torch.nn.parameter import is_lazy
 
 from hapi_protocol.errors import FreezeError
 from hapi_splitter.freezing.split_model import (
-    SplitModel,
     default_freeze,
     split,
 )
@@ -24,7 +20,7 @@ SHAPE = (3, 16, 16)
 class TokenNet(nn.Module):
     """A model with parameters of its own and blocks in a list."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.embed = nn.Conv2d(3, 8, 8, stride=8)
         self.token = nn.Parameter(torch.randn(1, 1, 8))
@@ -33,7 +29,7 @@ class TokenNet(nn.Module):
         self.unused = nn.Linear(8, 8)
         self.head = nn.Linear(8, 2)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         x = self.embed(x).flatten(2).transpose(1, 2)
         token = self.token.expand(x.shape[0], -1, -1)
         x = torch.cat([token, x], 1) + self.position
@@ -45,13 +41,13 @@ class TokenNet(nn.Module):
 class Residual(nn.Module):
     """A model that reads a layer's input again after the layer."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.stem = nn.Conv2d(3, 4, 3, padding=1)
         self.body = nn.Sequential(nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4))
         self.after = nn.Conv2d(4, 2, 1)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         x = self.stem(x)
         return self.after(self.body(x) * x)
 
@@ -59,34 +55,34 @@ class Residual(nn.Module):
 class TiedWeights(nn.Module):
     """A model of two layers with one weight."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.first = nn.Linear(4, 4)
         self.second = nn.Linear(4, 4)
         self.second.weight = self.first.weight
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         return self.second(torch.relu(self.first(x)))
 
 
 class CalledTwice(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.layer = nn.Linear(4, 4)
         self.middle = nn.Linear(4, 4)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         return self.layer(self.middle(self.layer(x)))
 
 
-def assert_equivalent(model: nn.Module, parts: SplitModel) -> None:
+def assert_equivalent(model, parts):
     samples = torch.randn(3, *parts.frozen.input_shape)
     with torch.inference_mode():
         features = parts.frozen.suffix(0)(samples)
         torch.testing.assert_close(parts.tail(features), model(samples))
 
 
-def trained(parts: SplitModel) -> set[str]:
+def trained(parts):
     return {name for name, _ in parts.tail.named_parameters()}
 
 
@@ -100,8 +96,8 @@ def trained(parts: SplitModel) -> set[str]:
     ids=["name", "list", "function"],
 )
 def test_equivalent_forms_of_freeze_give_the_same_split(
-    freeze: Any,
-) -> None:
+    freeze,
+):
     model = TokenNet().eval()
     parts = split(model, freeze, sample_shape=SHAPE)
     assert parts.frozen.cuts[-1].shape == (5, 8)
@@ -114,11 +110,11 @@ def test_equivalent_forms_of_freeze_give_the_same_split(
     assert_equivalent(model, parts)
 
 
-def test_function_is_called_once_per_module_with_parameters() -> None:
+def test_function_is_called_once_per_module_with_parameters():
     model = TokenNet().eval()
     calls: list[tuple[str, nn.Module]] = []
 
-    def freeze(name: str, module: nn.Module) -> bool:
+    def freeze(name, module):
         calls.append((name, module))
         return not name.startswith("head")
 
@@ -138,7 +134,7 @@ def test_function_is_called_once_per_module_with_parameters() -> None:
     assert_equivalent(model, parts)
 
 
-def test_module_list_ends_with_its_last_module() -> None:
+def test_module_list_ends_with_its_last_module():
     model = TokenNet().eval()
     parts = split(model, "blocks", sample_shape=SHAPE)
     assert trained(parts) == {"head.weight", "head.bias"}
@@ -199,9 +195,7 @@ def test_module_list_ends_with_its_last_module() -> None:
         ),
     ],
 )  # fmt: skip
-def test_invalid_freeze_is_refused_with_a_reason(
-    model: nn.Module, freeze: Any, code: str, message: str
-) -> None:
+def test_invalid_freeze_is_refused_with_a_reason(model, freeze, code, message):
     with pytest.raises(FreezeError, match=message) as caught:
         split(model, freeze, sample_shape=SHAPE)
     assert caught.value.code == code
@@ -210,18 +204,18 @@ def test_invalid_freeze_is_refused_with_a_reason(
 class UnscaledNorms(nn.Module):
     """A model with running statistics in a module without parameters."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.stem = nn.Conv2d(3, 4, 3)
         self.norm = nn.BatchNorm2d(4, affine=False)
         self.body = nn.Conv2d(4, 4, 3)
         self.head = nn.Sequential(nn.Flatten(), nn.LazyLinear(2))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         return self.head(self.body(self.norm(self.stem(x))))
 
 
-def test_list_must_name_running_statistics() -> None:
+def test_list_must_name_running_statistics():
     model = UnscaledNorms()
     model(torch.zeros(2, *SHAPE))
     with pytest.raises(FreezeError, match="run before its end: 'norm'"):
@@ -231,7 +225,7 @@ def test_list_must_name_running_statistics() -> None:
     split(model, lambda name, _: name in ("stem", "body"), sample_shape=SHAPE)
 
 
-def test_lazy_modules_are_refused_and_not_initialised() -> None:
+def test_lazy_modules_are_refused_and_not_initialised():
     model = UnscaledNorms()
     with pytest.raises(FreezeError, match="no shape yet"):
         split(model, "body", sample_shape=SHAPE)
@@ -258,14 +252,14 @@ def test_lazy_modules_are_refused_and_not_initialised() -> None:
     ],
 )
 def test_refusal_names_tensors_neighbours_or_shared_parameters(
-    model: nn.Module, freeze: Any, message: str
-) -> None:
+    model, freeze, message
+):
     is_image = isinstance(model, Residual | BranchedNet)
     with pytest.raises(FreezeError, match=message):
         split(model, freeze, sample_shape=SHAPE if is_image else (4,))
 
 
-def test_compiled_model_is_split_like_its_original() -> None:
+def test_compiled_model_is_split_like_its_original():
     model = TokenNet().eval()
     compiled = torch.compile(model)
     for freeze in ("blocks.1", "_orig_mod.blocks.1"):
@@ -275,7 +269,7 @@ def test_compiled_model_is_split_like_its_original() -> None:
     assert default_freeze(compiled, sample_shape=SHAPE) == "blocks"
 
 
-def test_compiled_submodule_is_split_like_its_original() -> None:
+def test_compiled_submodule_is_split_like_its_original():
     model = Residual().eval()
     expected = split(model, "after", sample_shape=SHAPE).frozen
     model.body = torch.compile(model.body)  # type: ignore[assignment]
@@ -283,15 +277,15 @@ def test_compiled_submodule_is_split_like_its_original() -> None:
     assert parts.frozen.program == expected.program
 
 
-def test_residual_sum_is_frozen_with_its_block() -> None:
+def test_residual_sum_is_frozen_with_its_block():
     class Block(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.stem = nn.Linear(4, 4)
             self.body = nn.Linear(4, 4)
             self.head = nn.Linear(4, 2)
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def forward(self, x):
             x = self.stem(x)
             return self.head(x + self.body(x))
 
@@ -307,8 +301,8 @@ def test_residual_sum_is_frozen_with_its_block() -> None:
     ids=lambda wrapper: wrapper.__name__,
 )
 def test_model_wrapped_for_several_devices_is_refused(
-    wrapper: type[nn.Module],
-) -> None:
+    wrapper,
+):
     wrapped = wrapper.__new__(wrapper)  # no devices, no process group
     nn.Module.__init__(wrapped)
     wrapped.module = TokenNet()
@@ -320,11 +314,11 @@ def test_model_wrapped_for_several_devices_is_refused(
 
 
 class TwoResults(nn.Module):
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, x):
         return x * 2, x
 
 
-def tied_modules() -> tuple[nn.Module, nn.Module]:
+def tied_modules():
     first, second = nn.Linear(4, 4), nn.Linear(4, 4)
     second.weight = first.weight
     return nn.Sequential(first), nn.Sequential(nn.ReLU(), second)
@@ -368,16 +362,16 @@ def tied_modules() -> tuple[nn.Module, nn.Module]:
     ],
 )
 def test_invalid_two_modules_are_refused_with_a_reason(
-    build: Callable[[], Any], freeze: Any, code: str, message: str
-) -> None:
+    build, freeze, code, message
+):
     with pytest.raises(FreezeError, match=message) as caught:
         split(build(), freeze, sample_shape=(4,))
     assert caught.value.code == code
 
 
-def test_tail_with_data_dependent_control_flow_is_accepted() -> None:
+def test_tail_with_data_dependent_control_flow_is_accepted():
     class Branching(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def forward(self, x):
             return x if x.sum() > 0 else -x
 
     tail = Branching()
@@ -386,13 +380,13 @@ def test_tail_with_data_dependent_control_flow_is_accepted() -> None:
     assert parts.freeze == "(frozen, tail)"
 
 
-def test_untraceable_model_is_refused_with_a_remedy() -> None:
+def test_untraceable_model_is_refused_with_a_remedy():
     class Branching(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.layer = nn.Linear(4, 4)
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def forward(self, x):
             return self.layer(x) if x.sum() > 0 else x
 
     with pytest.raises(

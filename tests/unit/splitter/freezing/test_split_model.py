@@ -20,13 +20,13 @@ SHAPE = (3, 16, 16)
 class SkipConnection(nn.Module):
     """A model whose tail also reads an earlier activation."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.first = nn.Conv2d(3, 4, 3, padding=1)
         self.second = nn.Conv2d(4, 4, 3, padding=1)
         self.head = nn.Conv2d(8, 2, 1)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         early = self.first(x)
         return self.head(torch.cat([early, self.second(early)], 1))
 
@@ -34,45 +34,45 @@ class SkipConnection(nn.Module):
 class Tied(nn.Module):
     """A model that calls one layer on both sides of ``middle``."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.layer = nn.Conv2d(3, 3, 1)
         self.middle = nn.BatchNorm2d(3)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         return self.layer(self.middle(self.layer(x)))
 
 
 class Branching(nn.Module):
     """A model whose control flow depends on values."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.layer = nn.Conv2d(3, 3, 1)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         return self.layer(x) if x.sum() > 0 else x
 
 
 class Unpackable(nn.Module):
     """A model that sorts, which is not in the table of operators."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.layer = nn.Conv2d(3, 3, 1)
         self.head = nn.Conv2d(3, 3, 1)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         return self.head(self.layer(torch.sort(x, dim=1)[0]))
 
 
 class TwoInputs(nn.Module):
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    def forward(self, x, y):
         return x + y
 
 
 @pytest.mark.parametrize("freeze", ["layer4", "avgpool"])
-def test_freeze_moves_over_pooling_and_flatten(freeze: str) -> None:
+def test_freeze_moves_over_pooling_and_flatten(freeze):
     model = models.resnet18(weights=None)
     parts = split(model, freeze, sample_shape=(3, 32, 32))
     assert parts.frozen.cuts[-1].shape == (512,)
@@ -80,14 +80,14 @@ def test_freeze_moves_over_pooling_and_flatten(freeze: str) -> None:
     assert parts.tail.get_submodule("fc") is model.fc
 
 
-def test_freeze_stops_before_dropout_and_batch_norm() -> None:
+def test_freeze_stops_before_dropout_and_batch_norm():
     parts = split(BranchedNet(), "mix", sample_shape=SHAPE)
     assert parts.frozen.cuts[-1].shape == (48,)
     assert parts.last == "view"
     assert isinstance(parts.tail.get_submodule("norm"), nn.BatchNorm1d)
 
 
-def test_split_does_not_change_the_model_or_its_modes() -> None:
+def test_split_does_not_change_the_model_or_its_modes():
     model = BranchedNet().train()
     model.right.eval()
     modes = {name: m.training for name, m in model.named_modules()}
@@ -120,14 +120,14 @@ def test_split_does_not_change_the_model_or_its_modes() -> None:
     ),
 )
 def test_model_that_cannot_be_split_is_refused_with_a_reason(
-    model: nn.Module, freeze: str, code: str, message: str
-) -> None:
+    model, freeze, code, message
+):
     with pytest.raises(FreezeError, match=message) as caught:
         split(model, freeze, sample_shape=SHAPE)
     assert caught.value.code == code
 
 
-def test_model_can_be_frozen_before_a_skip_connection() -> None:
+def test_model_can_be_frozen_before_a_skip_connection():
     model = SkipConnection()
     parts = split(model, "first", sample_shape=SHAPE)
     samples = torch.randn(2, *SHAPE)
@@ -144,19 +144,17 @@ def test_model_can_be_frozen_before_a_skip_connection() -> None:
         (models.squeezenet1_1, "features"),
     ],
 )
-def test_default_freeze_leaves_the_last_linear(
-    constructor: object, expected: str
-) -> None:
+def test_default_freeze_leaves_the_last_linear(constructor, expected):
     model = constructor(weights=None)  # type: ignore[operator]
     assert default_freeze(model, sample_shape=(3, 64, 64)) == expected
 
 
-def test_default_freeze_of_a_single_layer_is_refused() -> None:
+def test_default_freeze_of_a_single_layer_is_refused():
     with pytest.raises(FreezeError, match="no freeze point before"):
         default_freeze(nn.Linear(4, 2), sample_shape=(4,))
 
 
-def test_tail_can_be_copied() -> None:
+def test_tail_can_be_copied():
     parts = split(BranchedNet().eval(), "mix", sample_shape=SHAPE)
     features = torch.randn(3, 48)
     other = copy.deepcopy(parts.tail)
@@ -164,14 +162,14 @@ def test_tail_can_be_copied() -> None:
     torch.testing.assert_close(other(features), parts.tail(features))
 
 
-def test_tail_recomputes_sizes_from_before_the_freeze_point() -> None:
+def test_tail_recomputes_sizes_from_before_the_freeze_point():
     class Sized(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.body = nn.Conv2d(3, 4, 3)
             self.norm = nn.BatchNorm2d(4)
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def forward(self, x):
             batch, height = x.shape[0], x.size(2)
             return self.norm(self.body(x)).view(batch * 2, -1) * height
 

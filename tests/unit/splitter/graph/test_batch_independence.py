@@ -8,7 +8,7 @@ import torch
 from hapi_protocol.errors import PackageError
 from hapi_splitter.graph.batch_independence import Batch
 from hapi_splitter.graph.lowering import lower
-from hapi_splitter.graph.program import Affine, Argument, Call, Program, Ref
+from hapi_splitter.graph.program import Affine, Call, Program, Ref
 from hapi_splitter.graph.shapes import infer
 from hapi_splitter.inputs.sample_format import SampleForm
 
@@ -18,7 +18,7 @@ SAMPLE = (4, 6)
 FORM = SampleForm(SAMPLE)
 
 
-def batch_after(*calls: tuple[str, tuple[Argument, ...]]) -> Batch | None:
+def batch_after(*calls):
     """Returns the batch position after calls on tensor 0, ``[B, 4, 6]``.
 
     Tensor 1 is a weight ``[6, 6]``; calls yield tensors 2, 3, …
@@ -74,9 +74,7 @@ def batch_after(*calls: tuple[str, tuple[Argument, ...]]) -> Batch | None:
         ([("stack.default", ((X, X), 0))], Batch(1)),
     ],
 )
-def test_batch_position_is_tracked(
-    calls: list[tuple[str, tuple[Argument, ...]]], expected: Batch
-) -> None:
+def test_batch_position_is_tracked(calls, expected):
     assert batch_after(*calls) == expected
 
 
@@ -147,13 +145,13 @@ def test_batch_position_is_tracked(
     ],
 )
 def test_program_that_mixes_samples_is_refused(
-    calls: list[tuple[str, tuple[Argument, ...]]],
-) -> None:
+    calls,
+):
     with pytest.raises(PackageError, match=r"would mix samples|cannot run"):
         batch_after(*calls)
 
 
-def test_dead_buffers_are_reused_but_not_the_input() -> None:
+def test_dead_buffers_are_reused_but_not_the_input():
     program = Program(
         0,
         (
@@ -177,7 +175,7 @@ def test_dead_buffers_are_reused_but_not_the_input() -> None:
     assert torch.equal(samples, original)
 
 
-def test_buffer_read_through_a_view_is_not_reused() -> None:
+def test_buffer_read_through_a_view_is_not_reused():
     program = Program(
         0,
         (
@@ -195,7 +193,7 @@ def test_buffer_read_through_a_view_is_not_reused() -> None:
     assert torch.equal(module(samples), expected)
 
 
-def test_constant_repeated_per_sample_is_not_overwritten() -> None:
+def test_constant_repeated_per_sample_is_not_overwritten():
     program = Program(
         1,
         (

@@ -5,15 +5,11 @@ from __future__ import annotations
 import gc
 import linecache
 import weakref
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import fx, nn
 
-from hapi_splitter.cuts import FrozenGraph
 from hapi_splitter.freezing.split_model import split
 from hapi_splitter.graph.batchnorm_folding import fold
 from hapi_splitter.graph.lowering import BATCH_NORM, META_CALL
@@ -28,7 +24,6 @@ from networks import small_network, small_transform
 from reference_models import (
     REFERENCE_MODELS,
     BranchedNet,
-    ReferenceModel,
     randomise_statistics,
 )
 from regions import region_of
@@ -37,14 +32,12 @@ CONV = "aten.conv2d.default"
 CPU = torch.device("cpu")
 
 
-def assert_close(actual: torch.Tensor, expected: torch.Tensor) -> None:
+def assert_close(actual, expected):
     atol = 1e-5 * expected.abs().max().item()
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=atol)
 
 
-def convolution(
-    image: int, weight: int, bias: int | None = None, groups: int = 1
-) -> Call:
+def convolution(image, weight, bias=None, groups=1):
     args: tuple[Argument, ...] = (
         Ref(image),
         Ref(weight),
@@ -57,47 +50,47 @@ def convolution(
     return Call(CONV, args)
 
 
-def norm(image: int, scale: int | None, shift: int | None, mean: int) -> Call:
+def norm(image, scale, shift, mean):
     """Returns a batch norm whose variance is the weight after the mean."""
     affine = (scale and Ref(scale), shift and Ref(shift))
     statistics = (Ref(mean), Ref(mean + 1))
     return Call(BATCH_NORM, (Ref(image), *affine, *statistics, 0.1, 1e-5))
 
 
-def statistics(channels: int) -> list[torch.Tensor]:
+def statistics(channels):
     """Returns scale, shift, mean and variance."""
     signed = [torch.randn(channels) for _ in range(3)]
     return [*signed, torch.rand(channels) + 0.1]
 
 
-def numbered(tensors: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
+def numbered(tensors):
     return dict(enumerate(tensors, 1))
 
 
-def ops_of(module: fx.GraphModule) -> list[str]:
+def ops_of(module):
     calls = [n for n in module.graph.nodes if n.op == "call_function"]
     return [str(call.target) for call in calls]
 
 
-def small_region() -> FrozenGraph:
+def small_region():
     network = small_network().eval()
     randomise_statistics(network)
     return split(network, "body", transform=small_transform()).frozen
 
 
-def branched_region() -> FrozenGraph:
+def branched_region():
     model = BranchedNet().eval()
     randomise_statistics(model)
     return split(model, "mix", sample_shape=(3, 16, 16)).frozen
 
 
 @pytest.fixture(scope="module")
-def mobile() -> FrozenGraph:
+def mobile():
     """A region with convolutions at cuts and in branches without cuts."""
     return frozen_part(REFERENCE_MODELS["mobilenet_v3_small"])
 
 
-def frozen_part(reference: ReferenceModel) -> FrozenGraph:
+def frozen_part(reference):
     return split(
         reference.build(),
         reference.freeze,
@@ -111,9 +104,7 @@ def frozen_part(reference: ReferenceModel) -> FrozenGraph:
     ("bias", "scale", "shift", "groups"),
     [(6, 1, 2, 1), (None, 1, 2, 1), (6, None, None, 1), (None, 1, 2, 3)],
 )
-def test_folded_convolution_equals_the_batch_norm(
-    bias: int | None, scale: int | None, shift: int | None, groups: int
-) -> None:
+def test_folded_convolution_equals_the_batch_norm(bias, scale, shift, groups):
     torch.manual_seed(0)
     kernel = torch.randn(6, 3 // groups, 3, 3)
     weights = numbered([*statistics(6), kernel, torch.randn(6)])
@@ -133,7 +124,7 @@ def test_folded_convolution_equals_the_batch_norm(
     ]
 
 
-def test_one_dimensional_convolution_is_folded() -> None:
+def test_one_dimensional_convolution_is_folded():
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Conv1d(4, 6, 3), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(10, 2)
@@ -147,24 +138,24 @@ def test_one_dimensional_convolution_is_folded() -> None:
     assert not any("batch_norm" in op for op in ops_of(fast.suffix(0)))
 
 
-def read_twice() -> list[Call]:
+def read_twice():
     calls = [convolution(INPUT, 5, 6), norm(7, 1, 2, 3)]
     return [*calls, Call("aten.add.Tensor", (Ref(7), Ref(8), 1))]
 
 
-def computed_mean() -> list[Call]:
+def computed_mean():
     calls = [convolution(INPUT, 5, 6), Call("aten.neg.default", (Ref(3),))]
     batch_norm = norm(7, 1, 2, 3)
     image, scale, shift, _mean, *rest = batch_norm.args
     return [*calls, Call(BATCH_NORM, (image, scale, shift, Ref(8), *rest))]
 
 
-def computed_weight() -> list[Call]:
+def computed_weight():
     calls = [Call("aten.neg.default", (Ref(5),)), convolution(INPUT, 7, 6)]
     return [*calls, norm(8, 1, 2, 3)]
 
 
-def norm_of_something_else() -> list[Call]:
+def norm_of_something_else():
     calls = [convolution(INPUT, 5, 6), Call("aten.relu.default", (Ref(7),))]
     return [*calls, norm(8, 1, 2, 3)]
 
@@ -174,8 +165,8 @@ def norm_of_something_else() -> list[Call]:
     [read_twice, computed_mean, computed_weight, norm_of_something_else],
 )
 def test_batch_norm_that_cannot_be_folded_is_kept(
-    build: Callable[[], list[Call]],
-) -> None:
+    build,
+):
     torch.manual_seed(0)
     kernel = torch.randn(6, 3, 3, 3)
     weights = numbered([*statistics(6), kernel, torch.randn(6)])
@@ -187,7 +178,7 @@ def test_batch_norm_that_cannot_be_folded_is_kept(
         assert_close(fast.suffix(0)(images), frozen.suffix(0)(images))
 
 
-def test_shared_convolution_weight_is_folded_for_each_batch_norm() -> None:
+def test_shared_convolution_weight_is_folded_for_each_batch_norm():
     torch.manual_seed(0)
     first, second = statistics(3), statistics(3)
     kernel = torch.randn(3, 3, 3, 3)
@@ -209,7 +200,7 @@ def test_shared_convolution_weight_is_folded_for_each_batch_norm() -> None:
             assert_close(features, frozen.suffix(0)(images))
 
 
-def test_fast_region_has_the_same_cuts_and_ids() -> None:
+def test_fast_region_has_the_same_cuts_and_ids():
     frozen = small_region()
     fast = frozen.to(CPU, fast=True)
     assert fast.is_fast
@@ -218,7 +209,7 @@ def test_fast_region_has_the_same_cuts_and_ids() -> None:
     assert fast.program == frozen.program
     assert fast.digest == frozen.digest
 
-    def yielded(region: FrozenGraph) -> list[int]:
+    def yielded(region):
         nodes = region.suffix(0).graph.nodes
         return [n.meta[META_CALL] for n in nodes if META_CALL in n.meta]
 
@@ -226,7 +217,7 @@ def test_fast_region_has_the_same_cuts_and_ids() -> None:
     assert yielded(fast) == [n for n in yielded(frozen) if n != first]
 
 
-def test_cut_before_a_batch_norm_is_not_folded() -> None:
+def test_cut_before_a_batch_norm_is_not_folded():
     frozen = small_region()
     fast = frozen.to(CPU, fast=True)
     assert [cut.op for cut in frozen.cuts[:2]] == [CONV, BATCH_NORM]
@@ -244,11 +235,11 @@ def test_cut_before_a_batch_norm_is_not_folded() -> None:
 
 
 def test_modules_of_a_fast_region_share_their_weights(
-    mobile: FrozenGraph,
-) -> None:
+    mobile,
+):
     fast = mobile.to(CPU, fast=True)
 
-    def addresses(module: fx.GraphModule) -> set[int]:
+    def addresses(module):
         return {b.data_ptr() for b in module.buffers() if b.numel()}
 
     whole = addresses(fast.prefix(fast.num_cuts))
@@ -258,8 +249,8 @@ def test_modules_of_a_fast_region_share_their_weights(
 
 @pytest.mark.parametrize("build", [small_region, branched_region])
 def test_parameter_bytes_equal_the_allocated_storage(
-    build: Callable[[], FrozenGraph],
-) -> None:
+    build,
+):
     frozen = build()
     fast = frozen.to(CPU, fast=True)
     allocated: dict[int, int] = {}
@@ -273,7 +264,7 @@ def test_parameter_bytes_equal_the_allocated_storage(
     assert not original & allocated.keys()
 
 
-def test_unfolded_weights_are_kept_only_for_cuts(mobile: FrozenGraph) -> None:
+def test_unfolded_weights_are_kept_only_for_cuts(mobile):
     fast = mobile.to(CPU, fast=True)
     nodes = {cut.node for cut in mobile.cuts}
     convolutions = fold(mobile.program, mobile.weights).convolutions
@@ -283,7 +274,7 @@ def test_unfolded_weights_are_kept_only_for_cuts(mobile: FrozenGraph) -> None:
         assert (weight in fast.weights) == (node in nodes)
 
 
-def test_moved_fast_region_stays_fast() -> None:
+def test_moved_fast_region_stays_fast():
     fast = small_region().to(CPU, fast=True)
     images = torch.randn(2, *fast.input_shape)
     moved = fast.to("cpu")
@@ -293,7 +284,7 @@ def test_moved_fast_region_stays_fast() -> None:
         assert torch.equal(moved.suffix(0)(images), fast.suffix(0)(images))
 
 
-def test_fast_region_cannot_be_written_as_a_package(tmp_path: Path) -> None:
+def test_fast_region_cannot_be_written_as_a_package(tmp_path):
     frozen = small_region()
     before = package_bytes(frozen)
     fast = frozen.to(CPU, fast=True)
@@ -305,7 +296,7 @@ def test_fast_region_cannot_be_written_as_a_package(tmp_path: Path) -> None:
     assert package_bytes(frozen) == before
 
 
-def test_fast_region_does_not_use_the_packages_memory() -> None:
+def test_fast_region_does_not_use_the_packages_memory():
     data = bytearray(package_bytes(small_region()))
     fast = load_package(data).to(CPU, fast=True)
     images = torch.randn(1, *fast.input_shape)
@@ -315,7 +306,7 @@ def test_fast_region_does_not_use_the_packages_memory() -> None:
         assert torch.equal(fast.suffix(0)(images), expected)
 
 
-def test_module_is_freed_with_its_weights_and_source() -> None:
+def test_module_is_freed_with_its_weights_and_source():
     module = small_region().to(CPU, fast=True).prefix(1)
     source = type(module).forward.__code__.co_filename
     assert linecache.getlines(source)
@@ -332,11 +323,11 @@ def test_module_is_freed_with_its_weights_and_source() -> None:
 class MemoryFormats(fx.Interpreter):
     """Records which four-dimensional tensors are channels-last."""
 
-    def __init__(self, module: fx.GraphModule) -> None:
+    def __init__(self, module):
         super().__init__(module)
         self.is_last: dict[int, bool] = {}
 
-    def run_node(self, n: fx.Node) -> Any:
+    def run_node(self, n):
         result = super().run_node(n)
         call = n.meta.get(META_CALL)
         if call is not None and result.ndim == 4:
@@ -346,7 +337,7 @@ class MemoryFormats(fx.Interpreter):
         return result
 
 
-def test_convolutional_networks_are_channels_last(mobile: FrozenGraph) -> None:
+def test_convolutional_networks_are_channels_last(mobile):
     resnet = frozen_part(REFERENCE_MODELS["resnet18"])
     for frozen in (mobile, resnet):
         formats = MemoryFormats(frozen.to(CPU, fast=True).suffix(0))
@@ -356,7 +347,7 @@ def test_convolutional_networks_are_channels_last(mobile: FrozenGraph) -> None:
         assert all(formats.is_last.values())
 
 
-def test_user_module_is_folded_in_its_branches() -> None:
+def test_user_module_is_folded_in_its_branches():
     frozen = branched_region()
     fast = frozen.to(CPU, fast=True)
     assert not any("batch_norm" in op for op in ops_of(fast.suffix(0)))

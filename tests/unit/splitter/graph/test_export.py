@@ -10,7 +10,6 @@ from torch import nn
 from torch.nn import functional as F
 
 from hapi_protocol.errors import FreezeError
-from hapi_splitter.cuts import FrozenGraph
 from hapi_splitter.freezing.split_model import split
 from hapi_splitter.package.reader import load_package
 from hapi_splitter.package.writer import package_bytes
@@ -20,30 +19,30 @@ Function = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Frozen(nn.Module):
-    def __init__(self, function: Function) -> None:
+    def __init__(self, function):
         super().__init__()
         self.conv = nn.Conv2d(4, 4, 1)
         self.function = function
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         return self.function(self.conv(x))
 
 
-def loaded(function: Function) -> tuple[nn.Module, FrozenGraph]:
+def loaded(function):
     torch.manual_seed(0)
     model = Frozen(function).eval()
     frozen = split((model, nn.Identity()), sample_shape=SHAPE).frozen
     return model, load_package(package_bytes(frozen))
 
 
-def positions(x: torch.Tensor) -> torch.Tensor:
+def positions(x):
     """Position encodings that are rebuilt for each batch."""
     mask = torch.zeros(x.shape[0], 8, 8, dtype=torch.bool)
     rows = (~mask).cumsum(1, dtype=torch.float32)
     return x + torch.stack([rows.sin(), rows.cos()], 1).repeat(1, 2, 1, 1)
 
 
-def overwritten(x: torch.Tensor) -> torch.Tensor:
+def overwritten(x):
     x = x * 2
     x[:, :, 0:, 0:] += x.mean(1, keepdim=True)
     return x
@@ -75,7 +74,7 @@ def overwritten(x: torch.Tensor) -> torch.Tensor:
         lambda x: x + torch.ones(x.shape[0] * 4, 8, 8).view(-1, 4, 8, 8),
     ],
 )
-def test_package_computes_the_same_as_the_module(function: Function) -> None:
+def test_package_computes_the_same_as_the_module(function):
     model, region = loaded(function)
     for batch in (1, 2, 5):
         samples = torch.randn(batch, *SHAPE)
@@ -85,14 +84,14 @@ def test_package_computes_the_same_as_the_module(function: Function) -> None:
             )
 
 
-def test_batch_constant_is_stored_once() -> None:
+def test_batch_constant_is_stored_once():
     _, region = loaded(positions)
     operators = {call.op for call in region.program.calls}
     assert not operators & {"aten.cumsum.default", "aten.sin.default"}
     assert region.parameter_bytes < 4 * (20 + 2 * 64 * 4)
 
 
-def test_views_of_one_weight_are_separate_weights() -> None:
+def test_views_of_one_weight_are_separate_weights():
     table = torch.randn(2, 8)
     model, region = loaded(lambda x: x * table[0] + table[1] * table.sum(0))
     samples = torch.randn(3, *SHAPE)
@@ -121,16 +120,14 @@ def test_views_of_one_weight_are_separate_weights() -> None:
         (lambda x: F.dropout(x, 0.5, training=True), "dropout"),
     ],
 )  # fmt: skip
-def test_unsupported_operator_is_named(
-    function: Function, operator: str
-) -> None:
+def test_unsupported_operator_is_named(function, operator):
     with pytest.raises(FreezeError, match=operator) as caught:
         loaded(function)
     assert caught.value.code == "unknown_op"
 
 
 @pytest.mark.parametrize(("p", "training"), [(0.5, False), (0.0, True)])
-def test_inactive_dropout_is_removed(p: float, training: bool) -> None:
+def test_inactive_dropout_is_removed(p, training):
     model, frozen = loaded(lambda x: F.dropout(x, p, training=training))
     x = torch.randn(3, *SHAPE)
     torch.testing.assert_close(
@@ -147,15 +144,15 @@ def test_inactive_dropout_is_removed(p: float, training: bool) -> None:
     ids=["random attention", "divided by the batch"],
 )
 def test_calls_that_packages_cannot_hold_are_refused(
-    function: Function,
-) -> None:
+    function,
+):
     with pytest.raises(FreezeError) as caught:
         loaded(function)
     assert caught.value.code in ("unknown_op", "cannot_trace")
 
 
-def test_value_that_differs_only_in_later_samples_is_refused() -> None:
-    def masked(x: torch.Tensor) -> torch.Tensor:
+def test_value_that_differs_only_in_later_samples_is_refused():
+    def masked(x):
         groups = torch.arange(x.shape[0]) // 3
         return x + groups.reshape(-1, 1, 1, 1).float()
 

@@ -21,89 +21,89 @@ Function = Callable[[torch.Tensor], torch.Tensor]
 class Block(nn.Module):
     """Applies a function that may overwrite its argument."""
 
-    def __init__(self, function: Function) -> None:
+    def __init__(self, function):
         super().__init__()
         self.conv = nn.Conv2d(4, 4, 1)
         self.norm = nn.BatchNorm2d(4)
         self.function = function
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         return self.function(self.norm(self.conv(x)))
 
 
-def build(function: Function) -> Block:
+def build(function):
     torch.manual_seed(0)
     model = Block(function)
     model(torch.randn(8, *SHAPE))  # statistics other than 0 and 1
     return model.eval()
 
 
-def read_by_a_view(x: torch.Tensor) -> torch.Tensor:
+def read_by_a_view(x):
     flat = x.flatten(1)
     x.relu_()
     return flat * 2
 
 
-def read_by_a_part(x: torch.Tensor) -> torch.Tensor:
+def read_by_a_part(x):
     first = x[:, :2]
     x.add_(1)
     return first.sigmoid()
 
 
-def read_after_a_part_is_written(x: torch.Tensor) -> torch.Tensor:
+def read_after_a_part_is_written(x):
     x[:, 0].relu_()
     return x * 2
 
 
-def read_through_dropout(x: torch.Tensor) -> torch.Tensor:
+def read_through_dropout(x):
     same = F.dropout(x, 0.5, training=False)
     x.relu_()
     return same + 1
 
 
-def read_through_contiguous(x: torch.Tensor) -> torch.Tensor:
+def read_through_contiguous(x):
     same = x.contiguous()
     x.mul_(2)
     return same + 1
 
 
-def read_by_its_source(x: torch.Tensor) -> torch.Tensor:
+def read_by_its_source(x):
     y = x * 2
     torch.relu_(y)
     return y + x
 
 
-def of_another_dtype(x: torch.Tensor) -> torch.Tensor:
+def of_another_dtype(x):
     y = x + 0
     y += torch.ones(8, dtype=torch.int64)
     return y.flatten(1)
 
 
-def written_weight(x: torch.Tensor) -> torch.Tensor:
+def written_weight(x):
     ones = torch.ones(8)
     once = x + ones
     ones.add_(1)
     return once + ones
 
 
-def residual(x: torch.Tensor) -> torch.Tensor:
+def residual(x):
     y = F.hardswish(x, inplace=True)
     z = F.relu(y * 3, inplace=True)
     z += y
     return F.dropout(F.silu(z, inplace=True), training=False, inplace=True)
 
 
-def copied(x: torch.Tensor) -> torch.Tensor:
+def copied(x):
     turned = x.transpose(1, 2).contiguous().contiguous()
     turned.add_(1)
     return turned.permute(0, 2, 3, 1).flatten(1).unflatten(1, (4, -1))
 
 
-def written_view(x: torch.Tensor) -> torch.Tensor:
+def written_view(x):
     return x.flatten(1).relu_() * 2
 
 
-def written_copy(x: torch.Tensor) -> torch.Tensor:
+def written_copy(x):
     copy = x.transpose(1, 2).reshape(-1, 8, 32)
     return copy.relu_() + x.reshape(-1, 8, 32)
 
@@ -130,8 +130,8 @@ RETRACED = [
 
 @pytest.mark.parametrize("function", [*REWRITTEN, *RETRACED])
 def test_frozen_region_equals_the_module(
-    function: Function,
-) -> None:
+    function,
+):
     model = build(function)
     frozen = split((model, nn.Identity()), sample_shape=SHAPE).frozen
     for batch in (1, 3):
@@ -142,9 +142,7 @@ def test_frozen_region_equals_the_module(
 
 
 @pytest.mark.parametrize("function", REWRITTEN)
-def test_rewritten_package_equals_the_retraced_one(
-    function: Function, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rewritten_package_equals_the_retraced_one(function, monkeypatch):
     modules = (build(function), nn.Identity())
     rewritten = split(modules, sample_shape=SHAPE).frozen
     monkeypatch.setattr(_InPlaceRewriter, "is_sound", lambda _: False)
@@ -155,9 +153,9 @@ def test_rewritten_package_equals_the_retraced_one(
 
 
 def test_common_in_place_operators_need_no_retrace(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def refused(*_: object) -> None:
+    monkeypatch,
+):
+    def refused(*_):
         raise AssertionError("retraced")
 
     monkeypatch.setattr(
@@ -170,8 +168,8 @@ def test_common_in_place_operators_need_no_retrace(
 
 @pytest.mark.parametrize("function", [*RETRACED, read_after_a_part_is_written])
 def test_observable_write_needs_a_retrace(
-    function: Function,
-) -> None:
+    function,
+):
     batch = torch.export.Dim("batch", min=1, max=65536)
     exported = torch.export.export(
         build(function),
@@ -182,17 +180,17 @@ def test_observable_write_needs_a_retrace(
 
 
 class Overwriting(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.relu = nn.ReLU(inplace=True)
         self.conv = nn.Conv2d(4, 4, 1)
         self.head = nn.Linear(256, 2)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         return self.head(self.conv(self.relu(x)).flatten(1))
 
 
-def test_model_that_overwrites_its_input_is_split() -> None:
+def test_model_that_overwrites_its_input_is_split():
     model = Overwriting().eval()
     parts = split(model, "conv", sample_shape=SHAPE)
     x = torch.randn(3, *SHAPE)
@@ -201,16 +199,16 @@ def test_model_that_overwrites_its_input_is_split() -> None:
 
 
 class Counting(Overwriting):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.register_buffer("count", torch.ones(1))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         self.count.add_(1)
         return self.conv(x) * self.count
 
 
-def test_module_that_changes_a_buffer_is_refused() -> None:
+def test_module_that_changes_a_buffer_is_refused():
     with pytest.raises(FreezeError, match="'count'") as caught:
         split((Counting().eval(), nn.Identity()), sample_shape=SHAPE)
     assert caught.value.code == "cannot_freeze"

@@ -18,7 +18,6 @@ from array_networks import (
     text_network,
 )
 from hapi_protocol.errors import FreezeError, HapiError, PackageError
-from hapi_splitter.cuts import FrozenGraph
 from hapi_splitter.freezing.split_model import split
 from hapi_splitter.graph.index_bounds import id_limits
 from hapi_splitter.graph.program import Affine, Call, Program, Ref
@@ -48,11 +47,11 @@ TABLE = torch.randn(10, 3)
 
 
 @pytest.fixture(scope="module")
-def text() -> FrozenGraph:
+def text():
     return split(text_network(), "body", transform=TOKENS).frozen
 
 
-def test_text_model_is_equivalent_at_every_cut(text: FrozenGraph) -> None:
+def test_text_model_is_equivalent_at_every_cut(text):
     loaded = load_package(package_bytes(text))
     assert loaded.transform == TOKENS
     assert loaded.form == SampleForm((NUM_TOKENS,), torch.int64)
@@ -68,16 +67,16 @@ def test_text_model_is_equivalent_at_every_cut(text: FrozenGraph) -> None:
                 assert_close(features, expected)
 
 
-def test_ids_are_not_a_cut(text: FrozenGraph) -> None:
+def test_ids_are_not_a_cut(text):
     assert text.num_cuts > 3
     assert {cut.dtype for cut in text.cuts} == {"float32"}
 
 
-def test_samples_do_not_influence_one_another(text: FrozenGraph) -> None:
+def test_samples_do_not_influence_one_another(text):
     probe_batchwise(text)
 
 
-def test_text_model_can_be_profiled(text: FrozenGraph) -> None:
+def test_text_model_can_be_profiled(text):
     (profile,) = profile_region(text, CPU, batches=[2], budget_seconds=0.1)
     assert profile.cut_seconds[-1] > 0
 
@@ -85,16 +84,16 @@ def test_text_model_can_be_profiled(text: FrozenGraph) -> None:
 class Wide(nn.Module):
     """A model with a large table of which a sample needs few rows."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.table = nn.Embedding(100_000, 8)
         self.head = nn.Linear(8, 2)
 
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+    def forward(self, ids):
         return self.head(self.table(ids).mean(1))
 
 
-def test_lookup_costs_memory_and_work_only_for_its_rows() -> None:
+def test_lookup_costs_memory_and_work_only_for_its_rows():
     frozen = split(Wide(), "table", transform=TOKENS).frozen
     samples = needs_of(frozen, 1).peak_bytes(64) - frozen.parameter_bytes
     # Ids and rows, a copy of each, rounded up.
@@ -103,13 +102,13 @@ def test_lookup_costs_memory_and_work_only_for_its_rows() -> None:
     assert frozen.cuts[0].flops < 1000
 
 
-def limits_of(program: Program, *tables: torch.Tensor) -> list[int] | None:
+def limits_of(program, *tables):
     values = infer(program, dict(enumerate(tables, 1)), IDS)
     limits = id_limits(program, values)
     return None if limits is None else limits.tolist()
 
 
-def test_smallest_table_limits_ids() -> None:
+def test_smallest_table_limits_ids():
     calls = (
         Call(EMBEDDING, (Ref(1), Ref(0))),
         Call(EMBEDDING, (Ref(2), Ref(0))),
@@ -120,7 +119,7 @@ def test_smallest_table_limits_ids() -> None:
     assert limits_of(program, *tables) == [7, 7, 7, 7]
 
 
-def test_positions_have_the_limits_of_their_own_tables() -> None:
+def test_positions_have_the_limits_of_their_own_tables():
     calls = (
         Call("aten.slice.Tensor", (Ref(0), 1, 0, 2, 1)),
         Call(EMBEDDING, (Ref(1), Ref(3))),
@@ -135,12 +134,12 @@ def test_positions_have_the_limits_of_their_own_tables() -> None:
     assert limits_of(program, *reversed(tables)) == [7, 7, 10, 0]
 
 
-def test_program_without_a_lookup_has_no_limits() -> None:
+def test_program_without_a_lookup_has_no_limits():
     program = Program(0, (Call("aten.relu.default", (Ref(0),)),))
     assert limits_of(program) is None
 
 
-def test_number_of_lookups_ids_and_moves_is_bounded() -> None:
+def test_number_of_lookups_ids_and_moves_is_bounded():
     many = (Call(EMBEDDING, (Ref(1), Ref(0))),) * (MAX_LOOKUPS + 1)
     with pytest.raises(PackageError, match="more than 512 lookups"):
         infer(Program(1, many), {1: TABLE}, IDS)
@@ -163,7 +162,7 @@ def test_number_of_lookups_ids_and_moves_is_bounded() -> None:
         infer(Program(1, (*flips, last)), {1: TABLE}, IDS)
 
 
-def test_ids_are_followed_through_many_moves() -> None:
+def test_ids_are_followed_through_many_moves():
     flips = [
         Call("aten.flip.default", (Ref(node and node + 1), (1,)))
         for node in range(99)
@@ -186,7 +185,7 @@ def test_ids_are_followed_through_many_moves() -> None:
         Call("aten.unsqueeze.default", (Ref(0), 1)),
     ],
 )
-def test_moved_ids_are_accepted(call: Call) -> None:
+def test_moved_ids_are_accepted(call):
     program = Program(1, (call, Call(EMBEDDING, (Ref(1), Ref(2)))))
     assert infer(program, {1: TABLE}, IDS)[-1].shape[-1] == 3
 
@@ -206,7 +205,7 @@ COMPUTED = {
 
 
 @pytest.mark.parametrize("calls", COMPUTED.values(), ids=COMPUTED)
-def test_computed_ids_are_refused(calls: list[Call]) -> None:
+def test_computed_ids_are_refused(calls):
     last = Call(EMBEDDING, (Ref(1), Ref(1 + len(calls))))
     program = Program(1, (*calls, last))
     with pytest.raises(PackageError, match="cannot be checked"):
@@ -222,7 +221,7 @@ def test_computed_ids_are_refused(calls: list[Call]) -> None:
     ],
     ids=["empty", "float ids", "no rows"],
 )
-def test_unsafe_table_or_ids_are_refused(table, form) -> None:
+def test_unsafe_table_or_ids_are_refused(table, form):
     program = Program(1, (Call(EMBEDDING, (Ref(1), Ref(0))),))
     with pytest.raises(PackageError):
         infer(program, {1: table}, form)
@@ -236,7 +235,7 @@ def test_unsafe_table_or_ids_are_refused(table, form) -> None:
     ],
     ids=["samples as table", "constant ids out of range"],
 )
-def test_table_must_be_constant_and_ids_from_the_input(args, weights) -> None:
+def test_table_must_be_constant_and_ids_from_the_input(args, weights):
     program = Program(len(weights), (Call(EMBEDDING, args),))
     with pytest.raises(PackageError, match="cannot be checked"):
         infer(program, weights, IDS)
@@ -245,27 +244,27 @@ def test_table_must_be_constant_and_ids_from_the_input(args, weights) -> None:
 class Shifted(nn.Module):
     """Ids that are computed before they are looked up."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.table = nn.Embedding(100, 8)
         self.head = nn.Linear(8, 2)
 
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+    def forward(self, ids):
         return self.head(self.table(ids + 1).mean(1))
 
 
-def test_model_that_computes_its_ids_cannot_be_frozen() -> None:
+def test_model_that_computes_its_ids_cannot_be_frozen():
     with pytest.raises(HapiError, match="unchanged int64 ids of the input"):
         split(Shifted(), "table", transform=TOKENS)
 
 
-def test_image_transform_for_a_text_model_is_refused() -> None:
+def test_image_transform_for_a_text_model_is_refused():
     with pytest.raises(FreezeError) as caught:
         split(text_network(), "body", transform=ImageTransform(8, 8))
     assert caught.value.code == "cannot_trace"
 
 
-def with_fields(package: bytes, **fields: object) -> bytes:
+def with_fields(package, **fields):
     members = zip_container.unpack(memoryview(package))
     hapi = json.loads(bytes(members["hapi.json"])) | fields
     parts = {name: bytes(data) for name, data in members.items()}
@@ -273,7 +272,7 @@ def with_fields(package: bytes, **fields: object) -> bytes:
     return b"".join(zip_container.pack(parts))
 
 
-def test_packages_of_images_have_format_1() -> None:
+def test_packages_of_images_have_format_1():
     model = nn.Sequential(nn.Conv2d(3, 2, 3), nn.Flatten(), nn.Linear(72, 2))
     frozen = split(model, "0", transform=ImageTransform(8, 8)).frozen
     package = package_bytes(frozen)
@@ -282,7 +281,7 @@ def test_packages_of_images_have_format_1() -> None:
         load_package(with_fields(package, format=2))
 
 
-def test_packages_of_arrays_have_format_2(text: FrozenGraph) -> None:
+def test_packages_of_arrays_have_format_2(text):
     package = package_bytes(text)
     assert b'"format":2,' in package
     assert PackageHead.from_bytes(package).sample_shape == (NUM_TOKENS,)
@@ -307,20 +306,18 @@ def test_packages_of_arrays_have_format_2(text: FrozenGraph) -> None:
         ),
     ],
 )
-def test_recorded_input_format_is_checked(
-    text: FrozenGraph, fields, message
-) -> None:
+def test_recorded_input_format_is_checked(text, fields, message):
     with pytest.raises(PackageError, match=message):
         load_package(with_fields(package_bytes(text), **fields))
 
 
-def test_input_over_the_limit_is_refused(text: FrozenGraph) -> None:
+def test_input_over_the_limit_is_refused(text):
     limits = PackageLimits(shapes=ShapeLimits(sample_bytes=100))
     with pytest.raises(PackageError, match="the input: a tensor of 128 bytes"):
         load_package(package_bytes(text), limits=limits)
 
 
-def test_audio_model_is_equivalent_at_every_cut() -> None:
+def test_audio_model_is_equivalent_at_every_cut():
     frozen = split(audio_network(), "body", transform=MELS).frozen
     whole = audio_network().eval()
     mels = frozen.examples(3)
@@ -332,7 +329,7 @@ def test_audio_model_is_equivalent_at_every_cut() -> None:
             assert_close(features, expected)
 
 
-def test_sample_shape_other_than_the_transforms_is_refused() -> None:
+def test_sample_shape_other_than_the_transforms_is_refused():
     with pytest.raises(FreezeError, match="not the transform's output"):
         split(
             text_network(),
@@ -345,18 +342,18 @@ def test_sample_shape_other_than_the_transforms_is_refused() -> None:
 class Encoded(nn.Module):
     """A Hugging Face model with its padding mask."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model):
         super().__init__()
         self.model = model
 
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+    def forward(self, ids):
         mask = (ids != 0)[:, None, None, :]
         mask = mask.expand(-1, -1, ids.shape[1], -1)
         output = self.model(input_ids=ids, attention_mask=mask)
         return output.last_hidden_state[:, 0]
 
 
-def hugging_face_model(name: str) -> nn.Module:
+def hugging_face_model(name):
     transformers = pytest.importorskip("transformers")
     sizes = {"vocab_size": NUM_IDS, "max_position_embeddings": NUM_TOKENS}
     if name == "DistilBert":
@@ -375,7 +372,7 @@ def hugging_face_model(name: str) -> nn.Module:
 
 
 @pytest.mark.parametrize("name", ["Bert", "DistilBert"])
-def test_hugging_face_model_is_equivalent_at_every_cut(name: str) -> None:
+def test_hugging_face_model_is_equivalent_at_every_cut(name):
     model = hugging_face_model(name)
     parts = split((Encoded(model), nn.Linear(32, 2)), transform=TOKENS)
     region = load_package(package_bytes(parts.frozen))

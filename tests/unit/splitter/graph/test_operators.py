@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
-from hapi_splitter.graph.operators import Operator, operators
+from hapi_splitter.graph.operators import operators
 
 KINDS = {
     "tensor": {"Tensor"},
@@ -30,8 +29,8 @@ KINDS = {
 
 @pytest.mark.parametrize("operator", operators().values(), ids=operators())
 def test_row_matches_a_functional_operator(
-    operator: Operator,
-) -> None:
+    operator,
+):
     schema = operator.overload()._schema
     assert not schema.is_mutable
     assert (
@@ -60,8 +59,8 @@ def test_row_matches_a_functional_operator(
     ids=lambda row: row.name,
 )
 def test_in_place_variant_has_the_same_arguments_and_writes_to_self(
-    operator: Operator,
-) -> None:
+    operator,
+):
     ours = operator.overload()._schema.arguments
     in_place = operator.inplace_overload()._schema.arguments
     assert [a.name for a in ours] == [a.name for a in in_place]
@@ -109,7 +108,7 @@ WITH_GAPS: list[tuple[str, tuple[Any, ...]]] = [
 
 
 @pytest.fixture
-def nan_in_new_tensors() -> Iterator[None]:
+def nan_in_new_tensors():
     """Makes torch fill allocated memory with NaN, unlike in the worker."""
     deterministic: Any = torch.utils.deterministic
     before = deterministic.fill_uninitialized_memory
@@ -127,9 +126,7 @@ def nan_in_new_tensors() -> Iterator[None]:
     ("name", "arguments"), WITH_GAPS, ids=[name for name, _ in WITH_GAPS]
 )
 @pytest.mark.usefixtures("nan_in_new_tensors")
-def test_result_has_no_uninitialised_entries(
-    name: str, arguments: tuple[Any, ...]
-) -> None:
+def test_result_has_no_uninitialised_entries(name, arguments):
     """Uninitialised memory could hold another account's features."""
     run = operators()[f"aten.{name}"].overload()
     images, *others = arguments

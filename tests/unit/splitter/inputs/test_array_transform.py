@@ -7,7 +7,6 @@ import pickle
 import re
 import struct
 import tracemalloc
-from typing import Any
 
 import numpy as np
 import pytest
@@ -29,22 +28,20 @@ MATRIX = ArrayTransform((2, 3))
 IDS = ArrayTransform((4,), "int64")
 
 
-def header(text: str, version: tuple[int, int] = (1, 0)) -> bytes:
+def header(text, version=(1, 0)):
     """Returns a ``.npy`` header with any text."""
     data = text.encode("latin1")
     size = struct.pack("<H" if version == (1, 0) else "<I", len(data))
     return b"\x93NUMPY" + bytes(version) + size + data
 
 
-def header_with(
-    shape: object = (2, 3), descr: object = "<f4", fortran: object = False
-) -> bytes:
+def header_with(shape=(2, 3), descr="<f4", fortran=False):
     fields = {"descr": descr, "fortran_order": fortran, "shape": shape}
     return header(f"{fields!r}\n")
 
 
 @given(st.data())
-def test_stored_values_are_converted_to_the_models_dtype(data) -> None:
+def test_stored_values_are_converted_to_the_models_dtype(data):
     dtype = data.draw(st.sampled_from(sorted(STORABLE_DTYPES)))
     stored = np.dtype(data.draw(st.sampled_from(STORABLE_DTYPES[dtype])))
     order = data.draw(st.sampled_from("<>"))
@@ -61,9 +58,7 @@ def test_stored_values_are_converted_to_the_models_dtype(data) -> None:
 
 
 @given(st.binary(max_size=200), st.booleans())
-def test_arbitrary_bytes_give_a_sample_error(
-    data: bytes, with_magic: bool
-) -> None:
+def test_arbitrary_bytes_give_a_sample_error(data, with_magic):
     if with_magic:
         data = b"\x93NUMPY\x01\x00" + data
     with pytest.raises(SampleError):
@@ -71,20 +66,20 @@ def test_arbitrary_bytes_give_a_sample_error(
 
 
 @given(st.text(max_size=120))
-def test_arbitrary_header_gives_a_sample_error(text: str) -> None:
+def test_arbitrary_header_gives_a_sample_error(text):
     data = text.encode("latin1", "replace").decode("latin1")
     with pytest.raises(SampleError):
         MATRIX.read(header(data))
 
 
-def test_format_version_2_is_read() -> None:
+def test_format_version_2_is_read():
     sink = io.BytesIO()
     array = np.arange(6, dtype=np.float32).reshape(2, 3)
     np.lib.format.write_array(sink, array, version=(2, 0))
     assert torch.equal(MATRIX.read(sink.getvalue()), torch.from_numpy(array))
 
 
-def test_sample_is_writable_and_does_not_share_memory() -> None:
+def test_sample_is_writable_and_does_not_share_memory():
     data = npy(np.zeros((2, 3), np.float32))
     MATRIX.read(data).add_(1)
     assert not MATRIX.read(data).any()
@@ -99,11 +94,11 @@ STORABLE = (
 class Payload:
     """A pickle that ends the process if it is loaded."""
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self):
         return (exec, ("raise SystemExit",))
 
 
-def with_pickle() -> bytes:
+def with_pickle():
     array = np.empty((2, 3), object)
     array[0, 0] = Payload()
     sink = io.BytesIO()
@@ -186,14 +181,14 @@ BAD = {
 
 
 @pytest.mark.parametrize(("data", "message"), BAD.values(), ids=BAD)
-def test_invalid_array_is_refused(data: bytes, message: str) -> None:
+def test_invalid_array_is_refused(data, message):
     with pytest.raises(SampleError) as caught:
         MATRIX.read(data)
     assert message in str(caught.value)
     assert len(str(caught.value)) < 500
 
 
-def test_claimed_size_is_not_allocated() -> None:
+def test_claimed_size_is_not_allocated():
     transform = ArrayTransform((1 << 20, 64))
     tracemalloc.start()
     try:
@@ -216,7 +211,7 @@ def test_claimed_size_is_not_allocated() -> None:
         ([0, 1, 2, 2**63 - 1], f"the id {2**63 - 1} at [3];"),
     ],
 )
-def test_ids_outside_the_models_limits_are_refused(ids, message) -> None:
+def test_ids_outside_the_models_limits_are_refused(ids, message):
     data = npy(np.array(ids))
     assert IDS.read(data).tolist() == ids
     limits = torch.tensor([0, 5, 10, 10])
@@ -227,7 +222,7 @@ def test_ids_outside_the_models_limits_are_refused(ids, message) -> None:
         IDS.read(data, limits)
 
 
-def test_dtypes_that_lose_ids_are_refused() -> None:
+def test_dtypes_that_lose_ids_are_refused():
     with pytest.raises(SampleError, match="an array of uint64"):
         IDS.read(npy(np.zeros(4, np.uint64)))
     with pytest.raises(SampleError, match="an array of float32"):
@@ -251,13 +246,13 @@ def test_dtypes_that_lose_ids_are_refused() -> None:
         ({"dtype": ["int64"]}, "one of float32, int64"),
     ],
 )
-def test_invalid_transform_is_refused(fields, message) -> None:
+def test_invalid_transform_is_refused(fields, message):
     with pytest.raises(ValueError, match=message.replace("(", r"\(")):
         ArrayTransform(**{"shape": (2, 3), **fields})
 
 
 @pytest.mark.parametrize("transform", [MATRIX, IDS])
-def test_transform_survives_json(transform: ArrayTransform) -> None:
+def test_transform_survives_json(transform):
     assert transform_from_json(transform.to_json()) == transform
 
 
@@ -273,6 +268,6 @@ def test_transform_survives_json(transform: ArrayTransform) -> None:
         ("npy", "a transform is an object"),
     ],
 )
-def test_untrusted_json_is_checked(document, message) -> None:
+def test_untrusted_json_is_checked(document, message):
     with pytest.raises(ValueError, match=message):
         transform_from_json(document)

@@ -9,9 +9,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -49,7 +47,7 @@ print(pixels_digest())
 """
 
 
-def philox(key: tuple[int, int], counter: list[int]) -> list[int]:
+def philox(key, counter):
     """Computes a block of Philox4x64-10 as in the paper's figure 4."""
     first, second = key
     a, b, c, d = counter
@@ -67,7 +65,7 @@ def philox(key: tuple[int, int], counter: list[int]) -> list[int]:
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
+def one_thread():
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -82,7 +80,7 @@ def one_thread() -> Iterator[None]:
         (Training(2**63 - 1, 2**63 - 1), "ünï/ключ"),
     ],
 )
-def test_words_are_those_of_philox(training: Training, key: str) -> None:
+def test_words_are_those_of_philox(training, key):
     digest = hashlib.sha256(key.encode()).digest()
     high = [
         int.from_bytes(digest[start : start + 8], "little")
@@ -96,7 +94,7 @@ def test_words_are_those_of_philox(training: Training, key: str) -> None:
     assert random_words(training, key) == expected
 
 
-def test_draws_of_known_keys_do_not_change() -> None:
+def test_draws_of_known_keys_do_not_change():
     """Cached features and reproducible runs depend on these values."""
     training = Training(7, 3)
     assert random_words(training, "a/0001")[:3] == [
@@ -144,8 +142,8 @@ def test_draws_of_known_keys_do_not_change() -> None:
     ],
 )
 def test_changing_one_setting_does_not_shift_other_draws(
-    setting: dict[str, Any],
-) -> None:
+    setting,
+):
     (changed,) = setting
     changed = {"scale": "crop", "ratio": "crop"}.get(changed, changed)
     for number in range(20):
@@ -161,7 +159,7 @@ def test_changing_one_setting_does_not_shift_other_draws(
         ]
 
 
-def test_draws_differ_by_epoch_seed_and_key_and_repeat() -> None:
+def test_draws_differ_by_epoch_seed_and_key_and_repeat():
     inputs = [
         (Training(seed, epoch), key)
         for seed in (0, 1)
@@ -173,7 +171,7 @@ def test_draws_differ_by_epoch_seed_and_key_and_repeat() -> None:
     assert drawn == [EVERYTHING.draw(*each, HEIGHT, WIDTH) for each in inputs]
 
 
-def test_draws_have_the_documented_distribution() -> None:
+def test_draws_have_the_documented_distribution():
     count = 4000
     drawn = [
         EVERYTHING.draw(FIRST, str(number), HEIGHT, WIDTH)
@@ -189,7 +187,7 @@ def test_draws_have_the_documented_distribution() -> None:
         assert_uniform(amounts, *getattr(EVERYTHING, name))
 
 
-def test_crops_have_the_distribution_of_torchvision() -> None:
+def test_crops_have_the_distribution_of_torchvision():
     # On a large square no attempt fails and rounding is negligible.
     augmentation = Augmentation(scale=(0.1, 0.5), ratio=(0.5, 2.0))
     side = 4000
@@ -206,7 +204,7 @@ def test_crops_have_the_distribution_of_torchvision() -> None:
     assert_uniform(tops, 0, 1)
 
 
-def assert_uniform(values: list[float], low: float, high: float) -> None:
+def assert_uniform(values, low, high):
     assert all(low <= value <= high for value in values)
     bins = Counter(
         min(int(20 * (value - low) / (high - low)), 19) for value in values
@@ -214,7 +212,7 @@ def assert_uniform(values: list[float], low: float, high: float) -> None:
     assert_equal_frequencies([bins[number] for number in range(20)], 20)
 
 
-def assert_equal_frequencies(counts: list[int], num_bins: int) -> None:
+def assert_equal_frequencies(counts, num_bins):
     """Applies a chi-squared test."""
     assert len(counts) == num_bins
     expected = sum(counts) / num_bins
@@ -233,16 +231,14 @@ def assert_equal_frequencies(counts: list[int], num_bins: int) -> None:
         ((90, 901), (0.1, 10.0)),
     ],
 )
-def test_crop_equals_torchvision_if_no_attempt_fits(
-    size: tuple[int, int], ratio: tuple[float, float]
-) -> None:
+def test_crop_equals_torchvision_if_no_attempt_fits(size, ratio):
     some = Augmentation(scale=(1.0, 1.0), ratio=ratio)
     image = torch.empty(3, *size)
     expected = RandomResizedCrop.get_params(image, [1.0, 1.0], list(ratio))
     assert some.draw(FIRST, "k", *size).crop == Crop(*expected)
 
 
-def test_crop_is_never_empty() -> None:
+def test_crop_is_never_empty():
     some = Augmentation(ratio=(10.0, 10.0))
     assert some.draw(FIRST, "k", 5, 1).crop == Crop(2, 0, 1, 1)
     some = Augmentation(ratio=(0.1, 0.1))
@@ -265,13 +261,13 @@ def test_crop_is_never_empty() -> None:
     key=st.text(),
 )
 def test_pixels_equal_torchvision(
-    height: int,
-    width: int,
-    size: int,
-    interpolation: str,
-    antialias: bool,
-    key: str,
-) -> None:
+    height,
+    width,
+    size,
+    interpolation,
+    antialias,
+    key,
+):
     antialias = antialias and interpolation.startswith("bi")
     image = noise(height, width)
     drawn = EVERYTHING.draw(FIRST, key, height, width)
@@ -304,7 +300,7 @@ def test_pixels_equal_torchvision(
         assert (after.int() - adjusted.int()).abs().max() <= tolerance
 
 
-def test_few_pixels_differ_from_torchvision() -> None:
+def test_few_pixels_differ_from_torchvision():
     image = photo()
     drawn = EVERYTHING.draw(FIRST, "k", HEIGHT, WIDTH)
     plain = replace(drawn, jitter=()).apply(image, 224, "bilinear", True)
@@ -316,7 +312,7 @@ def test_few_pixels_differ_from_torchvision() -> None:
             assert (found != expected).float().mean() < 0.02
 
 
-def test_colour_steps_are_applied_in_the_order_drawn() -> None:
+def test_colour_steps_are_applied_in_the_order_drawn():
     image = photo()
     drawn = EVERYTHING.draw(FIRST, "k", HEIGHT, WIDTH)
     assert len(drawn.jitter) == 4
@@ -334,7 +330,7 @@ def test_colour_steps_are_applied_in_the_order_drawn() -> None:
     assert torch.equal(drawn.apply(image, 64, "bilinear", True), pixels)
 
 
-def test_hue_in_strips_equals_torchvision() -> None:
+def test_hue_in_strips_equals_torchvision():
     image = noise(700, 700)
     whole = EVERYTHING.draw(FIRST, "k", 700, 700)
     drawn = replace(
@@ -348,14 +344,14 @@ def test_hue_in_strips_equals_torchvision() -> None:
     assert torch.equal(drawn.apply(image, 700, "nearest", False), expected)
 
 
-def test_pixels_do_not_depend_on_the_number_of_threads() -> None:
+def test_pixels_do_not_depend_on_the_number_of_threads():
     expected = pixels_digest()
     torch.set_num_threads(8)
     assert pixels_digest() == expected
 
 
 @pytest.mark.timeout(120)
-def test_pixels_do_not_depend_on_vector_instructions() -> None:
+def test_pixels_do_not_depend_on_vector_instructions():
     result = subprocess.run(
         [sys.executable, "-c", PIXELS_PROGRAM.format(path=sys.path)],
         env={**os.environ, "ATEN_CPU_CAPABILITY": "default"},
@@ -366,7 +362,7 @@ def test_pixels_do_not_depend_on_vector_instructions() -> None:
     assert result.stdout.strip() == pixels_digest()
 
 
-def test_pixels_do_not_depend_on_the_default_dtype() -> None:
+def test_pixels_do_not_depend_on_the_default_dtype():
     expected = pixels_digest()
     torch.set_default_dtype(torch.float64)
     try:
@@ -375,7 +371,7 @@ def test_pixels_do_not_depend_on_the_default_dtype() -> None:
         torch.set_default_dtype(torch.float32)
 
 
-def test_sample_is_the_normalised_pixels() -> None:
+def test_sample_is_the_normalised_pixels():
     transform = ImageTransform(72, 64, augmentation=EVERYTHING)
     pixels = transform.training_pixels(photo(), "k", FIRST)
     expected = functional.normalize(
@@ -386,19 +382,19 @@ def test_sample_is_the_normalised_pixels() -> None:
     assert torch.equal(sample, expected)
 
 
-def test_evaluation_ignores_the_augmentation() -> None:
+def test_evaluation_ignores_the_augmentation():
     plain = ImageTransform(72, 64)
     augmented = replace(plain, augmentation=EVERYTHING)
     assert torch.equal(augmented.sample(photo(), "k", None), plain(photo()))
     assert torch.equal(augmented(photo()), plain(photo()))
 
 
-def test_training_without_an_augmentation_is_refused() -> None:
+def test_training_without_an_augmentation_is_refused():
     with pytest.raises(ValueError, match="no augmentation"):
         ImageTransform(72, 64).sample(photo(), "k", FIRST)
 
 
-def ranges(low: float, high: float) -> st.SearchStrategy[tuple[float, float]]:
+def ranges(low, high):
     pairs = st.tuples(st.floats(low, high), st.floats(low, high))
     return pairs.map(lambda pair: (min(pair), max(pair)))
 
@@ -418,8 +414,8 @@ def ranges(low: float, high: float) -> st.SearchStrategy[tuple[float, float]]:
     word=st.text(),
 )
 def test_augmentation_survives_json_and_draws_within_its_ranges(
-    augmentation: Augmentation, word: str
-) -> None:
+    augmentation, word
+):
     transform = ImageTransform(30, 24, augmentation=augmentation)
     document = json.loads(json.dumps(transform.to_json()))
     assert ImageTransform.from_json(document) == transform
@@ -428,7 +424,7 @@ def test_augmentation_survives_json_and_draws_within_its_ranges(
         assert low <= amount <= high
 
 
-def test_integers_and_floats_give_the_same_json() -> None:
+def test_integers_and_floats_give_the_same_json():
     whole = Augmentation(scale=(1, 1), hue=(0, 0), horizontal_flip=1)
     same = Augmentation(scale=(1.0, 1.0), hue=(0.0, 0.0), horizontal_flip=1.0)
     assert json.dumps(whole.to_json()) == json.dumps(same.to_json())
@@ -458,20 +454,20 @@ def test_integers_and_floats_give_the_same_json() -> None:
         ({"code": "import os"}, "an augmentation has the fields"),
     ],
 )
-def test_invalid_field_is_named(change: dict[str, Any], message: str) -> None:
+def test_invalid_field_is_named(change, message):
     document = Augmentation().to_json() | change
     with pytest.raises(ValueError, match=message):
         Augmentation.from_json(document)
 
 
 @pytest.mark.parametrize("document", [None, [], "x", {}])
-def test_other_json_is_refused(document: object) -> None:
+def test_other_json_is_refused(document):
     transform = ImageTransform(30, 24).to_json()
     with pytest.raises(ValueError, match="an augmentation"):
         ImageTransform.from_json(transform | {"augmentation": document})
 
 
-def test_augmentation_of_large_crops_is_refused() -> None:
+def test_augmentation_of_large_crops_is_refused():
     with pytest.raises(ValueError, match="1 to 2048 pixels with an augm"):
         ImageTransform(2304, 2049, augmentation=Augmentation())
     assert ImageTransform(2304, 2049).augmentation is None

@@ -15,9 +15,7 @@ from torchvision.io import ImageReadMode, decode_jpeg
 from hapi_splitter.inputs.image_decode import SampleError, decode_image
 
 
-def picture(
-    mode: str = "RGB", kind: str = "JPEG", size: tuple[int, int] = (40, 30)
-) -> bytes:
+def picture(mode="RGB", kind="JPEG", size=(40, 30)):
     """Returns a file with a smooth image."""
     width, height = size
     ramp = np.linspace(0, 255, width * height * 3).reshape(height, width, 3)
@@ -42,7 +40,7 @@ def picture(
         ("I;16", "PNG"),
     ],
 )
-def test_every_pixel_format_becomes_rgb_bytes(mode: str, kind: str) -> None:
+def test_every_pixel_format_becomes_rgb_bytes(mode, kind):
     if mode == "I;16":
         grey = np.arange(40 * 30, dtype=np.uint16).reshape(30, 40) * 50
         buffer = io.BytesIO()
@@ -60,14 +58,14 @@ def test_every_pixel_format_becomes_rgb_bytes(mode: str, kind: str) -> None:
         assert error.abs().max() <= 2
 
 
-def test_jpeg_equals_torchvision_bit_for_bit() -> None:
+def test_jpeg_equals_torchvision_bit_for_bit():
     data = picture()
     buffer = torch.frombuffer(bytearray(data), dtype=torch.uint8)
     expected = decode_jpeg(buffer, mode=ImageReadMode.RGB)
     assert torch.equal(decode_image(data), expected)
 
 
-def test_exif_orientation_is_ignored() -> None:
+def test_exif_orientation_is_ignored():
     image = Image.open(io.BytesIO(picture()))
     exif = image.getexif()
     exif[0x0112] = 6
@@ -76,10 +74,10 @@ def test_exif_orientation_is_ignored() -> None:
     assert decode_image(buffer.getvalue()).shape == (3, 30, 40)
 
 
-def png_header(width: int, height: int) -> bytes:
+def png_header(width, height):
     """Returns a PNG that states a size and has hardly any pixels."""
 
-    def chunk(kind: bytes, body: bytes) -> bytes:
+    def chunk(kind, body):
         check = struct.pack(">I", zlib.crc32(kind + body))
         return struct.pack(">I", len(body)) + kind + body + check
 
@@ -91,25 +89,25 @@ def png_header(width: int, height: int) -> bytes:
 
 
 @pytest.mark.filterwarnings("error")
-def test_huge_image_is_refused_from_its_header() -> None:
+def test_huge_image_is_refused_from_its_header():
     with pytest.raises(SampleError, match=r"50000x50000 .* over the limit"):
         decode_image(png_header(50_000, 50_000))
 
 
-def test_max_pixels_is_enforced() -> None:
+def test_max_pixels_is_enforced():
     assert decode_image(picture(), max_pixels=1200).shape == (3, 30, 40)
     with pytest.raises(SampleError, match="limit of 1199 pixels"):
         decode_image(picture(), max_pixels=1199)
 
 
-def test_progressive_jpeg_may_have_100_scans() -> None:
+def test_progressive_jpeg_may_have_100_scans():
     buffer = io.BytesIO()
     Image.new("RGB", (64, 64)).save(buffer, "JPEG", progressive=True)
     data = buffer.getvalue()
     num_scans = data.count(b"\xff\xda")
     start = data.rindex(b"\xff\xda")
 
-    def repeated(num_repeats: int) -> bytes:
+    def repeated(num_repeats):
         return data[:start] + data[start:-2] * num_repeats + data[-2:]
 
     at_limit = repeated(100 - num_scans + 1)
@@ -119,9 +117,9 @@ def test_progressive_jpeg_may_have_100_scans() -> None:
 
 
 def test_lack_of_memory_is_no_sample_error(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def fail(*_: object, **__: object) -> torch.Tensor:
+    monkeypatch,
+):
+    def fail(*_, **__):
         return torch.empty(2**60, dtype=torch.uint8)
 
     monkeypatch.setattr("torchvision.io.decode_jpeg", fail)
@@ -143,9 +141,7 @@ def test_lack_of_memory_is_no_sample_error(
         (png_header(64, 64), "damaged PNG"),
     ],
 )
-def test_unusable_image_gives_the_same_error_each_time(
-    data: bytes, message: str
-) -> None:
+def test_unusable_image_gives_the_same_error_each_time(data, message):
     messages = set()
     for _ in range(3):
         with pytest.raises(SampleError, match=message) as caught:

@@ -7,7 +7,6 @@ import json
 import random
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
@@ -29,11 +28,11 @@ PRESETS = {
 }
 
 
-def with_floats(transform: ImageTransform) -> ImageTransform:
+def with_floats(transform):
     return replace(transform, integer_resize=False)
 
 
-def preset_of(transform: ImageTransform) -> torch.nn.Module:
+def preset_of(transform):
     """Returns torchvision's equivalent of the transform."""
     return ImageClassification(
         crop_size=transform.crop_size,
@@ -45,9 +44,7 @@ def preset_of(transform: ImageTransform) -> torch.nn.Module:
     )
 
 
-def integer_reference(
-    transform: ImageTransform, pixels: torch.Tensor
-) -> torch.Tensor:
+def integer_reference(transform, pixels):
     """Applies torchvision's preset to bytes that torch has resized."""
     height, width = pixels.shape[-2:]
     shorter, longer = sorted((height, width))
@@ -66,7 +63,7 @@ def integer_reference(
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_preset_is_matched_bit_for_bit_and_survives_json(name: str) -> None:
+def test_preset_is_matched_bit_for_bit_and_survives_json(name):
     preset = PRESETS[name]
     transform = ImageTransform.from_preset(preset)
     image = noise(500, 333)
@@ -84,8 +81,8 @@ def test_preset_is_matched_bit_for_bit_and_survives_json(name: str) -> None:
     "interpolation", ["nearest", "nearest-exact", "bilinear", "bicubic"]
 )
 def test_transform_equals_torchvision_for_any_size(
-    interpolation: str, antialias: bool, integers: bool
-) -> None:
+    interpolation, antialias, integers
+):
     rng = random.Random(0)
     for sides in (30, 120, 400) * 8:
         resize, crop, height, width = (rng.randint(1, sides) for _ in range(4))
@@ -115,7 +112,7 @@ def test_transform_equals_torchvision_for_any_size(
     torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"),
     reason="torchvision takes floats on other processors",
 )
-def test_integer_resize_equals_torchvision_v2() -> None:
+def test_integer_resize_equals_torchvision_v2():
     composed = v2.Compose(
         [
             v2.Resize(72),
@@ -133,14 +130,14 @@ def test_integer_resize_equals_torchvision_v2() -> None:
     assert not is_close(with_floats(transform)(image))
 
 
-def test_integer_resize_is_closer_to_pillow_than_floats() -> None:
+def test_integer_resize_is_closer_to_pillow_than_floats():
     data, _ = next(jpegs(1, size=375))
     preset = ImageClassification(crop_size=224, resize_size=256)
     transform = ImageTransform.from_preset(preset)
     expected = preset(Image.open(io.BytesIO(data)).convert("RGB"))
     image = decode_image(data)
 
-    def fraction_different(sample: torch.Tensor) -> float:
+    def fraction_different(sample):
         levels = (sample - expected).abs() * 255 * 0.23
         assert levels.max() < 1.1
         return float((levels > 0.5).float().mean())
@@ -150,7 +147,7 @@ def test_integer_resize_is_closer_to_pillow_than_floats() -> None:
     assert fraction_different(with_floats(transform)(image)) > 5 * of_integers
 
 
-def test_missing_integer_resize_in_json_means_floats() -> None:
+def test_missing_integer_resize_in_json_means_floats():
     document = ImageTransform(30, 24).to_json()
     del document["integer_resize"]
     transform = ImageTransform.from_json(document)
@@ -162,7 +159,7 @@ def test_missing_integer_resize_in_json_means_floats() -> None:
     }
 
 
-def test_from_preset_takes_the_weights_function_and_no_other() -> None:
+def test_from_preset_takes_the_weights_function_and_no_other():
     transform = ImageTransform.from_preset(ResNet18_Weights.DEFAULT.transforms)
     assert (transform.resize_size, transform.crop_size) == (256, 224)
     with pytest.raises(TypeError, match="type Identity is not supported"):
@@ -188,19 +185,19 @@ def test_from_preset_takes_the_weights_function_and_no_other() -> None:
         ({"code": "import os"}, "a transform has the fields"),
     ],
 )
-def test_invalid_field_is_named(change: dict[str, Any], message: str) -> None:
+def test_invalid_field_is_named(change, message):
     document = ImageTransform(30, 24).to_json() | change
     with pytest.raises(ValueError, match=message):
         ImageTransform.from_json(document)
 
 
 @pytest.mark.parametrize("document", [None, [], "x", {}])
-def test_other_json_is_refused(document: object) -> None:
+def test_other_json_is_refused(document):
     with pytest.raises(ValueError, match="a transform"):
         ImageTransform.from_json(document)
 
 
-def test_elongated_image_is_refused_before_the_resize() -> None:
+def test_elongated_image_is_refused_before_the_resize():
     image = torch.zeros(3, 1, 1 << 20, dtype=torch.uint8)
     with pytest.raises(SampleError, match=r"1048576x1 .* would be resized"):
         ImageTransform(256, 224)(image)

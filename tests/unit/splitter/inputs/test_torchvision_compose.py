@@ -41,7 +41,7 @@ SUPPORTED = [
 
 
 @pytest.mark.parametrize("composition", SUPPORTED, ids=range(len(SUPPORTED)))
-def test_converted_transform_gives_the_same_pixels(composition) -> None:
+def test_converted_transform_gives_the_same_pixels(composition):
     transform = ImageTransform.from_preset(composition)
     image = decode_image(next(jpegs(1, size=133))[0])
     actual, expected = transform(image), composition(image)
@@ -53,7 +53,7 @@ def test_converted_transform_gives_the_same_pixels(composition) -> None:
         torch.testing.assert_close(actual, expected, rtol=1e-5, atol=TOLERANCE)
 
 
-def test_to_tensor_is_supported() -> None:
+def test_to_tensor_is_supported():
     transform = ImageTransform.from_preset(
         v1.Compose([*SHAPES, v1.ToTensor(), v1.Normalize(MEAN, STD)])
     )
@@ -87,13 +87,13 @@ def test_to_tensor_is_supported() -> None:
 @pytest.mark.parametrize("compose", [v1.Compose, v2.Compose])
 def test_unsupported_composition_is_refused_with_a_remedy(
     compose, steps, reason
-) -> None:
+):
     with pytest.raises(TypeError, match=reason) as caught:
         ImageTransform.from_preset(compose(steps))
     assert "ImageTransform" in str(caught.value)
 
 
-def test_unsupported_interpolation_is_named() -> None:
+def test_unsupported_interpolation_is_named():
     with pytest.raises(ValueError, match="interpolation must be one of"):
         ImageTransform.from_preset(
             v2.Compose(

@@ -25,7 +25,7 @@ from hapi_splitter.profiling.memory_model import needs_of
 from regions import region_of
 
 
-def measured(frozen: FrozenGraph) -> FrozenGraph:
+def measured(frozen):
     """The fast region with its measured memory, as a worker has it."""
     fast = frozen.to("cpu", fast=True)
     fast.measured_memory = probe_batchwise(fast)
@@ -45,15 +45,13 @@ def measured(frozen: FrozenGraph) -> FrozenGraph:
         ([(2, 20), (3, 30), (16, 400), (17, 420)], (80, 20)),
     ],
 )
-def test_line_is_nowhere_below_the_points(
-    points: list[tuple[int, int]], line: tuple[int, int]
-) -> None:
+def test_line_is_nowhere_below_the_points(points, line):
     constant, slope = fit_line(points)
     assert (constant, slope) == line
     assert all(constant + batch * slope >= size for batch, size in points)
 
 
-def test_peak_and_rest_of_each_call_are_exact() -> None:
+def test_peak_and_rest_of_each_call_are_exact():
     calls = [
         Call("aten.cat.default", ((Ref(INPUT), Ref(INPUT), Ref(INPUT)), 1)),
         Call("aten.slice.Tensor", (Ref(1), 1, 0, 4, 1)),
@@ -69,8 +67,8 @@ def test_peak_and_rest_of_each_call_are_exact() -> None:
 
 
 def test_nothing_is_measured_if_torch_reports_no_allocations(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     monkeypatch.setattr(memory_measurement, "_MEMORY", "[renamed]")
     calls = [Call("aten.sigmoid.default", (Ref(INPUT),))]
     assert probe_batchwise(region_of((8,), calls)) == {}
@@ -81,9 +79,7 @@ def test_nothing_is_measured_if_torch_reports_no_allocations(
 @pytest.mark.parametrize(
     "limit", ["MAX_LARGE_SECONDS", "MAX_LARGE_BYTES", None]
 )
-def test_large_batches_are_run_if_they_are_affordable(
-    limit: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_batches_are_run_if_they_are_affordable(limit, monkeypatch):
     if limit is not None:
         monkeypatch.setattr(memory_measurement, limit, 0)
     calls = [Call("aten.sigmoid.default", (Ref(INPUT),))]
@@ -94,7 +90,7 @@ def test_large_batches_are_run_if_they_are_affordable(
     assert meter.large_batches() == expected
 
 
-def broadcast_matmul() -> FrozenGraph:
+def broadcast_matmul():
     batch = Affine(1)
     reshape = "aten.reshape.default"
     calls = [
@@ -105,7 +101,7 @@ def broadcast_matmul() -> FrozenGraph:
     return region_of((64, 256), calls)
 
 
-def matmul_of_strided_rows() -> FrozenGraph:
+def matmul_of_strided_rows():
     calls = [
         Call("aten.transpose.int", (Ref(INPUT), 1, 2)),
         Call("aten.matmul.default", (Ref(2), Ref(1))),
@@ -113,7 +109,7 @@ def matmul_of_strided_rows() -> FrozenGraph:
     return region_of((7, 64, 256), calls, {1: torch.randn(256, 32)})
 
 
-def broadcast_attention(is_causal: bool) -> FrozenGraph:
+def broadcast_attention(is_causal):
     attention = "aten.scaled_dot_product_attention.default"
     rest = (None, 0.0, is_causal, None)
     calls = [
@@ -124,7 +120,7 @@ def broadcast_attention(is_causal: bool) -> FrozenGraph:
     return region_of((8, 64, 32), calls)
 
 
-def attention_to_few_keys() -> FrozenGraph:
+def attention_to_few_keys():
     attention = "aten.scaled_dot_product_attention.default"
     rest = (None, 0.0, False, None)
     calls = [
@@ -136,15 +132,13 @@ def attention_to_few_keys() -> FrozenGraph:
     return region_of((8, 64, 32), calls)
 
 
-def small_convolution() -> FrozenGraph:
+def small_convolution():
     convolution = (Ref(INPUT), Ref(1), None, (1, 1), (20, 20), (1, 1), 1)
     calls = [Call("aten.conv2d.default", convolution)]
     return region_of((1280, 2, 2), calls, {1: torch.randn(1, 1280, 3, 3)})
 
 
-def convolution_of(
-    kernel: tuple[int, ...], groups: int, padding: int
-) -> FrozenGraph:
+def convolution_of(kernel, groups, padding):
     image = (kernel[1] * groups, 28, 28)
     sides = ((1, 1), (padding, padding), (1, 1))
     arguments = (Ref(INPUT), Ref(1), None, *sides, groups)
@@ -158,19 +152,19 @@ def convolution_of(
 POOL = ((3, 3), (2, 2), (1, 1), (1, 1), False)
 
 
-def low_and_wide_convolution() -> FrozenGraph:
+def low_and_wide_convolution():
     convolution = (Ref(INPUT), Ref(1), None, (1, 1), (0, 0), (1, 1), 1)
     calls = [Call("aten.conv2d.default", convolution)]
     return region_of((6, 56, 56), calls, {1: torch.randn(2, 6, 1, 7)})
 
 
-def pixels_with_a_margin() -> FrozenGraph:
+def pixels_with_a_margin():
     convolution = (Ref(INPUT), Ref(1), None, (1, 1), (9, 9), (1, 1), 1)
     calls = [Call("aten.conv2d.default", convolution)]
     return region_of((96, 14, 14), calls, {1: torch.randn(2, 96, 1, 1)})
 
 
-def sum_of_bytes() -> FrozenGraph:
+def sum_of_bytes():
     calls = [
         Call("aten._to_copy.default", (Ref(INPUT), torch.uint8)),
         Call("aten.sum.dim_IntList", (Ref(1), (2,), True, None)),
@@ -179,7 +173,7 @@ def sum_of_bytes() -> FrozenGraph:
     return region_of((64, 256), calls)
 
 
-def resized_by_bicubic() -> FrozenGraph:
+def resized_by_bicubic():
     calls = [
         Call("aten.transpose.int", (Ref(INPUT), 2, 3)),
         Call(
@@ -190,13 +184,13 @@ def resized_by_bicubic() -> FrozenGraph:
     return region_of((16, 32, 24), calls)
 
 
-def resized_by_pixels() -> FrozenGraph:
+def resized_by_pixels():
     resize = "aten.upsample_nearest2d.default"
     calls = [Call(resize, (Ref(INPUT), (48, 40), None, None))]
     return region_of((16, 32, 24), calls)
 
 
-def short_rows() -> FrozenGraph:
+def short_rows():
     """A network whose statistics are as large as its activations."""
     calls = [
         Call(
@@ -207,7 +201,7 @@ def short_rows() -> FrozenGraph:
     return region_of((64, 40, 1), calls)
 
 
-def groups_of_columns() -> FrozenGraph:
+def groups_of_columns():
     calls = [
         Call("aten.transpose.int", (Ref(INPUT), 2, 3)),
         Call(
@@ -218,7 +212,7 @@ def groups_of_columns() -> FrozenGraph:
     return region_of((16, 32, 24), calls)
 
 
-def product_of_parts() -> FrozenGraph:
+def product_of_parts():
     """A product of matrices with strided rows."""
     calls = [
         Call("aten.slice.Tensor", (Ref(INPUT), 3, 0, 30, 1)),
@@ -228,7 +222,7 @@ def product_of_parts() -> FrozenGraph:
     return region_of((16, 32, 33), calls)
 
 
-def masked_attention() -> FrozenGraph:
+def masked_attention():
     attention = "aten.scaled_dot_product_attention.default"
     operands = (Ref(INPUT), Ref(INPUT), Ref(INPUT), Ref(1))
     calls = [Call(attention, (*operands, 0.0, False, None))]
@@ -239,7 +233,7 @@ def masked_attention() -> FrozenGraph:
 WINDOW = ((5, 5), (1, 1), (2, 2), (1, 1))
 
 
-def windows_of_images() -> FrozenGraph:
+def windows_of_images():
     calls = [
         Call("aten.transpose.int", (Ref(INPUT), 2, 3)),
         Call("aten.im2col.default", (Ref(1), *WINDOW)),
@@ -247,7 +241,7 @@ def windows_of_images() -> FrozenGraph:
     return region_of((3, 16, 16), calls)
 
 
-def images_of_windows() -> FrozenGraph:
+def images_of_windows():
     calls = [
         Call("aten.transpose.int", (Ref(INPUT), 1, 2)),
         Call("aten.col2im.default", (Ref(1), (16, 16), *WINDOW)),
@@ -289,7 +283,7 @@ ones."""
 
 
 @pytest.mark.parametrize("name", REGIONS)
-def test_peak_bounds_what_a_package_may_ask_for(name: str) -> None:
+def test_peak_bounds_what_a_package_may_ask_for(name):
     fast = measured(REGIONS[name]())
     packed = sum(weight.nbytes for weight in fast.weights.values())
     for cut in range(1, fast.num_cuts + 1):
@@ -312,9 +306,7 @@ MODELS: dict[str, tuple[Callable[..., nn.Module], str]] = {
 
 @pytest.mark.parametrize("large", [False, True])
 @pytest.mark.parametrize("name", MODELS)
-def test_peak_of_models_is_near_the_allocations(
-    name: str, large: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_peak_of_models_is_near_the_allocations(name, large, monkeypatch):
     seconds = 60.0 if large else 0.0
     monkeypatch.setattr(memory_measurement, "MAX_LARGE_SECONDS", seconds)
     build, freeze = MODELS[name]

@@ -31,15 +31,13 @@ SHAPE = (3, 16, 16)
 
 
 @pytest.fixture(scope="module")
-def frozen() -> FrozenGraph:
+def frozen():
     torch.manual_seed(0)
     transform = ImageTransform(18, 16)
     return split(BranchedNet().eval(), "mix", transform=transform).frozen
 
 
-def test_package_is_a_zip_of_three_stored_members(
-    frozen: FrozenGraph, tmp_path: Path
-) -> None:
+def test_package_is_a_zip_of_three_stored_members(frozen, tmp_path):
     info = write_package(frozen, tmp_path / "p")
     with zipfile.ZipFile(info.path) as package:
         assert package.testzip() is None
@@ -51,9 +49,7 @@ def test_package_is_a_zip_of_three_stored_members(
         assert torch.equal(tensors[str(node)], weight)
 
 
-def test_info_has_digest_and_length(
-    frozen: FrozenGraph, tmp_path: Path
-) -> None:
+def test_info_has_digest_and_length(frozen, tmp_path):
     info = write_package(frozen, tmp_path / "p")
     data = info.path.read_bytes()
     assert info.digest == frozen.digest == hashlib.sha256(data).hexdigest()
@@ -61,8 +57,8 @@ def test_info_has_digest_and_length(
 
 
 def test_same_model_gives_the_same_bytes_in_another_process(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     path = tmp_path / "other"
     script = (
         "import sys, torch; from pathlib import Path\n"
@@ -89,9 +85,7 @@ def test_same_model_gives_the_same_bytes_in_another_process(
 
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview, Path])
 @pytest.mark.filterwarnings("error")
-def test_package_loads_from_any_buffer_or_file(
-    frozen: FrozenGraph, kind: type, tmp_path: Path
-) -> None:
+def test_package_loads_from_any_buffer_or_file(frozen, kind, tmp_path):
     data = package_bytes(frozen)
     path = tmp_path / "p"
     path.write_bytes(data)
@@ -103,7 +97,7 @@ def test_package_loads_from_any_buffer_or_file(
     assert torch.equal(loaded.suffix(0)(samples), frozen.suffix(0)(samples))
 
 
-def test_package_contains_the_augmentation() -> None:
+def test_package_contains_the_augmentation():
     model = BranchedNet().eval()
     digests = set()
     for augmentation in (None, Augmentation(), Augmentation(vertical_flip=1)):
@@ -116,7 +110,7 @@ def test_package_contains_the_augmentation() -> None:
     assert len(digests) == 3
 
 
-def test_modules_share_their_weights(frozen: FrozenGraph) -> None:
+def test_modules_share_their_weights(frozen):
     pointers = {weight.data_ptr() for weight in frozen.weights.values()}
     for cut in frozen.cuts:
         for module in (frozen.prefix(cut.index), frozen.suffix(cut.index)):
@@ -125,8 +119,8 @@ def test_modules_share_their_weights(frozen: FrozenGraph) -> None:
 
 
 def test_cuts_have_module_names_and_increasing_flops(
-    frozen: FrozenGraph,
-) -> None:
+    frozen,
+):
     names = [cut.name for cut in frozen.cuts]
     assert names[0] == "stem"
     assert "mix" in names
@@ -139,20 +133,20 @@ def test_cuts_have_module_names_and_increasing_flops(
 
 
 @pytest.mark.parametrize("cut", [-1, 1000])
-def test_cut_out_of_range_is_refused(frozen: FrozenGraph, cut: int) -> None:
+def test_cut_out_of_range_is_refused(frozen, cut):
     with pytest.raises(UnsupportedError, match=f"cut {cut} is not") as caught:
         frozen.prefix(cut)
     assert caught.value.code == "cut_out_of_range"
 
 
-def test_moved_region_differs_only_in_its_device(frozen: FrozenGraph) -> None:
+def test_moved_region_differs_only_in_its_device(frozen):
     moved = frozen.to("meta")
     assert (moved.digest, moved.cuts) == (frozen.digest, frozen.cuts)
     assert {w.device.type for w in moved.weights.values()} == {"meta"}
     assert {w.device.type for w in frozen.weights.values()} == {"cpu"}
 
 
-def test_probe_detects_samples_that_influence_one_another() -> None:
+def test_probe_detects_samples_that_influence_one_another():
     # The batch rules refuse this program, so they are bypassed.
     program = Program(0, (Call("aten.roll.default", (Ref(0), (1,), (0,))),))
     independent = Program(0, (Call("aten.relu.default", (Ref(0),)),))
@@ -162,6 +156,6 @@ def test_probe_detects_samples_that_influence_one_another() -> None:
     probe_batchwise(FrozenGraph(independent, {}, values, ["x"], None, ""))
 
 
-def test_program_survives_json(frozen: FrozenGraph) -> None:
+def test_program_survives_json(frozen):
     document = json.loads(json.dumps(frozen.program.to_json()))
     assert program_from_json(document, 1000) == frozen.program

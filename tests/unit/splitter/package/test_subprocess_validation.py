@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 
 from hapi_protocol.errors import PackageError
@@ -23,8 +20,8 @@ from hostile import HOSTILE, pickled_member, valid_package
     ids=[build.__name__ for build in HOSTILE],
 )
 def test_hostile_package_is_refused_by_name_and_leaves_no_trace(
-    build: Callable[[Path], bytes], reason: str, tmp_path: Path
-) -> None:
+    build, reason, tmp_path
+):
     trace = tmp_path / "trace"
     data = build(trace)
     with pytest.raises(PackageError, match=reason):
@@ -32,11 +29,11 @@ def test_hostile_package_is_refused_by_name_and_leaves_no_trace(
     assert not list(tmp_path.iterdir())
 
 
-def test_valid_package_loads() -> None:
+def test_valid_package_loads():
     assert load_package(valid_package()).num_cuts == 4
 
 
-def test_another_digest_than_expected_is_refused() -> None:
+def test_another_digest_than_expected_is_refused():
     with pytest.raises(PackageError, match="has the digest"):
         load_package(valid_package(), digest="0" * 64)
 
@@ -50,12 +47,12 @@ def test_another_digest_than_expected_is_refused() -> None:
         (PackageLimits(json_bytes=9), "more than the limit of 9"),
     ],
 )
-def test_each_limit_is_kept(limits: PackageLimits, reason: str) -> None:
+def test_each_limit_is_kept(limits, reason):
     with pytest.raises(PackageError, match=reason):
         load_package(valid_package(), limits=limits)
 
 
-def test_changed_byte_is_refused() -> None:
+def test_changed_byte_is_refused():
     """At one position in seven, over the whole package."""
     honest = valid_package()
     for position in range(0, len(honest), 7):
@@ -65,7 +62,7 @@ def test_changed_byte_is_refused() -> None:
             load_package(data)
 
 
-def test_validating_process_accepts_an_honest_package(tmp_path: Path) -> None:
+def test_validating_process_accepts_an_honest_package(tmp_path):
     path = tmp_path / "package"
     path.write_bytes(valid_package())
     frozen = load_package(path).to("cpu", fast=True)
@@ -74,19 +71,19 @@ def test_validating_process_accepts_an_honest_package(tmp_path: Path) -> None:
     assert found.memory.keys() == probe_batchwise(frozen).keys()
 
 
-def test_validating_process_passes_on_what_is_wrong(tmp_path: Path) -> None:
+def test_validating_process_passes_on_what_is_wrong(tmp_path):
     with pytest.raises(PackageError, match="invalid length"):
         validate_package(pickled_member(tmp_path / "trace"))
     assert not list(tmp_path.iterdir())
 
 
-def test_validating_process_that_takes_too_long_is_ended() -> None:
+def test_validating_process_that_takes_too_long_is_ended():
     limits = ProcessLimits(wall_seconds=0.05)
     with pytest.raises(PackageError, match=r"took over 0\.05 s"):
         validate_package(valid_package(), process_limits=limits)
 
 
-def test_validating_process_that_is_killed_is_a_refusal() -> None:
+def test_validating_process_that_is_killed_is_a_refusal():
     limits = ProcessLimits(cpu_seconds=0)
     with pytest.raises(PackageError, match="ended the process with status"):
         validate_package(valid_package(), process_limits=limits)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -18,8 +17,6 @@ from hapi_splitter.planner.cache_plan import (
 )
 from hapi_splitter.planner.plan import (
     Option,
-    Plan,
-    Problem,
     evaluate,
     solve,
     streaming_plan,
@@ -53,26 +50,26 @@ CAPACITIES = {
 
 
 def problem(
-    epochs: float,
-    options: Sequence[Option] = (STREAM, MIDDLE, LAST),
-    link: float = 1e9,
-) -> Problem:
+    epochs,
+    options=(STREAM, MIDDLE, LAST),
+    link=1e9,
+):
     single = problem_of(options, {**CAPACITIES, "link": link}, last_cut=9)
     return replace(single, num_samples=1000, epochs=epochs)
 
 
-def weights_of(plan: Plan) -> dict[int, float]:
+def weights_of(plan):
     return {option.cut: weight for option, weight in plan.mix}
 
 
-def test_cached_sample_does_not_use_the_worker() -> None:
+def test_cached_sample_does_not_use_the_worker():
     assert cached_sample_seconds(problem(1), LAST) == pytest.approx(0.5e-3)
     assert cached_sample_seconds(problem(1, link=1e6), LAST) == pytest.approx(
         2e-3
     )
 
 
-def test_cached_sample_includes_swifts_cost() -> None:
+def test_cached_sample_includes_swifts_cost():
     busy = replace(LAST, work={SERVING: 7e-3, SERVER_DECODING: 13e-3})
     assert cached_sample_seconds(problem(1, (STREAM, busy)), busy) == 7e-3
 
@@ -81,9 +78,7 @@ LAST_ROUTE = (9, "float32")
 MIDDLE_ROUTE = (3, "float32")
 
 
-def by_epochs(
-    plan: Plan, epochs: int, hit_rate: float, cached: float
-) -> float:
+def by_epochs(plan, epochs, hit_rate, cached):
     """Simulates :func:`remaining_seconds` epoch by epoch."""
     steady = 1 / plan.samples_per_second
     pushed = sum(part for option, part in plan.mix if option.cut)
@@ -100,9 +95,7 @@ def by_epochs(
     st.floats(0.05, 1),
     st.sampled_from([0.0, 0.5, 1.0]),
 )
-def test_remaining_seconds_equal_a_simulation_by_epoch(
-    epochs: int, part: float, hit_rate: float
-) -> None:
+def test_remaining_seconds_equal_a_simulation_by_epoch(epochs, part, hit_rate):
     case = problem(epochs)
     plan = evaluate(case, [(STREAM, 1 - part), (LAST, part)], "auto")
     assert remaining_seconds(
@@ -121,9 +114,7 @@ def test_remaining_seconds_equal_a_simulation_by_epoch(
         (8, 4, 4 * 20.0 + 4 * 0.5),
     ],
 )
-def test_only_later_epochs_read_the_cache(
-    epochs: float, period: int, seconds: float
-) -> None:
+def test_only_later_epochs_read_the_cache(epochs, period, seconds):
     case = problem(epochs)
     plan = evaluate(case, [(LAST, 1.0)], "auto")
     state = CacheState(period_epochs=period)
@@ -143,13 +134,11 @@ def test_only_later_epochs_read_the_cache(
     ],
     ids=str,
 )
-def test_fastest_mix_is_chosen_if_the_cache_gains_nothing(
-    epochs: float, state: CacheState
-) -> None:
+def test_fastest_mix_is_chosen_if_the_cache_gains_nothing(epochs, state):
     assert solve_with_cache(problem(epochs), state) == solve(problem(epochs))
 
 
-def test_many_epochs_choose_the_cut_that_is_cheapest_to_read() -> None:
+def test_many_epochs_choose_the_cut_that_is_cheapest_to_read():
     case = problem(50)
     assert set(weights_of(solve(case))) == {3, 9}
     plan = solve_with_cache(case, CacheState())
@@ -161,13 +150,13 @@ def test_many_epochs_choose_the_cut_that_is_cheapest_to_read() -> None:
     assert "44.5 s" in plan.reasons[1]
 
 
-def test_client_without_memory_for_streaming_pushes_all() -> None:
+def test_client_without_memory_for_streaming_pushes_all():
     big = replace(STREAM, client_bytes=1)
     case = problem(50, (big, MIDDLE, LAST))
     assert weights_of(solve_with_cache(case, CacheState())) == {9: 1.0}
 
 
-def test_missing_worker_is_not_used() -> None:
+def test_missing_worker_is_not_used():
     case = problem_of(
         (STREAM, LAST), {**CAPACITIES, "server cpu": 0.0}, last_cut=9
     )
@@ -180,8 +169,8 @@ def test_missing_worker_is_not_used() -> None:
     st.floats(0.1, 100), st.floats(4, 9), st.floats(0, 1), st.integers(1, 5)
 )
 def test_plan_is_never_slower_than_the_fastest_mix_or_streaming(
-    epochs: float, link: float, hit_rate: float, period: int
-) -> None:
+    epochs, link, hit_rate, period
+):
     case = problem(epochs, link=10**link)
     state = CacheState(hit_rate, period_epochs=period)
     plan = solve_with_cache(case, state)

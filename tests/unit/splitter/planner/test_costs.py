@@ -16,7 +16,7 @@ from hapi_splitter.planner.costs import (
     build_problem,
     candidate_cuts,
 )
-from hapi_splitter.planner.plan import Option, Problem, solve
+from hapi_splitter.planner.plan import solve
 
 CUTS = (
     CutFacts(1, "conv", "aten.conv2d.default", (8, 4, 4), 512, 100),
@@ -68,13 +68,13 @@ CONDITIONS = Conditions(
 
 def build(
     *,
-    server: ModelProfile = SERVER,
-    client: ModelProfile = CLIENT,
-    samples: SampleCosts = SAMPLES,
-    conditions: Conditions = CONDITIONS,
-    min_precision: str = "uint8",
-    one_off: StartupCost | None = None,
-) -> Problem:
+    server=SERVER,
+    client=CLIENT,
+    samples=SAMPLES,
+    conditions=CONDITIONS,
+    min_precision="uint8",
+    one_off=None,
+):
     return build_problem(
         CUTS,
         server,
@@ -88,7 +88,7 @@ def build(
     )
 
 
-def option(problem: Problem, cut: int, encoding: str) -> Option:
+def option(problem, cut, encoding):
     return next(
         o for o in problem.options if (o.cut, o.encoding) == (cut, encoding)
     )
@@ -96,8 +96,8 @@ def option(problem: Problem, cut: int, encoding: str) -> Option:
 
 @pytest.mark.parametrize("rate", [None, 2e5])
 def test_changed_bandwidth_equals_a_problem_built_with_it(
-    rate: float | None,
-) -> None:
+    rate,
+):
     one_off = StartupCost(3e6, 2.0, 1.0, upload_bytes_per_second=rate)
     wide = replace(CONDITIONS, link_bytes_per_second=3e6)
     built = build(one_off=one_off, conditions=wide)
@@ -110,7 +110,7 @@ def test_changed_bandwidth_equals_a_problem_built_with_it(
     )
 
 
-def test_streaming_uses_link_and_client_for_everything() -> None:
+def test_streaming_uses_link_and_client_for_everything():
     streamed = option(build(), 0, "raw")
     assert streamed.use == pytest.approx(
         {
@@ -124,7 +124,7 @@ def test_streaming_uses_link_and_client_for_everything() -> None:
     assert (streamed.server_bytes, streamed.client_bytes) == (0, 3000)
 
 
-def test_inner_cut_uses_both_tiers() -> None:
+def test_inner_cut_uses_both_tiers():
     found = option(build(), 2, "uint8")
     assert found.use == pytest.approx(
         {
@@ -139,14 +139,14 @@ def test_inner_cut_uses_both_tiers() -> None:
     assert (found.server_bytes, found.client_bytes) == (2100, 3000)
 
 
-def test_last_cut_leaves_no_layers_for_the_client() -> None:
+def test_last_cut_leaves_no_layers_for_the_client():
     found = option(build(), 3, "float16;zstd")
     assert found.use["client device"] == 0
     assert found.use["server device"] == pytest.approx(0.03)
     assert (found.server_bytes, found.client_bytes) == (3000, 0)
 
 
-def test_layers_use_cores_if_the_device_is_a_cpu() -> None:
+def test_layers_use_cores_if_the_device_is_a_cpu():
     server = replace(SERVER, device="cpu", forward_threads=8, num_devices=1)
     client = replace(CLIENT, device="cpu", forward_threads=2)
     problem = build(server=server, client=client)
@@ -162,9 +162,7 @@ def test_layers_use_cores_if_the_device_is_a_cpu() -> None:
 
 
 @pytest.mark.parametrize(("device", "threads"), [("cpu", 2), ("cuda", 0)])
-def test_every_option_includes_the_training_loop(
-    device: str, threads: int
-) -> None:
+def test_every_option_includes_the_training_loop(device, threads):
     client = replace(CLIENT, device=device, forward_threads=threads)
     conditions = replace(CONDITIONS, train_seconds=0.25)
     before = build(client=client)
@@ -177,7 +175,7 @@ def test_every_option_includes_the_training_loop(
             assert new.use[resource] == pytest.approx(old.use[resource] + more)
 
 
-def test_capacities_are_those_of_the_tiers_and_the_share() -> None:
+def test_capacities_are_those_of_the_tiers_and_the_share():
     problem = build(conditions=replace(CONDITIONS, server_share=0.25))
     assert {r.name: (r.capacity, r.unit) for r in problem.resources} == {
         "link": (1e6, "bytes/s"),
@@ -192,7 +190,7 @@ def test_capacities_are_those_of_the_tiers_and_the_share() -> None:
     assert problem.last_cut == 3
 
 
-def test_server_share_does_not_limit_raw_reads() -> None:
+def test_server_share_does_not_limit_raw_reads():
     whole = build()
     for share in (0.5, 0.001, 0.0):
         problem = build(conditions=replace(CONDITIONS, server_share=share))
@@ -202,7 +200,7 @@ def test_server_share_does_not_limit_raw_reads() -> None:
         )
 
 
-def test_plan_streams_without_a_server_share() -> None:
+def test_plan_streams_without_a_server_share():
     plan = solve(build(conditions=replace(CONDITIONS, server_share=0.0)))
     assert not plan.pushes
     assert plan.samples_per_second > 0
@@ -219,9 +217,7 @@ def test_plan_streams_without_a_server_share() -> None:
         ("serving", {"server cpu": 2 * (1130e-6 + 0.0008)}),
     ],
 )
-def test_scale_applies_to_its_cost_component_only(
-    kind: str, more: dict[str, float]
-) -> None:
+def test_scale_applies_to_its_cost_component_only(kind, more):
     server = replace(SERVER, device="cpu", forward_threads=8)
     client = replace(CLIENT, device="cpu", forward_threads=2)
     conditions = replace(CONDITIONS, scale={kind: 3.0})
@@ -234,7 +230,7 @@ def test_scale_applies_to_its_cost_component_only(
     )
 
 
-def test_every_option_includes_the_client_overhead() -> None:
+def test_every_option_includes_the_client_overhead():
     conditions = replace(CONDITIONS, handling_seconds=0.02)
     for usual, found in zip(
         build().options, build(conditions=conditions).options, strict=True
@@ -252,14 +248,12 @@ def test_every_option_includes_the_client_overhead() -> None:
         ("uint8", ["raw", "float32", "uint8", "float16;zstd"]),
     ],
 )
-def test_precision_floor_selects_the_encodings(
-    min_precision: str, encodings: list[str]
-) -> None:
+def test_precision_floor_selects_the_encodings(min_precision, encodings):
     options = build(min_precision=min_precision).options
     assert [each.encoding for each in options] == encodings
 
 
-def test_startup_costs_are_upload_load_and_profile() -> None:
+def test_startup_costs_are_upload_load_and_profile():
     problem = build(
         one_off=StartupCost(2e6, load_seconds=3, profile_seconds=4)
     )
@@ -267,7 +261,7 @@ def test_startup_costs_are_upload_load_and_profile() -> None:
     assert StartupCost().seconds(0.0) == 0
 
 
-def test_swift_serves_about_350_mb_per_core_and_second() -> None:
+def test_swift_serves_about_350_mb_per_core_and_second():
     assert 340e6 < 1 / DEFAULT_SERVE_SECONDS_PER_BYTE < 360e6
 
 
@@ -297,9 +291,7 @@ def test_swift_serves_about_350_mb_per_core_and_second() -> None:
         ),
     ],
 )
-def test_inconsistent_measurements_are_refused(
-    changes: dict[str, object], message: str
-) -> None:
+def test_inconsistent_measurements_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         build(**changes)  # type: ignore[arg-type]
 
@@ -311,9 +303,7 @@ def test_inconsistent_measurements_are_refused(
         ({"scale": {"gpu": 2.0}}, "'gpu' is not a cost component"),
     ],
 )
-def test_invalid_conditions_are_refused(
-    changes: dict[str, object], message: str
-) -> None:
+def test_invalid_conditions_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         replace(CONDITIONS, **changes)  # type: ignore[arg-type]
 
@@ -344,10 +334,10 @@ def test_invalid_conditions_are_refused(
     ],
 )
 def test_candidate_cuts(
-    sizes: tuple[tuple[int, int], ...],
-    raw_bytes: float,
-    expected: tuple[int, ...],
-) -> None:
+    sizes,
+    raw_bytes,
+    expected,
+):
     cuts = [
         CutFacts(index, "n", "aten.relu.default", (1,), size, flops)
         for index, (size, flops) in enumerate(sizes, 1)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import combinations, pairwise
 from unittest.mock import patch
@@ -16,7 +14,6 @@ from hypothesis import strategies as st
 
 from hapi_splitter.planner.plan import (
     Option,
-    Plan,
     Problem,
     Resource,
     compare_precisions,
@@ -38,7 +35,7 @@ ENCODINGS = ("float32", "float16", "uint8;zstd")
 
 
 @st.composite
-def problems(draw: st.DrawFn) -> Problem:
+def problems(draw):
     names = [
         "link",
         *draw(st.lists(st.sampled_from(RESOURCES[1:]), unique=True)),
@@ -72,14 +69,14 @@ def problems(draw: st.DrawFn) -> Problem:
     )
 
 
-def without_startup_cost(problem: Problem) -> Problem:
+def without_startup_cost(problem):
     """Removes startup costs; some samples remain."""
     return replace(
         problem, push_one_off_seconds=0.0, num_samples=1000, epochs=1.0
     )
 
 
-def solve_fast(problem: Problem) -> Plan:
+def solve_fast(problem):
     """Runs ``solve`` without the search of the crossover bandwidth."""
     with patch(
         "hapi_splitter.planner.plan.crossover_bandwidth", return_value=None
@@ -87,13 +84,13 @@ def solve_fast(problem: Problem) -> Plan:
         return solve(problem)
 
 
-def weights_of(plan: Plan) -> dict[str, float]:
+def weights_of(plan):
     return {option.label: weight for option, weight in plan.mix}
 
 
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(problems())
-def test_no_single_option_beats_the_plan(problem: Problem) -> None:
+def test_no_single_option_beats_the_plan(problem):
     problem = without_startup_cost(problem)
     plan = solve(problem)
     for option in problem.options:
@@ -103,7 +100,7 @@ def test_no_single_option_beats_the_plan(problem: Problem) -> None:
             assert plan.samples_per_second * slack >= alone.samples_per_second
 
 
-def vertices(problem: Problem) -> Iterator[float]:
+def vertices(problem):
     """Yields samples per second at each vertex of the feasible region.
 
     A vertex is a non-negative solution for as many columns, of options and
@@ -134,7 +131,7 @@ def vertices(problem: Problem) -> Iterator[float]:
 
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(problems())
-def test_plan_is_as_fast_as_the_best_vertex(problem: Problem) -> None:
+def test_plan_is_as_fast_as_the_best_vertex(problem):
     problem = without_startup_cost(problem)
     plan = solve(problem)
     best = max(vertices(problem))
@@ -143,7 +140,7 @@ def test_plan_is_as_fast_as_the_best_vertex(problem: Problem) -> None:
 
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(problems())
-def test_no_named_plan_is_faster(problem: Problem) -> None:
+def test_no_named_plan_is_faster(problem):
     total = solve_fast(problem).total_seconds
     assert total <= stream(problem).total_seconds * (1 + CLOSE)
     assert total <= static(problem).total_seconds * (1 + CLOSE)
@@ -152,8 +149,8 @@ def test_no_named_plan_is_faster(problem: Problem) -> None:
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(problems())
 def test_plan_is_feasible_and_its_weights_sum_to_one(
-    problem: Problem,
-) -> None:
+    problem,
+):
     plan = solve(problem)
     assert sum(weight for _, weight in plan.mix) == pytest.approx(1)
     assert all(weight > 0 for _, weight in plan.mix)
@@ -179,9 +176,7 @@ def test_plan_is_feasible_and_its_weights_sum_to_one(
     st.sampled_from(RESOURCES),
     st.integers(-60, 60).map(lambda exponent: 2.0**exponent),
 )
-def test_plan_does_not_depend_on_the_unit_of_a_resource(
-    problem: Problem, name: str, unit: float
-) -> None:
+def test_plan_does_not_depend_on_the_unit_of_a_resource(problem, name, unit):
     other = replace(
         problem,
         resources=tuple(
@@ -204,9 +199,7 @@ def test_plan_does_not_depend_on_the_unit_of_a_resource(
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(problems(), st.floats(-12, 12).map(lambda exponent: 10**exponent))
-def test_plan_does_not_depend_on_the_unit_of_time(
-    problem: Problem, unit: float
-) -> None:
+def test_plan_does_not_depend_on_the_unit_of_time(problem, unit):
     other = replace(
         problem,
         resources=tuple(
@@ -226,9 +219,7 @@ def test_plan_does_not_depend_on_the_unit_of_time(
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(problems(), st.randoms(use_true_random=False))
-def test_plan_does_not_depend_on_the_order_of_options(
-    problem: Problem, rng: random.Random
-) -> None:
+def test_plan_does_not_depend_on_the_order_of_options(problem, rng):
     options, resources = list(problem.options), list(problem.resources)
     rng.shuffle(options)
     rng.shuffle(resources)
@@ -242,9 +233,7 @@ def test_plan_does_not_depend_on_the_order_of_options(
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(problems(), st.lists(amounts, min_size=2, max_size=4))
-def test_higher_startup_cost_never_helps(
-    problem: Problem, costs: list[float]
-) -> None:
+def test_higher_startup_cost_never_helps(problem, costs):
     plans = [
         solve_fast(replace(problem, push_one_off_seconds=cost))
         for cost in sorted(costs)
@@ -263,8 +252,8 @@ def test_higher_startup_cost_never_helps(
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(problems())
 def test_push_down_is_chosen_from_the_break_even_samples(
-    problem: Problem,
-) -> None:
+    problem,
+):
     plan = solve_fast(problem)
     if plan.pays_from_samples is None:
         assert not plan.pushes
@@ -276,9 +265,7 @@ def test_push_down_is_chosen_from_the_break_even_samples(
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(problems(), st.data())
-def test_another_option_never_makes_the_plan_slower(
-    problem: Problem, data: st.DataObject
-) -> None:
+def test_another_option_never_makes_the_plan_slower(problem, data):
     problem = without_startup_cost(problem)
     count = len(problem.options)
     is_kept = data.draw(
@@ -297,9 +284,7 @@ def test_another_option_never_makes_the_plan_slower(
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(problems(), st.sampled_from(RESOURCES), st.floats(1, 100))
-def test_more_capacity_never_makes_the_plan_slower(
-    problem: Problem, name: str, factor: float
-) -> None:
+def test_more_capacity_never_makes_the_plan_slower(problem, name, factor):
     problem = without_startup_cost(problem)
     more = replace(
         problem,
@@ -315,7 +300,7 @@ def test_more_capacity_never_makes_the_plan_slower(
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(problems())
-def test_choice_changes_at_the_crossover_bandwidth(problem: Problem) -> None:
+def test_choice_changes_at_the_crossover_bandwidth(problem):
     plan = solve(problem)
     crossover = crossover_bandwidth(problem, plan)
     if crossover is None:
@@ -328,7 +313,7 @@ def test_choice_changes_at_the_crossover_bandwidth(problem: Problem) -> None:
             assert (solve(changed).pushes == plan.pushes) is same
 
 
-def is_decisive(problem: Problem) -> bool:
+def is_decisive(problem):
     """Returns True if push-down and streaming differ by more than a tie."""
     best = solve(replace(problem, push_one_off_seconds=0.0))
     remaining = problem.remaining_samples
@@ -342,13 +327,13 @@ def is_decisive(problem: Problem) -> bool:
 
 
 def case(
-    link: float = 100.0,
-    server: float = 1.0,
-    client: float = 1.0,
-    one_off: float = 0.0,
-    num_samples: int = 1000,
-    cuts: dict[tuple[int, str], dict[str, float]] | None = None,
-) -> Problem:
+    link=100.0,
+    server=1.0,
+    client=1.0,
+    one_off=0.0,
+    num_samples=1000,
+    cuts=None,
+):
     """Builds a problem in which the client alone computes 10 samples/s and
     the server alone 20."""
     pushed = cuts or {(3, "float16"): {"link": 1.0, "server device": 0.05}}
@@ -371,7 +356,7 @@ def case(
     )
 
 
-def test_rates_of_both_tiers_add_up_on_a_wide_link() -> None:
+def test_rates_of_both_tiers_add_up_on_a_wide_link():
     plan = solve(case())
     assert plan.samples_per_second == pytest.approx(30, rel=CLOSE)
     assert weights_of(plan) == pytest.approx(
@@ -383,7 +368,7 @@ def test_rates_of_both_tiers_add_up_on_a_wide_link() -> None:
     assert plan.utilisation["link"] == pytest.approx(0.3, rel=CLOSE)
 
 
-def test_plan_streams_if_the_link_limits_all_options_equally() -> None:
+def test_plan_streams_if_the_link_limits_all_options_equally():
     plan = solve(case(link=5.0))
     assert weights_of(plan) == {"stream": 1.0}
     assert plan.binding == ("link",)
@@ -391,7 +376,7 @@ def test_plan_streams_if_the_link_limits_all_options_equally() -> None:
     assert plan.pays_from_samples is None
 
 
-def test_plan_pushes_all_if_the_link_limits_and_features_are_smaller() -> None:
+def test_plan_pushes_all_if_the_link_limits_and_features_are_smaller():
     cuts = {(3, "float16"): {"link": 0.1, "server device": 0.05}}
     plan = solve(case(link=1.0, cuts=cuts))
     assert weights_of(plan) == {"cut 3 · float16": 1.0}
@@ -399,7 +384,7 @@ def test_plan_pushes_all_if_the_link_limits_and_features_are_smaller() -> None:
     assert plan.binding == ("link",)
 
 
-def test_plan_mixes_two_cuts_if_server_and_link_limit() -> None:
+def test_plan_mixes_two_cuts_if_server_and_link_limit():
     cuts = {
         (1, "float32"): {"link": 0.8, "server device": 0.01},
         (2, "float32"): {"link": 0.2, "server device": 0.1},
@@ -414,13 +399,13 @@ def test_plan_mixes_two_cuts_if_server_and_link_limit() -> None:
 
 
 @pytest.mark.parametrize("share", [0.0, 1e-12])
-def test_plan_streams_without_a_server(share: float) -> None:
+def test_plan_streams_without_a_server(share):
     plan = solve(case(server=share))
     assert plan.samples_per_second == pytest.approx(10, rel=CLOSE)
     assert weights_of(plan).get("stream", 0) == pytest.approx(1, abs=1e-6)
 
 
-def test_plan_streams_below_the_break_even_samples() -> None:
+def test_plan_streams_below_the_break_even_samples():
     problem = case(one_off=60.0, num_samples=800)
     plan = solve(problem)
     assert weights_of(plan) == {"stream": 1.0}
@@ -436,7 +421,7 @@ def test_plan_streams_below_the_break_even_samples() -> None:
     assert more.total_seconds == pytest.approx(60 + 1600 / 30, rel=CLOSE)
 
 
-def test_ties_prefer_streaming_then_the_first_cut() -> None:
+def test_ties_prefer_streaming_then_the_first_cut():
     same = {"link": 1.0, "client device": 0.1}
     cuts = {(2, "float32"): same, (1, "float32"): dict(same)}
     assert weights_of(solve(case(cuts=cuts))) == {"stream": 1.0}
@@ -445,7 +430,7 @@ def test_ties_prefer_streaming_then_the_first_cut() -> None:
     assert weights_of(solve(case(cuts=cuts))) == {"cut 1 · float32": 1.0}
 
 
-def test_ties_prefer_exact_encodings() -> None:
+def test_ties_prefer_exact_encodings():
     use = {"link": 1.0, "server device": 0.05}
     cuts = {
         (3, encoding): dict(use)
@@ -456,7 +441,7 @@ def test_ties_prefer_exact_encodings() -> None:
     assert weights_of(freeze(problem)) == {"cut 3 · float32": 1.0}
 
 
-def test_mix_drops_options_that_are_not_needed() -> None:
+def test_mix_drops_options_that_are_not_needed():
     use = {"link": 1.0, "server device": 0.05}
     cuts = {(cut, "float32"): dict(use) for cut in (1, 2, 3, 4)}
     assert set(weights_of(solve(case(cuts=cuts)))) == {
@@ -465,7 +450,7 @@ def test_mix_drops_options_that_are_not_needed() -> None:
     }
 
 
-def test_tie_adds_no_negligible_streaming() -> None:
+def test_tie_adds_no_negligible_streaming():
     cuts = {
         (1, "float32"): {"link": 0.8, "server device": 0.01},
         (2, "float32"): {"link": 0.2, "server device": 0.1},
@@ -478,7 +463,7 @@ def test_tie_adds_no_negligible_streaming() -> None:
     assert {option.cut for option, _ in plan.mix} == {1, 2}
 
 
-def test_cut_that_does_not_fit_is_excluded_and_named() -> None:
+def test_cut_that_does_not_fit_is_excluded_and_named():
     problem = case()
     stream_option, pushed = problem.options
     problem = replace(
@@ -494,7 +479,7 @@ def test_cut_that_does_not_fit_is_excluded_and_named() -> None:
         freeze(problem)
 
 
-def test_push_down_pays_at_once_if_streaming_does_not_fit() -> None:
+def test_push_down_pays_at_once_if_streaming_does_not_fit():
     problem = case(one_off=1000.0)
     stream_option, pushed = problem.options
     problem = replace(
@@ -508,7 +493,7 @@ def test_push_down_pays_at_once_if_streaming_does_not_fit() -> None:
         stream(problem)
 
 
-def test_named_plans_use_the_fastest_encoding() -> None:
+def test_named_plans_use_the_fastest_encoding():
     cuts = {
         (1, "float32"): {"link": 1.0, "server device": 0.02},
         (2, "float32"): {"link": 8.0, "server device": 0.05},
@@ -526,7 +511,7 @@ def test_named_plans_use_the_fastest_encoding() -> None:
         static_at(problem, 7)
 
 
-def test_reasons_name_limits_speed_and_crossover() -> None:
+def test_reasons_name_limits_speed_and_crossover():
     plan = solve(case(link=25.0))
     text = " ".join(plan.reasons)
     assert (
@@ -548,7 +533,7 @@ def test_reasons_name_limits_speed_and_crossover() -> None:
     assert "A link faster than 80 bit/s would make push-down" in streaming
 
 
-def test_faster_link_can_make_the_plan_stream() -> None:
+def test_faster_link_can_make_the_plan_stream():
     cuts = {(3, "float16"): {"link": 0.1, "server device": 0.2}}
     problem = case(link=1.0, server=1.0, client=9.0, one_off=10.0, cuts=cuts)
     plan = solve(problem)
@@ -560,7 +545,7 @@ def test_faster_link_can_make_the_plan_stream() -> None:
     assert not solve(problem.with_bandwidth(crossover * 1.01)).pushes
 
 
-def test_crossover_includes_the_upload_of_the_package() -> None:
+def test_crossover_includes_the_upload_of_the_package():
     cuts = {(3, "float16"): {"link": 0.5}}
     problem = replace(
         case(link=100.0, client=1.0, one_off=50.0, num_samples=500, cuts=cuts),
@@ -582,7 +567,7 @@ def test_crossover_includes_the_upload_of_the_package() -> None:
     assert crossover == pytest.approx(105.0, rel=0.01)
 
 
-def test_crossover_is_found_between_links_with_the_same_choice() -> None:
+def test_crossover_is_found_between_links_with_the_same_choice():
     """Push-down pays on very slow and on fast links, but not in between."""
     cuts = {(3, "float16"): {"link": 0.2, "server device": 0.11}}
     problem = replace(
@@ -599,7 +584,7 @@ def test_crossover_is_found_between_links_with_the_same_choice() -> None:
     assert solve(problem.with_bandwidth(crossover * 1.01)).pushes
 
 
-def test_other_precision_floors_are_compared() -> None:
+def test_other_precision_floors_are_compared():
     lossless = case(link=1.0, cuts={(3, "float32"): {"link": 2.0}})
     half = case(link=1.0, cuts={(3, "float16"): {"link": 0.5}})
     plan = solve(lossless)
@@ -619,7 +604,7 @@ def test_other_precision_floors_are_compared() -> None:
     )
 
 
-def test_weights_of_a_mix_are_normalised() -> None:
+def test_weights_of_a_mix_are_normalised():
     problem = case()
     first, second = problem.options
     plan = evaluate(problem, [(second, 3.0), (first, 1.0)], "custom")
@@ -636,21 +621,19 @@ def test_weights_of_a_mix_are_normalised() -> None:
         ((math.nan, 1.0), "weight of stream is nan"),
     ],
 )
-def test_invalid_weights_are_refused(
-    weights: tuple[float, ...], message: str
-) -> None:
+def test_invalid_weights_are_refused(weights, message):
     problem = case()
     with pytest.raises(ValueError, match=message):
         evaluate(problem, zip(problem.options, weights, strict=True), "custom")
 
 
-def test_mix_with_an_unknown_option_is_refused() -> None:
+def test_mix_with_an_unknown_option_is_refused():
     unknown = Option(2, "uint8", {"link": 1.0}, 0, 0)
     with pytest.raises(ValueError, match="cut 2 · uint8 is not among"):
         evaluate(case(), [(unknown, 1.0)], "custom")
 
 
-def test_problem_without_bandwidth_is_refused() -> None:
+def test_problem_without_bandwidth_is_refused():
     with pytest.raises(ValueError, match="no option can run: there is no lin"):
         solve(case(link=0.0))
 
@@ -679,9 +662,7 @@ def test_problem_without_bandwidth_is_refused() -> None:
         ),
     ],
 )
-def test_invalid_problem_is_refused(
-    changes: dict[str, object], message: str
-) -> None:
+def test_invalid_problem_is_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         replace(case(), **changes)  # type: ignore[arg-type]
 
@@ -697,19 +678,17 @@ def test_invalid_problem_is_refused(
         (-1, "float32", {"link": 1.0}, "cut -1 is negative"),
     ],
 )
-def test_invalid_option_is_refused(
-    cut: int, encoding: str, use: dict[str, float], message: str
-) -> None:
+def test_invalid_option_is_refused(cut, encoding, use, message):
     with pytest.raises(ValueError, match=message):
         Option(cut, encoding, use, 0, 0)
 
 
-def test_negative_capacity_is_refused() -> None:
+def test_negative_capacity_is_refused():
     with pytest.raises(ValueError, match=r"capacity of 'link' .* not -1"):
         Resource("link", -1.0, "bytes/s")
 
 
-def test_plan_text_names_the_mix_and_its_limits() -> None:
+def test_plan_text_names_the_mix_and_its_limits():
     problem = case(link=25.0)
     plan = solve(problem)
     assert str(plan).startswith(f"{plan.label}: ")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hapi_splitter.planner.problem import UNITS, Option, Problem
+from hapi_splitter.planner.problem import UNITS, Option
 from hapi_splitter.planner.resource_use import KINDS, resource_use, stages
 from problems import problem_of
 
@@ -18,9 +18,7 @@ CAPACITIES = {
 }
 
 
-def problem_with(
-    *, share: float = 1.0, server_threads: int = 0, client_threads: int = 0
-) -> Problem:
+def problem_with(*, share=1.0, server_threads=0, client_threads=0):
     threads = {
         "server_threads": server_threads,
         "client_threads": client_threads,
@@ -35,9 +33,7 @@ def problem_with(
 @pytest.mark.parametrize(
     ("server", "client"), [(0, 0), (2, 4), (4, 8), (0, 8)]
 )
-def test_stages_of_a_resource_sum_to_its_use(
-    share: float, server: int, client: int
-) -> None:
+def test_stages_of_a_resource_sum_to_its_use(share, server, client):
     problem = problem_with(
         share=share, server_threads=server, client_threads=client
     )
@@ -53,7 +49,7 @@ def test_stages_of_a_resource_sum_to_its_use(
         )
 
 
-def test_layers_count_for_the_cores_that_compute_them() -> None:
+def test_layers_count_for_the_cores_that_compute_them():
     problem = problem_with(server_threads=2, client_threads=4)
     by_resource = stages(problem, problem.options[0])
     assert by_resource["server cpu"] == pytest.approx(
@@ -74,7 +70,7 @@ def test_layers_count_for_the_cores_that_compute_them() -> None:
     assert by_resource["link"] == {"link": pytest.approx(1e-3)}
 
 
-def test_option_without_components_has_its_use_by_resource() -> None:
+def test_option_without_components_has_its_use_by_resource():
     problem = problem_with()
     bare = Option(0, "raw", {"link": 500.0, "client cpu": 4.0}, 0, 0)
     by_resource = stages(problem, bare)

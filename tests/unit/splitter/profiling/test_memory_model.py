@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -11,7 +10,7 @@ import torch
 from allocations import allocated_peak
 from hapi_protocol.encodings import DTYPES
 from hapi_splitter import encodings as encodings_module
-from hapi_splitter.cuts import CallMemory, FrozenGraph
+from hapi_splitter.cuts import CallMemory
 from hapi_splitter.encodings import CHUNK_BYTES, encode
 from hapi_splitter.freezing.split_model import split
 from hapi_splitter.graph.batch_independence import Value
@@ -25,12 +24,12 @@ SCRATCH_BYTES = 1 << 18
 
 
 @pytest.fixture(scope="module")
-def branched() -> FrozenGraph:
+def branched():
     return split(BranchedNet(), "mix", sample_shape=(3, 16, 16)).frozen
 
 
 @pytest.mark.parametrize("name", ["resnet18", "mobilenet_v3_small"])
-def test_estimate_is_an_upper_bound_for_usual_models(name: str) -> None:
+def test_estimate_is_an_upper_bound_for_usual_models(name):
     reference = REFERENCE_MODELS[name]
     shape = reference.sample_shape
     model = reference.build()
@@ -44,8 +43,8 @@ def test_estimate_is_an_upper_bound_for_usual_models(name: str) -> None:
 
 
 def test_measurement_holds_for_the_fast_region_on_a_cpu_only(
-    branched: FrozenGraph,
-) -> None:
+    branched,
+):
     estimated = memory_by_call(branched)
     branched.measured_memory = dict.fromkeys(
         estimated, CallMemory((1 << 30, 0), (1 << 30, 0))
@@ -60,7 +59,7 @@ def test_measurement_holds_for_the_fast_region_on_a_cpu_only(
         branched.measured_memory = {}
 
 
-def strided() -> FrozenGraph:
+def strided():
     """Features that are a view and not contiguous."""
     calls = [
         Call("aten.sigmoid.default", (Ref(INPUT),)),
@@ -70,13 +69,13 @@ def strided() -> FrozenGraph:
     return region_of((64, 50), calls)
 
 
-def channels() -> FrozenGraph:
+def channels():
     return region_of(
         (16, 48, 48), [Call("aten.sigmoid.default", (Ref(INPUT),))]
     )
 
 
-def few_values() -> FrozenGraph:
+def few_values():
     return region_of((3,), [Call("aten.sigmoid.default", (Ref(INPUT),))])
 
 
@@ -84,16 +83,16 @@ def few_values() -> FrozenGraph:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("build", [strided, channels, few_values])
 def test_peak_with_encoding_is_an_upper_bound_of_allocations(
-    build: Callable[[], FrozenGraph],
-    dtype: str,
-    special: float,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    build,
+    dtype,
+    special,
+    monkeypatch,
+):
     frozen = build()
     prefix = frozen.prefix(frozen.num_cuts)
     samples = torch.randn(8, *frozen.input_shape)
 
-    def encoded(samples: torch.Tensor) -> None:
+    def encoded(samples):
         features = prefix(samples)
         if special != 0.5:
             # In place, so that it costs nothing.
@@ -113,8 +112,8 @@ def test_peak_with_encoding_is_an_upper_bound_of_allocations(
 
 
 def test_needs_are_counted_in_one_walk(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     width = 400
     calls = [Call("aten.sigmoid.default", (Ref(INPUT),))] * width
     together = tuple(Ref(node) for node in range(1, width + 1))
@@ -124,7 +123,7 @@ def test_needs_are_counted_in_one_walk(
     sizes = Value.num_bytes.fget  # type: ignore[attr-defined]
     asked: list[Value] = []
 
-    def num_bytes(value: Value) -> int:
+    def num_bytes(value):
         asked.append(value)
         return int(sizes(value))
 
@@ -136,8 +135,8 @@ def test_needs_are_counted_in_one_walk(
 
 
 def test_needs_keep_the_steps_that_can_be_the_largest(
-    branched: FrozenGraph,
-) -> None:
+    branched,
+):
     every = [call.peak for call in memory_by_call(branched).values()]
     needs = needs_of(branched, branched.num_cuts)
     assert len(needs.steps) < len(every)
@@ -147,7 +146,7 @@ def test_needs_keep_the_steps_that_can_be_the_largest(
         assert largest < peak <= largest * 65 / 64 + SCRATCH_BYTES
 
 
-def test_batch_for_is_the_largest_that_fits(branched: FrozenGraph) -> None:
+def test_batch_for_is_the_largest_that_fits(branched):
     for cut in range(1, branched.num_cuts + 1):
         needs = needs_of(branched, cut)
         available = needs.peak_bytes(17) + 5

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -11,7 +10,6 @@ from torch import nn
 
 from hapi_protocol.errors import DoesNotFitError, UnsupportedError
 from hapi_protocol.profiles import BatchProfile, ModelProfile
-from hapi_splitter.cuts import FrozenGraph
 from hapi_splitter.freezing.split_model import split
 from hapi_splitter.inputs.image_decode import decode_image
 from hapi_splitter.inputs.image_transform import ImageTransform
@@ -38,10 +36,10 @@ CPU = torch.device("cpu")
 class Ticks:
     """A clock on which each look takes a second."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.now = 0.0
 
-    def __call__(self) -> float:
+    def __call__(self):
         self.now += 1.0
         return self.now
 
@@ -52,14 +50,12 @@ class Passes:
     Each takes ``seconds`` for every sample.
     """
 
-    def __init__(
-        self, monkeypatch: pytest.MonkeyPatch, seconds: float
-    ) -> None:
+    def __init__(self, monkeypatch, seconds):
         self.now = 0.0
         self.batches: list[int] = []
         measure = profile._BatchRun.measure
 
-        def counted(run: profile._BatchRun) -> None:
+        def counted(run):
             measure(run)
             self.batches.append(run.batch)
             self.now += seconds * run.batch
@@ -67,29 +63,29 @@ class Passes:
 
         monkeypatch.setattr(profile._BatchRun, "measure", counted)
 
-    def __call__(self) -> float:
+    def __call__(self):
         return self.now
 
 
-def small_region() -> FrozenGraph:
+def small_region():
     return split(small_network(), "body", transform=small_transform()).frozen
 
 
-def branched_region() -> FrozenGraph:
+def branched_region():
     return split(BranchedNet(), "mix", sample_shape=(3, 16, 16)).frozen
 
 
-def fast_region() -> FrozenGraph:
+def fast_region():
     """With a cut between a convolution and its batch norm."""
     return small_region().to(CPU, fast=True)
 
 
-def test_seconds_reach_every_cut_and_never_fall() -> None:
+def test_seconds_reach_every_cut_and_never_fall():
     assert_seconds_reach_every_cut(small_region())
     assert_seconds_reach_every_cut(fast_region())
 
 
-def assert_seconds_reach_every_cut(frozen: FrozenGraph) -> None:
+def assert_seconds_reach_every_cut(frozen):
     profiles = profile_region(frozen, CPU, batches=(4, 1, 4))
     assert [each.batch for each in profiles] == [1, 4]
     for each in profiles:
@@ -100,7 +96,7 @@ def assert_seconds_reach_every_cut(frozen: FrozenGraph) -> None:
             assert before <= after
 
 
-def test_cuts_share_the_seconds_of_the_whole_forward() -> None:
+def test_cuts_share_the_seconds_of_the_whole_forward():
     frozen = branched_region()
     (only,) = profile_region(
         frozen, CPU, batches=(2,), budget_seconds=1000, clock=Ticks()
@@ -116,7 +112,7 @@ def test_cuts_share_the_seconds_of_the_whole_forward() -> None:
         assert only.cut_seconds[cut.index] == pytest.approx(share)
 
 
-def test_cut_that_is_folded_away_costs_what_its_batch_norm_does() -> None:
+def test_cut_that_is_folded_away_costs_what_its_batch_norm_does():
     frozen = fast_region()
     (only,) = profile_region(
         frozen, CPU, batches=(2,), budget_seconds=1000, clock=Ticks()
@@ -131,8 +127,8 @@ def test_cut_that_is_folded_away_costs_what_its_batch_norm_does() -> None:
 
 @pytest.mark.parametrize("build", [branched_region, fast_region])
 def test_region_is_the_same_bit_for_bit_afterwards(
-    build: Callable[[], FrozenGraph],
-) -> None:
+    build,
+):
     frozen = build()
     samples = torch.randn(3, *frozen.input_shape)
     with torch.inference_mode():
@@ -146,16 +142,16 @@ def test_region_is_the_same_bit_for_bit_afterwards(
 
 
 def test_long_budget_gives_each_batch_all_passes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     clock = Passes(monkeypatch, 0.001)
     profile_region(small_region(), CPU, batches=(1, 8), clock=clock)
     assert sorted(clock.batches) == [1] * MAX_PASSES + [8] * MAX_PASSES
 
 
 def test_short_budget_gives_up_passes_before_batches(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     clock = Passes(monkeypatch, 1.0)
     found = profile_region(
         small_region(),
@@ -171,8 +167,8 @@ def test_short_budget_gives_up_passes_before_batches(
 
 
 def test_shorter_budget_gives_up_batches_but_the_smallest(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     clock = Passes(monkeypatch, 1.0)
     found = profile_region(
         small_region(), CPU, batches=(1, 8), budget_seconds=5, clock=clock
@@ -186,7 +182,7 @@ def test_shorter_budget_gives_up_batches_but_the_smallest(
     assert [each.batch for each in found] == [2]
 
 
-def test_batches_beyond_the_memory_are_left_out() -> None:
+def test_batches_beyond_the_memory_are_left_out():
     frozen = small_region()
     needs = needs_of(frozen, frozen.num_cuts)
     found = profile_region(
@@ -210,11 +206,11 @@ def test_batches_beyond_the_memory_are_left_out() -> None:
 
 
 def test_device_that_runs_out_of_memory_has_the_smaller_batches(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     warm_up = profile._BatchRun.warm_up
 
-    def crowded(run: profile._BatchRun) -> None:
+    def crowded(run):
         if run.batch > limit:
             raise torch.OutOfMemoryError("no more")
         warm_up(run)
@@ -229,12 +225,12 @@ def test_device_that_runs_out_of_memory_has_the_smaller_batches(
 
 
 @pytest.mark.parametrize("batches", [(0, 1), (-1,)])
-def test_batches_below_one_are_refused(batches: tuple[int, ...]) -> None:
+def test_batches_below_one_are_refused(batches):
     with pytest.raises(ValueError, match="from 1 on"):
         profile_region(small_region(), CPU, batches=batches)
 
 
-def test_outputs_are_those_of_each_prefix() -> None:
+def test_outputs_are_those_of_each_prefix():
     for frozen in (small_region(), branched_region()):
         samples = torch.randn(3, *frozen.input_shape)
         kept = samples.clone()
@@ -247,7 +243,7 @@ def test_outputs_are_those_of_each_prefix() -> None:
         assert torch.equal(samples, kept)
 
 
-def test_outputs_of_a_fast_region_are_those_of_each_prefix() -> None:
+def test_outputs_of_a_fast_region_are_those_of_each_prefix():
     frozen = fast_region()
     samples = torch.randn(3, *frozen.input_shape)
     found = prefix_outputs(frozen, samples, range(frozen.num_cuts + 1))
@@ -259,7 +255,7 @@ def test_outputs_of_a_fast_region_are_those_of_each_prefix() -> None:
         torch.testing.assert_close(tensor, expected, rtol=1e-4, atol=atol)
 
 
-def test_outputs_of_some_cuts_need_no_more_than_the_last_of_them() -> None:
+def test_outputs_of_some_cuts_need_no_more_than_the_last_of_them():
     frozen = small_region()
     samples = torch.randn(2, *frozen.input_shape)
     assert prefix_outputs(frozen, samples, []) == {}
@@ -269,7 +265,7 @@ def test_outputs_of_some_cuts_need_no_more_than_the_last_of_them() -> None:
         prefix_outputs(frozen, samples, [frozen.num_cuts + 1])
 
 
-def test_peak_bytes_are_those_of_each_prefix() -> None:
+def test_peak_bytes_are_those_of_each_prefix():
     for frozen in (small_region(), branched_region(), fast_region()):
         found = peak_bytes_by_cut(frozen, CPU)
         needs = [needs_of(frozen, c) for c in range(frozen.num_cuts + 1)]
@@ -278,8 +274,8 @@ def test_peak_bytes_are_those_of_each_prefix() -> None:
 
 @pytest.mark.parametrize(("allocated", "factor"), [(3.0, 3.0), (0.5, 1.0)])
 def test_gpu_raises_the_modelled_peak_and_never_lowers_it(
-    monkeypatch: pytest.MonkeyPatch, allocated: float, factor: float
-) -> None:
+    monkeypatch, allocated, factor
+):
     frozen = small_region()
     working = [
         each - frozen.parameter_bytes
@@ -301,20 +297,20 @@ class FakeEvent:
 
     now = 0.0
 
-    def __init__(self, enable_timing: bool) -> None:
+    def __init__(self, enable_timing):
         assert enable_timing
 
-    def record(self, stream: object) -> None:
+    def record(self, stream):
         FakeEvent.now += 250.0
         self.at = FakeEvent.now
 
-    def elapsed_time(self, end: FakeEvent) -> float:
+    def elapsed_time(self, end):
         return end.at - self.at
 
 
 def test_gpu_is_timed_by_its_events_once_it_has_settled(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     settled = []
     monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
@@ -339,14 +335,12 @@ def test_gpu_is_timed_by_its_events_once_it_has_settled(
         ({4: 0.0}, 4),
     ],
 )
-def test_knee_is_the_smallest_batch_near_the_best_rate(
-    seconds: dict[int, float], knee: int
-) -> None:
+def test_knee_is_the_smallest_batch_near_the_best_rate(seconds, knee):
     batches = [BatchProfile(n, (0.0, s)) for n, s in seconds.items()]
     assert throughput_knee(batches) == knee
 
 
-def test_model_profile_travels_and_says_what_it_is_of() -> None:
+def test_model_profile_travels_and_says_what_it_is_of():
     frozen = small_region()
     found = profile_model(
         frozen,
@@ -367,7 +361,7 @@ def test_model_profile_travels_and_says_what_it_is_of() -> None:
     assert [each.batch for each in found.batches] == [1, 16]
 
 
-def test_region_of_any_shape_has_a_profile_without_reference() -> None:
+def test_region_of_any_shape_has_a_profile_without_reference():
     model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 2))
     frozen = split(model, "1", sample_shape=(7, 6)).frozen
     found = profile_model(frozen, CPU, cores=1, memory_limit_bytes=1 << 20)
@@ -375,22 +369,20 @@ def test_region_of_any_shape_has_a_profile_without_reference() -> None:
     assert found.num_cuts == frozen.num_cuts
 
 
-def test_reference_image_is_a_photograph_by_size_and_the_same_each_time() -> (
-    None
-):
+def test_reference_image_is_of_a_photographs_size_and_always_the_same():
     image = reference_image()
     assert image == reference_image()
     assert 40_000 < len(image) < 200_000
     assert decode_image(image).shape == (3, HEIGHT, WIDTH)
 
 
-def test_reference_seconds_are_a_median_of_one_thread() -> None:
+def test_reference_seconds_are_a_median_of_one_thread():
     ticks = iter([0, 90, 100, 180, 200, 201, 300, 303, 400, 402, 500, 509])
     times = itertools.chain(ticks, [600, 604])
     threads = torch.get_num_threads()
     seen = []
 
-    def clock() -> float:
+    def clock():
         seen.append(torch.get_num_threads())
         return float(next(times))
 

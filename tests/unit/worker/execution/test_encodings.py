@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 
 from hapi_protocol.encodings import DTYPES, ENCODINGS, Encoding
-from hapi_protocol.feature_reader import FeatureStreamReader
-from hapi_protocol.feature_stream import FeatureBatch
 from hapi_splitter.encodings import decode, encode
 from hapi_splitter.freezing.split_model import split
 from hapi_splitter.package.writer import package_pieces
@@ -20,7 +15,6 @@ from hapi_worker.execution.forward import encode_rows, run_prefix
 from photos import shard, with_corrupt_member
 from worker_under_test import (
     SmallResNet,
-    WorkerUnderTest,
     job_for,
     running_worker,
     small_package,
@@ -42,22 +36,22 @@ ROUNDING = {
 
 @pytest.fixture(scope="module")
 def worker(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[WorkerUnderTest]:
+    tmp_path_factory,
+):
     with running_worker(tmp_path_factory.mktemp("worker")) as worker:
         yield worker
 
 
 @pytest.fixture(scope="module")
-def tar() -> bytes:
+def tar():
     return with_corrupt_member(shard(NUM_SAMPLES, size=90), f"s0-{BAD:04d}")
 
 
-def batches_of(reader: FeatureStreamReader) -> list[FeatureBatch]:
+def batches_of(reader):
     return reader.batches  # type: ignore[attr-defined, no-any-return]
 
 
-def decoded(reader: FeatureStreamReader, encoding: str) -> torch.Tensor:
+def decoded(reader, encoding):
     return torch.cat(
         [
             decode(batch.features, encoding, batch.scale, batch.zero)
@@ -68,16 +62,14 @@ def decoded(reader: FeatureStreamReader, encoding: str) -> torch.Tensor:
 
 
 @pytest.fixture(scope="module")
-def computed(worker: WorkerUnderTest, tar: bytes) -> torch.Tensor:
+def computed(worker, tar):
     """The features in float32, as the worker computes them."""
     package = small_package()
     return decoded(worker.run(job_for(tar, package), package, tar), "float32")
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
-def test_features_travel_in_every_encoding(
-    worker: WorkerUnderTest, tar: bytes, computed: torch.Tensor, encoding: str
-) -> None:
+def test_features_travel_in_every_encoding(worker, tar, computed, encoding):
     package = small_package()
     job = job_for(tar, package, encoding=encoding)
     reader = worker.run(job, package, tar)
@@ -103,10 +95,10 @@ def test_features_travel_in_every_encoding(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_halved_batch_is_encoded_as_a_whole_one(dtype: str) -> None:
+def test_halved_batch_is_encoded_as_a_whole_one(dtype):
     sizes = []
 
-    def prefix(images: torch.Tensor) -> torch.Tensor:
+    def prefix(images):
         sizes.append(len(images))
         if len(images) > 2:
             raise torch.OutOfMemoryError("no room")
@@ -130,7 +122,7 @@ def test_halved_batch_is_encoded_as_a_whole_one(dtype: str) -> None:
     assert (found.saturated > 0) == (dtype != "float32")
 
 
-def test_clipped_values_are_counted(tmp_path: Path, tar: bytes) -> None:
+def test_clipped_values_are_counted(tmp_path, tar):
     """Weights beyond float16's range make features that saturate."""
     network = SmallResNet()
     with torch.no_grad():
@@ -149,9 +141,7 @@ def test_clipped_values_are_counted(tmp_path: Path, tar: bytes) -> None:
 
 
 @pytest.mark.parametrize("encoding", ["float32", "uint8;zstd"])
-def test_batches_leave_room_for_the_encoding(
-    tmp_path: Path, encoding: str
-) -> None:
+def test_batches_leave_room_for_the_encoding(tmp_path, encoding):
     package = small_package()
     frozen = small_split().frozen.to("cpu", fast=True)
     needs = needs_of(frozen, CUT, encoding)

@@ -17,17 +17,14 @@ from hapi_worker.execution.quarantine import (
     ModelQuarantine,
 )
 from hapi_worker.monitoring.malloc_tuning import TRIM_SECONDS, HeapTrimmer
-from worker_under_test import Clock
 
 
 @pytest.fixture
-def quarantine(clock: Clock) -> ModelQuarantine:
+def quarantine(clock):
     return ModelQuarantine(1.0, clock)
 
 
-def test_model_is_refused_for_a_while_after_slow_passes(
-    quarantine: ModelQuarantine, clock: Clock
-) -> None:
+def test_model_is_refused_for_a_while_after_slow_passes(quarantine, clock):
     for _ in range(MAX_SLOW_PASSES):
         quarantine.check("slow")
         quarantine.note("slow", 1.5)
@@ -42,9 +39,7 @@ def test_model_is_refused_for_a_while_after_slow_passes(
     assert quarantine.total == MAX_SLOW_PASSES + 1
 
 
-def test_quick_or_rarely_slow_models_are_not_refused(
-    quarantine: ModelQuarantine, clock: Clock
-) -> None:
+def test_quick_or_rarely_slow_models_are_not_refused(quarantine, clock):
     for _ in range(10):
         quarantine.note("quick", 1.0)
         quarantine.note("rarely", 2.0)
@@ -54,14 +49,14 @@ def test_quick_or_rarely_slow_models_are_not_refused(
 
 
 def test_number_of_remembered_models_is_bounded(
-    quarantine: ModelQuarantine,
-) -> None:
+    quarantine,
+):
     for number in range(MAX_MODELS + 10):
         quarantine.note(str(number), 2.0)
     assert len(quarantine._late) == MAX_MODELS
 
 
-def test_heap_is_trimmed_once_when_work_has_ended() -> None:
+def test_heap_is_trimmed_once_when_work_has_ended():
     busy, trimmed = [False], []
     heap = HeapTrimmer(lambda: busy[0], lambda: trimmed.append(1))
     heap.check()
@@ -76,8 +71,8 @@ def test_heap_is_trimmed_once_when_work_has_ended() -> None:
 
 
 def test_heap_is_trimmed_once_a_minute_while_there_is_work(
-    clock: Clock,
-) -> None:
+    clock,
+):
     trimmed: list[float] = []
     heap = HeapTrimmer(lambda: True, lambda: trimmed.append(clock.now), clock)
     for _ in range(26):
@@ -86,7 +81,7 @@ def test_heap_is_trimmed_once_a_minute_while_there_is_work(
     assert trimmed == [100 + TRIM_SECONDS, 100 + 2 * TRIM_SECONDS]
 
 
-def test_thread_of_the_trimmer_ends() -> None:
+def test_thread_of_the_trimmer_ends():
     heap = HeapTrimmer(lambda: False)
     heap.begin()
     heap.end()
@@ -116,9 +111,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 @pytest.mark.parametrize(
     ("keep", "is_kept"), [("assert keep_heap()", True), ("", False)]
 )
-def test_large_blocks_are_reused_without_page_faults(
-    keep: str, is_kept: bool
-) -> None:
+def test_large_blocks_are_reused_without_page_faults(keep, is_kept):
     code = FAULTS_AGAIN.format(keep=keep)
     found = subprocess.run(
         [sys.executable, "-c", code],

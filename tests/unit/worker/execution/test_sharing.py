@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +18,6 @@ from hapi_splitter.freezing.split_model import split
 from hapi_splitter.package.writer import package_pieces
 from photos import shard
 from worker_under_test import (
-    WorkerUnderTest,
     job_for,
     running_worker,
     small_package,
@@ -32,7 +29,7 @@ CUTS = (3, 57)
 
 
 @lru_cache(maxsize=1)
-def package() -> bytes:
+def package():
     """A network whose last features depend on the batch size."""
     torch.manual_seed(0)
     network = torchvision.models.mobilenet_v3_small(weights=None).eval()
@@ -44,23 +41,21 @@ def package() -> bytes:
 
 
 @pytest.fixture(scope="module")
-def tar() -> bytes:
+def tar():
     return shard(NUM_SAMPLES, size=90)
 
 
 @pytest.fixture(scope="module")
 def worker(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[WorkerUnderTest]:
+    tmp_path_factory,
+):
     with running_worker(tmp_path_factory.mktemp("worker")) as worker:
         worker.put(package())
         worker.put(small_package())
         yield worker
 
 
-def features_of(
-    worker: WorkerUnderTest, tar: bytes, cut: int, **changes: Any
-) -> np.ndarray[Any, Any]:
+def features_of(worker, tar, cut, **changes):
     job = job_for(tar, package(), cut=cut, **changes)
     reader: FeatureStreamReader = worker.run(job, package(), tar)
     batches = reader.batches  # type: ignore[attr-defined]
@@ -68,12 +63,12 @@ def features_of(
 
 
 @contextlib.contextmanager
-def flooded(worker: WorkerUnderTest, *accounts: str) -> Iterator[None]:
+def flooded(worker, *accounts):
     """Other accounts' jobs, one after the other, on the same models."""
     tar = shard(33, size=100)
     ended = threading.Event()
 
-    def flood(account: str, number: int) -> int:
+    def flood(account, number):
         jobs = 0
         sent = package() if number % 2 else small_package()
         while not ended.is_set():
@@ -93,9 +88,7 @@ def flooded(worker: WorkerUnderTest, *accounts: str) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("cut", CUTS)
-def test_rows_are_bit_equal_with_streams_of_other_accounts(
-    worker: WorkerUnderTest, tar: bytes, cut: int
-) -> None:
+def test_rows_are_bit_equal_with_streams_of_other_accounts(worker, tar, cut):
     alone = features_of(worker, tar, cut)
     with flooded(worker, "AUTH_b", "AUTH_b", "AUTH_c"):
         shared = [features_of(worker, tar, cut) for _ in range(4)]
@@ -103,9 +96,7 @@ def test_rows_are_bit_equal_with_streams_of_other_accounts(
         np.testing.assert_array_equal(found, alone)
 
 
-def test_rows_are_bit_equal_with_other_streams_of_the_account(
-    worker: WorkerUnderTest, tar: bytes
-) -> None:
+def test_rows_are_bit_equal_with_other_streams_of_the_account(worker, tar):
     alone = features_of(worker, tar, CUTS[1])
     with ThreadPoolExecutor(4) as pool:
         asked = [

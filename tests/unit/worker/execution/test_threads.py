@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
@@ -18,13 +16,13 @@ from hapi_worker.scheduling.fair_queue import Ledger
 
 
 @pytest.fixture
-def pool() -> Iterator[FairPool]:
+def pool():
     pool = FairPool("test", 1, Ledger(), torch_threads=1)
     yield pool
     pool.close()
 
 
-def test_pool_serves_accounts_in_turn(pool: FairPool) -> None:
+def test_pool_serves_accounts_in_turn(pool):
     gate = threading.Event()
     order: list[str] = []
     done = threading.Event()
@@ -39,13 +37,11 @@ def test_pool_serves_accounts_in_turn(pool: FairPool) -> None:
 
 
 @pytest.mark.parametrize(("device", "num_cores"), [("cpu", 3), ("cuda", 1)])
-def test_core_seconds_include_torchs_threads(
-    device: str, num_cores: int
-) -> None:
+def test_core_seconds_include_torchs_threads(device, num_cores):
     pool = FairPool("cores", 1, Ledger(), torch_threads=3)
     found: list[float] = []
 
-    def measure() -> None:
+    def measure():
         thread = time.thread_time()
         while time.thread_time() < thread + 0.05:
             pass
@@ -60,9 +56,7 @@ def test_core_seconds_include_torchs_threads(
     assert found == [pytest.approx(num_cores, rel=0.05)]
 
 
-def test_pool_survives_work_that_raises(
-    pool: FairPool, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_pool_survives_work_that_raises(pool, caplog):
     done = threading.Event()
     pool.submit("a", lambda: 1 // 0)
     pool.submit("a", done.set)
@@ -71,11 +65,11 @@ def test_pool_survives_work_that_raises(
 
 
 def test_paused_pool_finishes_running_work_and_starts_none(
-    pool: FairPool,
-) -> None:
+    pool,
+):
     begun, release, after = (threading.Event() for _ in range(3))
 
-    def work() -> None:
+    def work():
         begun.set()
         release.wait(5)
 
@@ -91,7 +85,7 @@ def test_paused_pool_finishes_running_work_and_starts_none(
     assert after.wait(5)
 
 
-def test_pool_threads_have_their_own_number_of_torch_threads() -> None:
+def test_pool_threads_have_their_own_number_of_torch_threads():
     before = torch.get_num_threads()
     pools = [FairPool(f"t{n}", 1, Ledger(), torch_threads=n) for n in (1, 3)]
     found = []
@@ -105,7 +99,7 @@ def test_pool_threads_have_their_own_number_of_torch_threads() -> None:
     assert torch.get_num_threads() == before
 
 
-def test_closed_pool_takes_no_work_and_has_no_threads() -> None:
+def test_closed_pool_takes_no_work_and_has_no_threads():
     pool = FairPool("closing", 2, Ledger())
     pool.close()
     with pytest.raises(RuntimeError):
@@ -114,12 +108,12 @@ def test_closed_pool_takes_no_work_and_has_no_threads() -> None:
 
 
 def test_work_may_pause_its_own_pool(
-    pool: FairPool,
-) -> None:
+    pool,
+):
     found: list[bool] = []
     done = threading.Event()
 
-    def work() -> None:
+    def work():
         with pool.paused(1.0, num_allowed=1) as idle:
             found.append(idle)
 
@@ -130,8 +124,8 @@ def test_work_may_pause_its_own_pool(
 
 
 def test_urgent_work_goes_before_the_same_accounts_other_work(
-    pool: FairPool,
-) -> None:
+    pool,
+):
     gate, done = threading.Event(), threading.Event()
     order: list[str] = []
     pool.submit("a", gate.wait)
@@ -143,7 +137,7 @@ def test_urgent_work_goes_before_the_same_accounts_other_work(
     assert order == ["pass", "decode"]
 
 
-def test_unknown_device_is_refused() -> None:
+def test_unknown_device_is_refused():
     assert choose_devices("cpu") == [torch.device("cpu")]
     assert choose_devices("cpu,cpu") == [torch.device("cpu")] * 2
     with pytest.raises(ValueError, match="cuda:99"):
@@ -151,8 +145,8 @@ def test_unknown_device_is_refused() -> None:
 
 
 def test_devices_of_two_kinds_are_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert choose_devices("auto") == [
@@ -163,26 +157,24 @@ def test_devices_of_two_kinds_are_refused(
         choose_devices("cpu,cuda:1")
 
 
-def test_batch_is_padded_with_zeros() -> None:
+def test_batch_is_padded_with_zeros():
     images = [torch.ones(2, 3), torch.full((2, 3), 2.0)]
     batch = padded(images, 4, torch.device("cpu"))
     assert batch.shape == (4, 2, 3)
     assert batch[:, 0, 0].tolist() == [1, 2, 0, 0]
 
 
-def prefix_with_memory_for(
-    batch: int, too_large: Any
-) -> tuple[list[int], Any]:
+def prefix_with_memory_for(batch, too_large):
     sizes: list[int] = []
 
-    def prefix(images: torch.Tensor) -> torch.Tensor:
+    def prefix(images):
         sizes.append(len(images))
         return too_large() if len(images) > batch else images * 2
 
     return sizes, prefix
 
 
-def raise_out_of_memory() -> None:
+def raise_out_of_memory():
     raise torch.OutOfMemoryError("no memory")
 
 
@@ -191,7 +183,7 @@ def raise_out_of_memory() -> None:
     [raise_out_of_memory, lambda: torch.empty(2**60, dtype=torch.uint8)],
     ids=["gpu", "cpu"],
 )
-def test_batch_is_halved_until_it_fits(too_large: Any) -> None:
+def test_batch_is_halved_until_it_fits(too_large):
     images = torch.arange(7.0).reshape(7, 1)
     sizes, prefix = prefix_with_memory_for(2, too_large)
     computed = run_prefix(prefix, images, device=torch.device("cpu"))
@@ -200,8 +192,8 @@ def test_batch_is_halved_until_it_fits(too_large: Any) -> None:
     assert computed.num_halvings == 2
 
 
-def test_error_of_the_model_is_not_out_of_memory() -> None:
-    def prefix(images: torch.Tensor) -> torch.Tensor:
+def test_error_of_the_model_is_not_out_of_memory():
+    def prefix(images):
         raise RuntimeError("shapes do not match")
 
     with pytest.raises(RuntimeError, match="shapes"):
@@ -212,7 +204,7 @@ def test_error_of_the_model_is_not_out_of_memory() -> None:
         )
 
 
-def test_one_sample_that_does_not_fit_is_an_error() -> None:
+def test_one_sample_that_does_not_fit_is_an_error():
     _, prefix = prefix_with_memory_for(0, raise_out_of_memory)
     with pytest.raises(DoesNotFitError, match="no memory"):
         run_prefix(prefix, torch.zeros(2, 1), device=torch.device("cpu"))

@@ -14,19 +14,19 @@ from hapi_protocol.errors import (
 )
 from hapi_protocol.job_messages import JobRequest
 from hapi_worker.jobs.admission import Admission, Job, JobLimits
-from hapi_worker.peer import IsDisconnected, always_connected
-from worker_under_test import Clock, until
+from hapi_worker.peer import always_connected
+from worker_under_test import until
 
 
 class FakeLease:
-    def __init__(self) -> None:
+    def __init__(self):
         self.num_released = 0
 
-    def release(self) -> None:
+    def release(self):
         self.num_released += 1
 
 
-def request(account: str = "AUTH_a") -> JobRequest:
+def request(account="AUTH_a"):
     return JobRequest(
         kind="index",
         charged_account=account,
@@ -48,23 +48,23 @@ LIMITS = JobLimits(streams=3, per_account=2)
 
 
 @pytest.fixture
-def admission(clock: Clock) -> Admission:
+def admission(clock):
     return Admission(LIMITS, 10.0, clock=clock)
 
 
-def granted(admission: Admission, account: str = "AUTH_a") -> Job:
+def granted(admission, account="AUTH_a"):
     job = admission.enter(request(account))
     admission.grant(job, None)
     return job
 
 
-def started(admission: Admission, account: str = "AUTH_a") -> Job:
+def started(admission, account="AUTH_a"):
     return admission.start(granted(admission, account).job_id)
 
 
 def test_streams_are_bounded_in_total_and_per_account(
-    admission: Admission,
-) -> None:
+    admission,
+):
     first = granted(admission)
     granted(admission)
     with pytest.raises(ShareError, match="AUTH_a") as share:
@@ -79,7 +79,7 @@ def test_streams_are_bounded_in_total_and_per_account(
     granted(admission, "AUTH_c")
 
 
-def test_unused_grant_expires(admission: Admission, clock: Clock) -> None:
+def test_unused_grant_expires(admission, clock):
     lease = FakeLease()
     job = admission.enter(request())
     clock.now += 100
@@ -95,9 +95,7 @@ def test_unused_grant_expires(admission: Admission, clock: Clock) -> None:
     assert lease.num_released == 1
 
 
-def test_job_starts_once_and_does_not_expire_while_it_runs(
-    admission: Admission, clock: Clock
-) -> None:
+def test_job_starts_once_and_does_not_expire_while_it_runs(admission, clock):
     job = started(admission)
     with pytest.raises(RightsError):
         admission.start(job.job_id)
@@ -109,7 +107,7 @@ def test_job_starts_once_and_does_not_expire_while_it_runs(
     assert admission.num_running() == 0
 
 
-def test_drain_refuses_new_jobs_and_waits_for_running_ones() -> None:
+def test_drain_refuses_new_jobs_and_waits_for_running_ones():
     admission = Admission(LIMITS, 10.0)
     job = started(admission)
     threading.Timer(0.1, admission.end, [job]).start()
@@ -119,13 +117,13 @@ def test_drain_refuses_new_jobs_and_waits_for_running_ones() -> None:
     assert refused.value.code == "draining"
 
 
-def test_drain_gives_up_when_a_job_outlasts_it() -> None:
+def test_drain_gives_up_when_a_job_outlasts_it():
     admission = Admission(LIMITS, 10.0)
     started(admission)
     assert not admission.drain(0.05)
 
 
-def test_running_streams_are_counted_by_account(admission: Admission) -> None:
+def test_running_streams_are_counted_by_account(admission):
     for account in ("AUTH_a", "AUTH_b", "AUTH_b"):
         started(admission, account)
     assert admission.num_running() == 3
@@ -136,16 +134,14 @@ def test_running_streams_are_counted_by_account(admission: Admission) -> None:
 class Queue:
     """Requests that wait in threads, in the order they came."""
 
-    def __init__(self, admission: Admission) -> None:
+    def __init__(self, admission):
         self.admission = admission
         self.served: list[str] = []
         self.refused: list[tuple[str, str]] = []
         self.jobs: list[Job] = []
         self._threads: list[threading.Thread] = []
 
-    def enter(
-        self, account: str, is_disconnected: IsDisconnected = always_connected
-    ) -> None:
+    def enter(self, account, is_disconnected=always_connected):
         before = self.admission.num_waiting()
         thread = threading.Thread(
             target=self._enter, args=[account, is_disconnected]
@@ -160,7 +156,7 @@ class Queue:
             )
         )
 
-    def _enter(self, account: str, is_disconnected: IsDisconnected) -> None:
+    def _enter(self, account, is_disconnected):
         try:
             job = self.admission.enter(request(account), is_disconnected)
         except HapiError as error:
@@ -169,19 +165,19 @@ class Queue:
         self.jobs.append(job)
         self.served.append(account)
 
-    def join(self) -> None:
+    def join(self):
         for thread in self._threads:
             thread.join(5)
             assert not thread.is_alive()
 
 
 def queueing(
-    streams: int = 2,
-    per_account: int = 2,
-    waiting: int = 8,
-    queue_seconds: float = 5.0,
-    **weights: float,
-) -> Queue:
+    streams=2,
+    per_account=2,
+    waiting=8,
+    queue_seconds=5.0,
+    **weights,
+):
     return Queue(
         Admission(
             JobLimits(streams, per_account, waiting),
@@ -192,7 +188,7 @@ def queueing(
     )
 
 
-def serve_all(queue: Queue) -> None:
+def serve_all(queue):
     """Ends one job after another, until all requests were admitted."""
     while queue.admission.jobs():
         num_served = len(queue.served)
@@ -203,7 +199,7 @@ def serve_all(queue: Queue) -> None:
     queue.join()
 
 
-def test_request_waits_for_admission() -> None:
+def test_request_waits_for_admission():
     queue = queueing(streams=1)
     job = granted(queue.admission)
     queue.enter("b")
@@ -215,7 +211,7 @@ def test_request_waits_for_admission() -> None:
     assert queue.admission.num_waiting() == 0
 
 
-def test_account_with_the_fewest_jobs_is_next() -> None:
+def test_account_with_the_fewest_jobs_is_next():
     queue = queueing(streams=2, per_account=2)
     for account in ("greedy", "greedy", "greedy", "greedy", "new", "other"):
         queue.enter(account)
@@ -229,7 +225,7 @@ def test_account_with_the_fewest_jobs_is_next() -> None:
     serve_all(queue)
 
 
-def test_jobs_are_admitted_by_weight() -> None:
+def test_jobs_are_admitted_by_weight():
     queue = queueing(streams=4, per_account=4, waiting=20, heavy=3.0)
     for _ in range(4):
         granted(queue.admission, "x")
@@ -242,7 +238,7 @@ def test_jobs_are_admitted_by_weight() -> None:
     serve_all(queue)
 
 
-def test_wait_for_admission_ends_in_time() -> None:
+def test_wait_for_admission_ends_in_time():
     queue = queueing(streams=1, per_account=1, queue_seconds=0.1)
     granted(queue.admission, "a")
     queue.enter("a")
@@ -254,7 +250,7 @@ def test_wait_for_admission_ends_in_time() -> None:
     ]
 
 
-def test_expired_grant_admits_a_waiting_request() -> None:
+def test_expired_grant_admits_a_waiting_request():
     admission = Admission(JobLimits(1, 1, 4), 0.1, queue_seconds=5.0)
     granted(admission, "a")
     queue = Queue(admission)
@@ -263,7 +259,7 @@ def test_expired_grant_admits_a_waiting_request() -> None:
     assert queue.served == ["b"]
 
 
-def test_account_with_the_longest_queue_is_refused_first() -> None:
+def test_account_with_the_longest_queue_is_refused_first():
     queue = queueing(streams=1, per_account=1, waiting=3)
     job = granted(queue.admission, "x")
     for _ in range(3):
@@ -280,7 +276,7 @@ def test_account_with_the_longest_queue_is_refused_first() -> None:
     assert sorted(queue.served) == ["greedy", "greedy", "modest"]
 
 
-def test_disconnected_request_is_not_admitted() -> None:
+def test_disconnected_request_is_not_admitted():
     disconnected = threading.Event()
     queue = queueing(streams=1)
     job = granted(queue.admission, "a")
@@ -293,7 +289,7 @@ def test_disconnected_request_is_not_admitted() -> None:
     assert queue.refused == [("b", "bad_request")]
 
 
-def test_disconnected_request_ends_its_wait() -> None:
+def test_disconnected_request_ends_its_wait():
     disconnected = threading.Event()
     queue = queueing(streams=1, queue_seconds=60.0)
     granted(queue.admission, "a")
@@ -304,7 +300,7 @@ def test_disconnected_request_ends_its_wait() -> None:
     assert queue.admission.num_waiting() == 0
 
 
-def test_drain_refuses_waiting_requests() -> None:
+def test_drain_refuses_waiting_requests():
     queue = queueing(streams=1)
     granted(queue.admission)
     queue.enter("b")
@@ -313,7 +309,7 @@ def test_drain_refuses_waiting_requests() -> None:
     assert queue.refused == [("b", "draining")]
 
 
-def test_new_limits_apply_at_once() -> None:
+def test_new_limits_apply_at_once():
     queue = queueing(streams=1)
     granted(queue.admission, "a")
     queue.enter("b")

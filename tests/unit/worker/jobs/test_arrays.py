@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,13 +24,10 @@ from array_networks import (
     token_arrays,
 )
 from framed_objects import framed, good
-from hapi_protocol.feature_reader import FeatureStreamReader
-from hapi_splitter.cuts import FrozenGraph
 from hapi_splitter.freezing.split_model import split
 from hapi_splitter.package.writer import package_bytes
 from photos import jpegs, shard, tar_of
 from worker_under_test import (
-    WorkerUnderTest,
     identity_of,
     job_for,
     rows_of,
@@ -44,33 +39,31 @@ ENOUGH_BYTES = 1 << 20
 
 
 @lru_cache(maxsize=2)
-def frozen_of(kind: str) -> FrozenGraph:
+def frozen_of(kind):
     if kind == "text":
         return split(text_network(), "body", transform=TOKENS).frozen
     return split(audio_network(), "body", transform=MELS).frozen
 
 
 @lru_cache(maxsize=2)
-def package_of(kind: str) -> bytes:
+def package_of(kind):
     return package_bytes(frozen_of(kind))
 
 
-def arrays_of(kind: str, count: int) -> list[tuple[np.ndarray, int]]:
+def arrays_of(kind, count):
     return token_arrays(count) if kind == "text" else mel_arrays(count)
 
 
 @pytest.fixture(scope="module")
 def worker(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[WorkerUnderTest]:
+    tmp_path_factory,
+):
     folder = tmp_path_factory.mktemp("worker")
     with running_worker(folder, max_sample_bytes=ENOUGH_BYTES) as worker:
         yield worker
 
 
-def run(
-    worker: WorkerUnderTest, kind: str, source: bytes, **changes: Any
-) -> FeatureStreamReader:
+def run(worker, kind, source, **changes):
     package = package_of(kind)
     cut = frozen_of(kind).num_cuts
     identity = identity_of(package, f"{kind}.hapi", kind)
@@ -78,9 +71,7 @@ def run(
     return worker.run(job, package, source)
 
 
-def assert_features(
-    reader: FeatureStreamReader, kind: str, arrays: list[np.ndarray]
-) -> None:
+def assert_features(reader, kind, arrays):
     frozen = frozen_of(kind)
     dtype = str(frozen.form.dtype).removeprefix("torch.")
     batch = torch.from_numpy(np.stack(arrays).astype(dtype))
@@ -96,9 +87,7 @@ def assert_features(
 
 
 @pytest.mark.parametrize("kind", ["text", "audio"])
-def test_arrays_of_a_shard_become_features(
-    worker: WorkerUnderTest, kind: str
-) -> None:
+def test_arrays_of_a_shard_become_features(worker, kind):
     samples = arrays_of(kind, 21)
     reader = run(worker, kind, array_shard(samples))
     rows = rows_of(reader)
@@ -108,9 +97,7 @@ def test_arrays_of_a_shard_become_features(
 
 
 @pytest.mark.parametrize("kind", ["text", "audio"])
-def test_array_of_its_own_is_one_sample(
-    worker: WorkerUnderTest, kind: str
-) -> None:
+def test_array_of_its_own_is_one_sample(worker, kind):
     (array, _), *_ = arrays_of(kind, 1)
     name = "/AUTH_a/data/dir/one.two.npy"
     reader = run(worker, kind, npy(array), source_name=name)
@@ -119,8 +106,8 @@ def test_array_of_its_own_is_one_sample(
 
 
 def test_objects_asked_for_together_may_be_arrays(
-    worker: WorkerUnderTest,
-) -> None:
+    worker,
+):
     samples = [array for array, _ in token_arrays(3)]
     (image, _) = next(jpegs(1, size=60))
     contents = [*map(npy, samples), image, npy(samples[0])[:-1], b"x" * 600]
@@ -144,8 +131,8 @@ def test_objects_asked_for_together_may_be_arrays(
 
 
 def test_features_of_arrays_do_not_depend_on_padding(
-    worker: WorkerUnderTest,
-) -> None:
+    worker,
+):
     """Micro-batches are filled up with zeros, ids among them."""
     samples = token_arrays(3)
     reader = run(worker, "text", array_shard(samples))
@@ -153,11 +140,11 @@ def test_features_of_arrays_do_not_depend_on_padding(
 
 
 class Payload:
-    def __reduce__(self) -> Any:
+    def __reduce__(self):
         return (exec, ("raise SystemExit",))
 
 
-def bad_arrays() -> dict[str, tuple[bytes, str]]:
+def bad_arrays():
     fine = token_arrays(1)[0][0]
     objects = np.empty(NUM_TOKENS, object)
     lying = npy(fine).replace(b"(16,)", b"(99,)")
@@ -190,8 +177,8 @@ def bad_arrays() -> dict[str, tuple[bytes, str]]:
 
 
 def test_bad_arrays_are_rows_that_say_why_and_harm_no_other(
-    worker: WorkerUnderTest,
-) -> None:
+    worker,
+):
     fine = token_arrays(20)
     bad = bad_arrays()
     mixed: list[tuple[Any, int]] = []
@@ -211,8 +198,8 @@ def test_bad_arrays_are_rows_that_say_why_and_harm_no_other(
 
 
 def test_other_media_than_the_models_are_named(
-    worker: WorkerUnderTest,
-) -> None:
+    worker,
+):
     rows = rows_of(run(worker, "text", shard(2, size=60)))
     assert {row.error for row in rows} == {
         f"sample '{row.key}' has no array member (npy) but only: jpg, cls"
@@ -238,15 +225,15 @@ def test_other_media_than_the_models_are_named(
 
 
 def test_sample_with_an_array_and_an_image_has_what_the_model_takes(
-    worker: WorkerUnderTest,
-) -> None:
+    worker,
+):
     array = token_arrays(1)[0][0]
     (image, _) = next(jpegs(1, size=60))
     source = tar_of([("a.jpg", image), ("a.npy", npy(array))])
     assert_features(run(worker, "text", source), "text", [array])
 
 
-def test_nothing_is_random_about_arrays(worker: WorkerUnderTest) -> None:
+def test_nothing_is_random_about_arrays(worker):
     package = package_of("text")
     source = array_shard(token_arrays(1))
     job = replace(
@@ -258,15 +245,15 @@ def test_nothing_is_random_about_arrays(worker: WorkerUnderTest) -> None:
     assert (refused.status, refused.code) == (422, "unsupported_transform")
 
 
-def test_index_of_an_array_is_one_row(worker: WorkerUnderTest) -> None:
+def test_index_of_an_array_is_one_row(worker):
     source = npy(token_arrays(1)[0][0])
     (row,) = rows_of(worker.run(job_for(source), None, source))
     assert (row.index, row.length) == (0, len(source))
 
 
 def test_model_whose_arrays_are_over_the_limit_is_refused(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     package = package_of("audio")
     source = array_shard(mel_arrays(1))
     with running_worker(tmp_path, max_sample_bytes=20_000) as worker:

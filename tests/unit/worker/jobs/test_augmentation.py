@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 
@@ -12,11 +11,9 @@ import pytest
 import torch
 
 from framed_objects import framed, good
-from hapi_protocol.feature_reader import FeatureStreamReader
 from hapi_protocol.headers import SampleRange
-from hapi_protocol.job_messages import JobRequest
 from hapi_protocol.transforms import Training
-from hapi_splitter.freezing.split_model import SplitModel, split
+from hapi_splitter.freezing.split_model import split
 from hapi_splitter.inputs.augmentation import Augmentation
 from hapi_splitter.inputs.image_decode import decode_image
 from hapi_splitter.package.writer import package_bytes
@@ -25,7 +22,6 @@ from photos import jpegs, shard
 from worker_under_test import (
     TIMEOUT_SECONDS,
     SmallResNet,
-    WorkerUnderTest,
     job_for,
     running_worker,
     small_transform,
@@ -44,26 +40,26 @@ AUGMENTATION = Augmentation(
 
 
 @lru_cache(maxsize=1)
-def parts() -> SplitModel:
+def parts():
     torch.manual_seed(0)
     transform = replace(small_transform(), augmentation=AUGMENTATION)
     return split(SmallResNet(), "layer2", transform=transform)
 
 
 @lru_cache(maxsize=1)
-def package() -> bytes:
+def package():
     return package_bytes(parts().frozen)
 
 
 @pytest.fixture(scope="module")
-def tar() -> bytes:
+def tar():
     return shard(NUM_SAMPLES, size=120)
 
 
 @pytest.fixture(scope="module")
 def worker(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[WorkerUnderTest]:
+    tmp_path_factory,
+):
     """Its decoding threads have two of torch's each."""
     folder = tmp_path_factory.mktemp("worker")
     with running_worker(folder, torch_threads=2) as worker:
@@ -72,9 +68,7 @@ def worker(
     torch.set_num_threads(1)
 
 
-def job_of(
-    source: bytes, epoch: int, samples: SampleRange | None = None
-) -> JobRequest:
+def job_of(source, epoch, samples=None):
     training = Training(SEED, epoch)
     return job_for(
         source,
@@ -85,7 +79,7 @@ def job_of(
     )
 
 
-def rows_of(reader: FeatureStreamReader) -> Rows:
+def rows_of(reader):
     batches = reader.batches  # type: ignore[attr-defined]
     rows = [row for batch in batches for row in batch.rows]
     assert all(row.error is None for row in rows)
@@ -95,9 +89,7 @@ def rows_of(reader: FeatureStreamReader) -> Rows:
     )
 
 
-def computed_here(
-    source: bytes, epoch: int, wanted: range | None = None
-) -> Rows:
+def computed_here(source, epoch, wanted=None):
     return local_rows(
         parts().frozen,
         CUT,
@@ -108,9 +100,7 @@ def computed_here(
     )
 
 
-def test_rows_are_those_computed_here_and_repeat(
-    worker: WorkerUnderTest, tar: bytes
-) -> None:
+def test_rows_are_those_computed_here_and_repeat(worker, tar):
     found = {}
     for epoch in (0, 1, 0):
         rows = rows_of(worker.run(job_of(tar, epoch), package(), tar))
@@ -120,9 +110,7 @@ def test_rows_are_those_computed_here_and_repeat(
     assert differs.all()
 
 
-def test_part_of_a_shard_is_changed_as_the_whole_is(
-    worker: WorkerUnderTest, tar: bytes
-) -> None:
+def test_part_of_a_shard_is_changed_as_the_whole_is(worker, tar):
     wanted = range(5, 12)
     job = job_of(tar, 4, SampleRange(wanted.start, wanted.stop - 1))
     rows = rows_of(worker.run(job, package(), tar))
@@ -131,7 +119,7 @@ def test_part_of_a_shard_is_changed_as_the_whole_is(
     np.testing.assert_allclose(rows.features, whole, rtol=1e-4, atol=1e-4)
 
 
-def test_single_image_has_the_key_of_its_row(worker: WorkerUnderTest) -> None:
+def test_single_image_has_the_key_of_its_row(worker):
     ((image, _),) = jpegs(1, size=120)
     job = replace(job_of(image, 2), source_name="/AUTH_a/data/dir/one.b.jpg")
     rows = rows_of(worker.run(job, package(), image))
@@ -143,8 +131,8 @@ def test_single_image_has_the_key_of_its_row(worker: WorkerUnderTest) -> None:
 
 
 def test_each_of_many_objects_has_its_name_as_key(
-    worker: WorkerUnderTest,
-) -> None:
+    worker,
+):
     contents = [data for data, _ in jpegs(5, size=120)]
     source = framed(good(contents))
     job = replace(
@@ -170,12 +158,10 @@ def test_each_of_many_objects_has_its_name_as_key(
     )
 
 
-def test_jobs_of_two_epochs_at_once_are_each_their_own(
-    worker: WorkerUnderTest, tar: bytes
-) -> None:
+def test_jobs_of_two_epochs_at_once_are_each_their_own(worker, tar):
     others_done = threading.Event()
 
-    def body() -> Iterator[bytes]:
+    def body():
         yield tar[: len(tar) // 2]
         assert others_done.wait(TIMEOUT_SECONDS)
         yield tar[len(tar) // 2 :]

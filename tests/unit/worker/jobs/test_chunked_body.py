@@ -6,7 +6,6 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Iterator
 
 import pytest
 from cheroot.makefile import StreamReader
@@ -21,7 +20,7 @@ CHUNKS = b"4;x=y\r\nab\nd\r\n006\r\nefghi\r\r\n0\r\nTrailer: x\r\n\r\n"
 class Wire:
     """Both ends of a connection: ``body`` reads the bytes of ``send``."""
 
-    def __init__(self, length_bytes: int, idle_seconds: float) -> None:
+    def __init__(self, length_bytes, idle_seconds):
         self.ours, self.theirs = socket.socketpair()
         self._sender: threading.Thread | None = None
         self.connection = Connection(
@@ -33,13 +32,13 @@ class Wire:
             idle_seconds=idle_seconds,
         )
 
-    def send(self, data: bytes) -> None:
+    def send(self, data):
         self.theirs.sendall(data)
 
-    def send_in_pieces(self, data: bytes, step: int) -> None:
+    def send_in_pieces(self, data, step):
         """Sends in a thread: the socket's buffer holds few small pieces."""
 
-        def send() -> None:
+        def send():
             with contextlib.suppress(OSError):
                 for start in range(0, len(data), step):
                     self.theirs.sendall(data[start : start + step])
@@ -47,14 +46,14 @@ class Wire:
         self._sender = threading.Thread(target=send)
         self._sender.start()
 
-    def read_all(self, size: int = 1000) -> bytes:
+    def read_all(self, size=1000):
         pieces = []
         while piece := self.body.read(size):
             assert len(piece) <= size
             pieces.append(piece)
         return b"".join(pieces)
 
-    def close(self) -> None:
+    def close(self):
         self.ours.close()
         if self._sender is not None:
             self._sender.join(5)
@@ -63,7 +62,7 @@ class Wire:
 
 
 @pytest.fixture
-def wire() -> Iterator[Wire]:
+def wire():
     wire = Wire(10, 0.3)
     yield wire
     wire.close()
@@ -71,7 +70,7 @@ def wire() -> Iterator[Wire]:
 
 @pytest.mark.parametrize("step", [1, 2, 7, 1000])
 @pytest.mark.parametrize("size", [1, 4, 1000])
-def test_body_is_the_chunks_joined(wire: Wire, step: int, size: int) -> None:
+def test_body_is_the_chunks_joined(wire, step, size):
     wire.send_in_pieces(CHUNKS, step)
     assert wire.read_all(size) == b"ab\ndefghi\r"
     assert wire.body.read(size) == b""
@@ -91,7 +90,7 @@ def test_body_is_the_chunks_joined(wire: Wire, step: int, size: int) -> None:
         b"a\r\nabcdefghij\r\n0\r\n",
     ],
 )
-def test_incomplete_body_never_ends_cleanly(wire: Wire, sent: bytes) -> None:
+def test_incomplete_body_never_ends_cleanly(wire, sent):
     wire.send(sent)
     wire.theirs.close()
     with pytest.raises(ClientDisconnectedError):
@@ -118,21 +117,19 @@ def test_incomplete_body_never_ends_cleanly(wire: Wire, sent: bytes) -> None:
         (b"4\r\nab", TooSlowError),
     ],
 )
-def test_wrong_body_is_refused(
-    wire: Wire, sent: bytes, kind: type[HapiError], step: int
-) -> None:
+def test_wrong_body_is_refused(wire, sent, kind, step):
     wire.send_in_pieces(sent, step)
     with pytest.raises(kind):
         wire.read_all()
 
 
-def test_waiting_time_is_measured(wire: Wire) -> None:
+def test_waiting_time_is_measured(wire):
     threading.Timer(0.15, wire.send, [b"1\r\na\r\n"]).start()
     assert wire.body.read(10) == b"a"
     assert 0.1 < wire.body.waited_seconds < 0.3
 
 
-def test_stopped_connection_wakes_the_reader() -> None:
+def test_stopped_connection_wakes_the_reader():
     wire = Wire(10, 60.0)
     threading.Timer(0.1, wire.connection.stop_reading).start()
     started = time.monotonic()

@@ -6,9 +6,6 @@ import dataclasses
 import hashlib
 import threading
 import time
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +22,6 @@ from photos import jpegs, shard, tar_of, with_corrupt_member
 from worker_under_test import (
     TRANS_ID,
     Streaming,
-    WorkerUnderTest,
     features_of,
     identity_of,
     job_for,
@@ -40,20 +36,20 @@ LAST_CUT = len(small_split().frozen.cuts)
 
 
 @pytest.fixture(scope="module")
-def tar() -> bytes:
+def tar():
     return shard(NUM_SAMPLES, size=90)
 
 
 @pytest.fixture(scope="module")
 def worker(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[WorkerUnderTest]:
+    tmp_path_factory,
+):
     with running_worker(tmp_path_factory.mktemp("worker")) as worker:
         yield worker
 
 
 @pytest.fixture
-def own_worker(tmp_path: Path) -> Iterator[WorkerUnderTest]:
+def own_worker(tmp_path):
     """A worker with counters and models of this test only."""
     with running_worker(tmp_path) as worker:
         yield worker
@@ -62,7 +58,7 @@ def own_worker(tmp_path: Path) -> Iterator[WorkerUnderTest]:
 TRAIN = "train;seed=0;epoch=0"
 
 
-def computed_here(tar: bytes, cut: int) -> torch.Tensor:
+def computed_here(tar, cut):
     """The features of a shard's readable samples, one batch, eagerly."""
     import io
 
@@ -78,7 +74,7 @@ def computed_here(tar: bytes, cut: int) -> torch.Tensor:
     return result
 
 
-def assert_same(actual: np.ndarray[Any, Any], wanted: torch.Tensor) -> None:
+def assert_same(actual, wanted):
     torch.testing.assert_close(
         torch.from_numpy(actual),
         wanted,
@@ -88,8 +84,8 @@ def assert_same(actual: np.ndarray[Any, Any], wanted: torch.Tensor) -> None:
 
 
 def test_grant_names_the_model_by_the_digest_of_its_bytes(
-    own_worker: WorkerUnderTest, package: bytes, tar: bytes
-) -> None:
+    own_worker, package, tar
+):
     job = job_for(tar, package)
     needed = own_worker.ask(job)
     assert (needed.status, needed.code) == (409, "model_needed")
@@ -105,9 +101,7 @@ def test_grant_names_the_model_by_the_digest_of_its_bytes(
     assert grant.grant_bytes == own_worker.config.buffer_bytes
 
 
-def test_known_model_is_found_without_an_upload(
-    own_worker: WorkerUnderTest, package: bytes
-) -> None:
+def test_known_model_is_found_without_an_upload(own_worker, package):
     headers = {HEADER_IDENTITY: identity_of(package).to_json()}
     assert own_worker.request("GET", "/models", None, headers).status == 404
     own_worker.put(package)
@@ -120,9 +114,7 @@ def test_known_model_is_found_without_an_upload(
 
 
 @pytest.mark.parametrize("cut", sorted({1, LAST_CUT // 2, LAST_CUT}))
-def test_features_equal_those_computed_here(
-    worker: WorkerUnderTest, package: bytes, tar: bytes, cut: int
-) -> None:
+def test_features_equal_those_computed_here(worker, package, tar, cut):
     reader = worker.run(job_for(tar, package, cut=cut), package, tar)
     assert_same(features_of(reader), computed_here(tar, cut))
     rows = rows_of(reader)
@@ -142,9 +134,7 @@ def test_features_equal_those_computed_here(
     }
 
 
-def test_half_precision_is_sent_as_float16(
-    worker: WorkerUnderTest, package: bytes, tar: bytes
-) -> None:
+def test_half_precision_is_sent_as_float16(worker, package, tar):
     job = job_for(tar, package, cut=2, encoding="float16")
     features = features_of(worker.run(job, package, tar))
     assert features.dtype == np.float16
@@ -154,9 +144,7 @@ def test_half_precision_is_sent_as_float16(
     )
 
 
-def test_batches_have_the_seconds_of_their_stages(
-    worker: WorkerUnderTest, package: bytes, tar: bytes
-) -> None:
+def test_batches_have_the_seconds_of_their_stages(worker, package, tar):
     reader = worker.run(job_for(tar, package), package, tar)
     for batch in reader.batches:  # type: ignore[attr-defined]
         assert set(batch.timings) == set(STAGES)
@@ -166,9 +154,7 @@ def test_batches_have_the_seconds_of_their_stages(
         assert batch.timings["forward_cpu"] > 0
 
 
-def test_summary_has_the_core_seconds_of_all_stages(
-    worker: WorkerUnderTest, package: bytes, tar: bytes
-) -> None:
+def test_summary_has_the_core_seconds_of_all_stages(worker, package, tar):
     reader = worker.run(job_for(tar, package), package, tar)
     spent = [
         sum(value for name, value in b.timings.items() if name[-4:] == "_cpu")
@@ -179,9 +165,7 @@ def test_summary_has_the_core_seconds_of_all_stages(
     assert reader.summary.cpu_seconds > sum(spent) > 0
 
 
-def test_summary_has_the_load_seen_by_the_account(
-    own_worker: WorkerUnderTest, package: bytes, tar: bytes
-) -> None:
+def test_summary_has_the_load_seen_by_the_account(own_worker, package, tar):
     alone = own_worker.run(job_for(tar, package), package, tar).summary
     assert alone is not None
     assert alone.load is not None
@@ -195,9 +179,7 @@ def test_summary_has_the_load_seen_by_the_account(
     assert (shared.load.share, shared.load.streams) == (0.5, 1)
 
 
-def test_damaged_image_is_one_error_row_in_its_place(
-    worker: WorkerUnderTest, package: bytes, tar: bytes
-) -> None:
+def test_damaged_image_is_one_error_row_in_its_place(worker, package, tar):
     damaged = with_corrupt_member(tar, "s0-0007")
     readers = [
         worker.run(job_for(damaged, package), package, damaged)
@@ -217,9 +199,7 @@ def test_damaged_image_is_one_error_row_in_its_place(
     assert rows_of(readers[0]) == rows_of(readers[1])
 
 
-def test_sample_without_an_image_and_only_errors(
-    worker: WorkerUnderTest, package: bytes
-) -> None:
+def test_sample_without_an_image_and_only_errors(worker, package):
     tar = tar_of([("a.cls", b"1"), ("b.txt", b"x"), ("b.json", b'{"n": 1}')])
     reader = worker.run(job_for(tar, package), package, tar)
     rows = rows_of(reader)
@@ -228,9 +208,7 @@ def test_sample_without_an_image_and_only_errors(
     assert (rows[0].label, rows[1].meta) == (1, '{"n": 1}')
 
 
-def test_only_requested_samples_are_computed(
-    worker: WorkerUnderTest, package: bytes, tar: bytes
-) -> None:
+def test_only_requested_samples_are_computed(worker, package, tar):
     before = worker.worker.metrics.value("hapi_worker_samples_total")
     job = job_for(tar, package, samples=SampleRange(5, 9))
     reader = worker.run(job, package, tar)
@@ -243,9 +221,7 @@ def test_only_requested_samples_are_computed(
     assert [row.index for row in rows_of(reader)] == [38, 39]
 
 
-def test_ranged_body_has_only_the_requested_samples(
-    worker: WorkerUnderTest, package: bytes, tar: bytes
-) -> None:
+def test_ranged_body_has_only_the_requested_samples(worker, package, tar):
     import io
 
     samples = list(iter_samples(io.BytesIO(tar), name="here"))[10:13]
@@ -258,9 +234,7 @@ def test_ranged_body_has_only_the_requested_samples(
     assert_same(features_of(reader), computed_here(tar, 1)[10:13])
 
 
-def test_single_image_is_a_shard_of_one(
-    worker: WorkerUnderTest, package: bytes
-) -> None:
+def test_single_image_is_a_shard_of_one(worker, package):
     [(image, _)] = jpegs(1, size=100)
     name = "/AUTH_a/data/photos/cat.v2.jpg"
     job = job_for(image, package, source_name=name)
@@ -272,9 +246,7 @@ def test_single_image_is_a_shard_of_one(
     assert "'cat'" in (row.error or "")
 
 
-def test_index_job_gives_rows_without_features(
-    worker: WorkerUnderTest, tar: bytes
-) -> None:
+def test_index_job_gives_rows_without_features(worker, tar):
     import io
 
     reader = worker.run(job_for(tar), None, tar)
@@ -301,12 +273,12 @@ def test_index_job_gives_rows_without_features(
     ],
 )
 def test_object_that_cannot_be_read_is_refused_by_name(
-    worker: WorkerUnderTest,
-    package: bytes,
-    source: bytes,
-    changes: dict[str, Any],
-    code: str,
-) -> None:
+    worker,
+    package,
+    source,
+    changes,
+    code,
+):
     job = job_for(source, package, **changes)
     answer = worker.refusal(job, package, source)
     assert (answer.status, answer.code) == (422, code)
@@ -329,13 +301,13 @@ def test_object_that_cannot_be_read_is_refused_by_name(
     ],
 )
 def test_request_that_cannot_be_met_is_refused_at_once(
-    worker: WorkerUnderTest,
-    package: bytes,
-    tar: bytes,
-    changes: dict[str, Any],
-    status: int,
-    code: str,
-) -> None:
+    worker,
+    package,
+    tar,
+    changes,
+    status,
+    code,
+):
     worker.put(package)
     answer = worker.ask(job_for(tar, package, **changes))
     assert (answer.status, answer.code) == (status, code)
@@ -357,14 +329,14 @@ def test_request_that_cannot_be_met_is_refused_at_once(
     ],
 )
 def test_malformed_request_is_refused_and_counted(
-    worker: WorkerUnderTest,
-    method: str,
-    path: str,
-    body: bytes | None,
-    status: int,
-    code: str,
-) -> None:
-    def counted() -> float:
+    worker,
+    method,
+    path,
+    body,
+    status,
+    code,
+):
+    def counted():
         return worker.worker.metrics.value(
             "hapi_worker_refusals_total", reason=code
         )
@@ -376,8 +348,8 @@ def test_malformed_request_is_refused_and_counted(
 
 
 def test_unknown_job_is_refused_and_counted(
-    worker: WorkerUnderTest,
-) -> None:
+    worker,
+):
     stream = Streaming(worker.socket, "unknown", [b"x"])
     assert stream.answer().status == 404
     stream.close()
@@ -387,18 +359,16 @@ def test_unknown_job_is_refused_and_counted(
 
 
 def test_package_without_an_identity_is_refused(
-    worker: WorkerUnderTest,
-) -> None:
+    worker,
+):
     assert worker.request("PUT", "/models", b"x").code == "bad_request"
 
 
-def test_response_starts_while_the_body_still_arrives(
-    worker: WorkerUnderTest, package: bytes, tar: bytes
-) -> None:
+def test_response_starts_while_the_body_still_arrives(worker, package, tar):
     go_on = threading.Event()
     half = len(tar) // 2
 
-    def slowly() -> Iterator[bytes]:
+    def slowly():
         yield from pieces(tar[:half])
         assert go_on.wait(20)
         yield from pieces(tar[half:])
@@ -416,11 +386,11 @@ def test_response_starts_while_the_body_still_arrives(
     assert rows == NUM_SAMPLES
 
 
-def test_slow_client_stops_the_sender(tmp_path: Path, package: bytes) -> None:
+def test_slow_client_stops_the_sender(tmp_path, package):
     tar = shard(600, size=64)
     sent = 0
 
-    def counted() -> Iterator[bytes]:
+    def counted():
         nonlocal sent
         for piece in pieces(tar, 4096):
             sent += len(piece)
@@ -441,12 +411,10 @@ def test_slow_client_stops_the_sender(tmp_path: Path, package: bytes) -> None:
         assert sum(len(batch.rows) for batch in reader) == 600
 
 
-def test_two_accounts_share_the_worker(
-    worker: WorkerUnderTest, package: bytes, tar: bytes
-) -> None:
+def test_two_accounts_share_the_worker(worker, package, tar):
     readers: dict[str, FeatureStreamReader] = {}
 
-    def run(account: str) -> None:
+    def run(account):
         job = job_for(tar, package, charged_account=account)
         readers[account] = worker.run(job, package, tar)
 
@@ -463,9 +431,7 @@ def test_two_accounts_share_the_worker(
         assert_same(features_of(readers[account]), wanted)
 
 
-def test_health_and_metrics_answer_on_both_sockets(
-    own_worker: WorkerUnderTest, package: bytes, tar: bytes
-) -> None:
+def test_health_and_metrics_answer_on_both_sockets(own_worker, package, tar):
     own_worker.run(job_for(tar, package), package, tar)
     assert own_worker.idle()
     for admin in (False, True):
@@ -484,7 +450,7 @@ def test_health_and_metrics_answer_on_both_sockets(
     assert own_worker.request("POST", "/jobs", b"{}", admin=True).status == 404
 
 
-def test_metrics_table_names_each_metric(own_worker: WorkerUnderTest) -> None:
+def test_metrics_table_names_each_metric(own_worker):
     from hapi_worker.monitoring import metrics
 
     assert metrics.__doc__ is not None

@@ -8,9 +8,6 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,8 +15,7 @@ from webob import Request
 
 from hapi_protocol.errors import PackageError, TruncatedStreamError
 from hapi_protocol.feature_reader import read_features
-from hapi_protocol.job_messages import HEADER_IDENTITY, JobGrant, JobRequest
-from hapi_worker.execution.forward import PassResult
+from hapi_protocol.job_messages import HEADER_IDENTITY, JobGrant
 from hapi_worker.models.package_loader import load_validated
 from hapi_worker.server import unix_server as server
 from hapi_worker.server.app import WorkerApp
@@ -28,7 +24,6 @@ from worker_under_test import (
     TIMEOUT_SECONDS,
     Streaming,
     UnixConnection,
-    WorkerUnderTest,
     identity_of,
     job_for,
     job_threads,
@@ -42,12 +37,12 @@ BROKEN = (http.client.IncompleteRead, ConnectionResetError)
 
 
 @pytest.fixture(scope="module")
-def tar() -> bytes:
+def tar():
     return shard(200, size=80)
 
 
 @pytest.fixture
-def worker(tmp_path: Path) -> Iterator[WorkerUnderTest]:
+def worker(tmp_path):
     with running_worker(
         tmp_path,
         idle_seconds=1.0,
@@ -61,7 +56,7 @@ def worker(tmp_path: Path) -> Iterator[WorkerUnderTest]:
         yield worker
 
 
-def cut_off(data: bytes, event: threading.Event) -> Iterator[bytes]:
+def cut_off(data, event):
     """Pieces of ``data``, then silence until ``event``."""
     yield from pieces(data)
     # Longer than a stream's end waits for its sender: a test that does not
@@ -69,7 +64,7 @@ def cut_off(data: bytes, event: threading.Event) -> Iterator[bytes]:
     event.wait(2 * TIMEOUT_SECONDS)
 
 
-def read_broken(answer: http.client.HTTPResponse) -> bytes:
+def read_broken(answer):
     """All bytes of an answer that must not end cleanly."""
     received = bytearray()
     with pytest.raises(BROKEN):
@@ -79,14 +74,12 @@ def read_broken(answer: http.client.HTTPResponse) -> bytes:
     return bytes(received)
 
 
-def read_to_the_end(
-    answer: http.client.HTTPResponse, received: bytearray
-) -> None:
+def read_to_the_end(answer, received):
     while piece := answer.read1(65536):
         received += piece
 
 
-def jobs_ended(worker: WorkerUnderTest, outcome: str, reason: str) -> float:
+def jobs_ended(worker, outcome, reason):
     return worker.worker.metrics.value(
         "hapi_worker_jobs_total",
         kind="features",
@@ -95,9 +88,7 @@ def jobs_ended(worker: WorkerUnderTest, outcome: str, reason: str) -> float:
     )
 
 
-def test_body_cut_off_in_the_middle_breaks_the_answer(
-    worker: WorkerUnderTest, package: bytes, tar: bytes
-) -> None:
+def test_body_cut_off_in_the_middle_breaks_the_answer(worker, package, tar):
     never = threading.Event()
     job = job_for(tar, package)
     body = cut_off(tar[: len(tar) // 2], never)
@@ -111,9 +102,7 @@ def test_body_cut_off_in_the_middle_breaks_the_answer(
     assert jobs_ended(worker, "gone", "") == 1
 
 
-def test_body_shorter_than_announced_breaks_the_answer(
-    worker: WorkerUnderTest, package: bytes, tar: bytes
-) -> None:
+def test_body_shorter_than_announced_breaks_the_answer(worker, package, tar):
     # Cut at a member's boundary: the tar alone looks whole.
     half = tar[: len(tar) // 2 // 512 * 512]
     job = job_for(tar, package)
@@ -126,8 +115,8 @@ def test_body_shorter_than_announced_breaks_the_answer(
 
 
 def test_damage_behind_the_first_samples_breaks_the_answer(
-    worker: WorkerUnderTest, package: bytes, tar: bytes
-) -> None:
+    worker, package, tar
+):
     middle = len(tar) // 2 // 512 * 512
     damaged = tar[:middle] + b"\xff" * (len(tar) - middle)
     with worker.streaming(
@@ -140,9 +129,7 @@ def test_damage_behind_the_first_samples_breaks_the_answer(
     assert jobs_ended(worker, "failed", "damaged_shard") == 1
 
 
-def test_silent_sender_gets_an_error_or_a_broken_stream(
-    worker: WorkerUnderTest, package: bytes, tar: bytes
-) -> None:
+def test_silent_sender_gets_an_error_or_a_broken_stream(worker, package, tar):
     done = threading.Event()
     with worker.streaming(
         job_for(tar, package), package, cut_off(tar[:600], done)
@@ -162,9 +149,7 @@ def test_silent_sender_gets_an_error_or_a_broken_stream(
     assert worker.idle()
 
 
-def test_job_of_a_client_that_takes_nothing_is_ended(
-    worker: WorkerUnderTest, package: bytes
-) -> None:
+def test_job_of_a_client_that_takes_nothing_is_ended(worker, package):
     tar = shard(600, size=64)
     grant = worker.grant(job_for(tar, package), package)
     stream = Streaming(worker.config.socket, grant.job_id, pieces(tar))
@@ -177,11 +162,11 @@ def test_job_of_a_client_that_takes_nothing_is_ended(
 
 
 def test_client_that_disconnects_cancels_its_job(
-    worker: WorkerUnderTest,
-    package: bytes,
-    tar: bytes,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    worker,
+    package,
+    tar,
+    monkeypatch,
+):
     worker.put(package)
     num_batches = slow_down(monkeypatch, 0.1)
     done = threading.Event()
@@ -198,14 +183,14 @@ def test_client_that_disconnects_cancels_its_job(
     assert len(num_batches) <= before + 3
 
 
-def slow_down(monkeypatch: pytest.MonkeyPatch, seconds: float) -> list[int]:
+def slow_down(monkeypatch, seconds):
     """Makes each forward pass take longer; the sizes of those begun."""
     import hapi_worker.execution.device_executor as module
 
     run = module.run_prefix
     sizes: list[int] = []
 
-    def slowly(prefix: Any, images: torch.Tensor, **where: Any) -> PassResult:
+    def slowly(prefix, images, **where):
         sizes.append(len(images))
         time.sleep(seconds)
         return run(prefix, images, **where)
@@ -214,9 +199,7 @@ def slow_down(monkeypatch: pytest.MonkeyPatch, seconds: float) -> list[int]:
     return sizes
 
 
-def test_broken_jobs_leave_no_thread_and_no_descriptor(
-    worker: WorkerUnderTest, package: bytes, tar: bytes
-) -> None:
+def test_broken_jobs_leave_no_thread_and_no_descriptor(worker, package, tar):
     worker.run(job_for(tar, package), package, tar)
     assert worker.idle()
     threads = threading.active_count()
@@ -240,17 +223,17 @@ def test_broken_jobs_leave_no_thread_and_no_descriptor(
 
 
 def test_failure_of_the_device_breaks_that_job_only(
-    worker: WorkerUnderTest,
-    package: bytes,
-    tar: bytes,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    worker,
+    package,
+    tar,
+    monkeypatch,
+):
     import hapi_worker.execution.device_executor as module
 
     worker.put(package)
     with monkeypatch.context() as patch:
 
-        def fail(*args: Any, **where: Any) -> PassResult:
+        def fail(*args, **where):
             raise RuntimeError("device-side assert")
 
         patch.setattr(module, "run_prefix", fail)
@@ -266,13 +249,13 @@ def test_failure_of_the_device_breaks_that_job_only(
 
 
 def test_stream_that_cannot_be_written_is_a_failure_that_is_logged(
-    worker: WorkerUnderTest,
-    package: bytes,
-    tar: bytes,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    def fail(*args: Any, **fields: Any) -> None:
+    worker,
+    package,
+    tar,
+    monkeypatch,
+    caplog,
+):
+    def fail(*args, **fields):
         raise ValueError("an array of another shape")
 
     worker.put(package)
@@ -290,9 +273,7 @@ def test_stream_that_cannot_be_written_is_a_failure_that_is_logged(
     worker.run(job_for(tar, package), package, tar)
 
 
-def test_silent_connections_block_no_other(
-    tmp_path: Path, package: bytes, tar: bytes
-) -> None:
+def test_silent_connections_block_no_other(tmp_path, package, tar):
     with (
         running_worker(tmp_path, stall_seconds=60.0, max_streams=4) as worker,
         contextlib.ExitStack() as stack,
@@ -312,12 +293,12 @@ def test_silent_connections_block_no_other(
     ],
 )
 def test_incomplete_requests_block_no_other_for_long(
-    tmp_path: Path,
-    package: bytes,
-    tar: bytes,
-    monkeypatch: pytest.MonkeyPatch,
-    half: bytes,
-) -> None:
+    tmp_path,
+    package,
+    tar,
+    monkeypatch,
+    half,
+):
     monkeypatch.setattr(server, "MESSAGE_SECONDS", 1.0)
     with (
         running_worker(tmp_path, stall_seconds=60.0, max_streams=4) as worker,
@@ -333,9 +314,7 @@ def test_incomplete_requests_block_no_other_for_long(
         worker.run(job_for(tar, package), package, tar)
 
 
-def test_slow_upload_is_accepted(
-    worker: WorkerUnderTest, package: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slow_upload_is_accepted(worker, package, monkeypatch):
     monkeypatch.setattr(server, "MESSAGE_SECONDS", 0.1)
     connection = UnixConnection(worker.socket, TIMEOUT_SECONDS)
     connection.putrequest("PUT", "/models")
@@ -349,10 +328,10 @@ def test_slow_upload_is_accepted(
 
 
 def test_incomplete_request_is_refused_in_time_and_counted(
-    worker: WorkerUnderTest,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    worker,
+    caplog,
+    monkeypatch,
+):
     monkeypatch.setattr(server, "MESSAGE_SECONDS", 0.2)
     connection = UnixConnection(worker.socket, TIMEOUT_SECONDS)
     connection.putrequest("POST", "/jobs")
@@ -369,9 +348,7 @@ def test_incomplete_request_is_refused_in_time_and_counted(
     assert "Traceback" not in caplog.text
 
 
-def test_streams_are_bounded_and_health_still_answers(
-    worker: WorkerUnderTest, package: bytes, tar: bytes
-) -> None:
+def test_streams_are_bounded_and_health_still_answers(worker, package, tar):
     done = threading.Event()
     worker.put(package)
     with contextlib.ExitStack() as stack:
@@ -390,9 +367,7 @@ def test_streams_are_bounded_and_health_still_answers(
     assert worker.ask(job_for(tar, package)).status == 201
 
 
-def test_account_over_its_share_is_refused(
-    worker: WorkerUnderTest, package: bytes, tar: bytes
-) -> None:
+def test_account_over_its_share_is_refused(worker, package, tar):
     worker.put(package)
     answers = [worker.ask(job_for(tar, package)) for _ in range(4)]
     assert [answer.status for answer in answers] == [201, 201, 201, 429]
@@ -400,9 +375,7 @@ def test_account_over_its_share_is_refused(
     assert "Retry-After" in answers[3].headers
 
 
-def test_request_waits_until_a_stream_ends(
-    tmp_path: Path, package: bytes, tar: bytes
-) -> None:
+def test_request_waits_until_a_stream_ends(tmp_path, package, tar):
     with running_worker(tmp_path, max_streams=1, queue_seconds=15) as worker:
         done = threading.Event()
         job = job_for(tar, package)
@@ -422,9 +395,7 @@ def test_request_waits_until_a_stream_ends(
         assert answers == [201]
 
 
-def test_disconnected_caller_frees_its_job_at_once(
-    tmp_path: Path, package: bytes, tar: bytes
-) -> None:
+def test_disconnected_caller_frees_its_job_at_once(tmp_path, package, tar):
     """It may also disconnect while its model is being uploaded."""
     with running_worker(tmp_path, max_streams=1, grant_seconds=60) as worker:
         job = job_for(tar, package)
@@ -451,17 +422,17 @@ def test_disconnected_caller_frees_its_job_at_once(
 
 
 def test_device_that_fails_leaves_service_and_the_last_one_ends_it(
-    tmp_path: Path,
-    package: bytes,
-    tar: bytes,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    tmp_path,
+    package,
+    tar,
+    monkeypatch,
+):
     import hapi_worker.execution.device_executor as module
 
     broken: list[str] = []
     run = module.run_prefix
 
-    def fail(*args: Any, **where: Any) -> PassResult:
+    def fail(*args, **where):
         if threading.current_thread().name.startswith("device cpu#0"):
             broken.append("cpu#0")
             raise torch.AcceleratorError("CUDA error: test")
@@ -492,9 +463,7 @@ def test_device_that_fails_leaves_service_and_the_last_one_ends_it(
         assert worker.put(package).code == "queue_full"
 
 
-def test_two_devices_share_the_jobs_of_one_model(
-    tmp_path: Path, package: bytes, tar: bytes
-) -> None:
+def test_two_devices_share_the_jobs_of_one_model(tmp_path, package, tar):
     with running_worker(
         tmp_path, device="cpu,cpu", max_streams_per_account=16
     ) as worker:
@@ -507,20 +476,20 @@ def test_two_devices_share_the_jobs_of_one_model(
 
 
 def test_devices_on_the_cpu_decode_for_their_own_jobs(
-    tmp_path: Path,
-    package: bytes,
-    tar: bytes,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    tmp_path,
+    package,
+    tar,
+    monkeypatch,
+):
     import hapi_worker.execution.device_executor as module
 
     image_decoder = module.image_decoder
     threads: set[str] = set()
 
-    def recording(*args: Any) -> Any:
+    def recording(*args):
         decode = image_decoder(*args)
 
-        def decoder(sample: Any) -> torch.Tensor:
+        def decoder(sample):
             threads.add(threading.current_thread().name)
             return decode(sample)
 
@@ -540,11 +509,11 @@ def test_devices_on_the_cpu_decode_for_their_own_jobs(
 
 
 def test_model_with_slow_passes_is_refused(
-    tmp_path: Path,
-    package: bytes,
-    tar: bytes,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    tmp_path,
+    package,
+    tar,
+    monkeypatch,
+):
     slow_down(monkeypatch, 0.02)
     with running_worker(tmp_path, pass_seconds=0.01) as worker:
         job = job_for(tar, package)
@@ -555,9 +524,7 @@ def test_model_with_slow_passes_is_refused(
         assert int(refused.headers["Retry-After"]) > 1
 
 
-def test_expired_grant_cannot_be_used(
-    tmp_path: Path, package: bytes, tar: bytes
-) -> None:
+def test_expired_grant_cannot_be_used(tmp_path, package, tar):
     with running_worker(tmp_path, grant_seconds=0.2) as worker:
         grant = worker.grant(job_for(tar), None)
         time.sleep(0.3)
@@ -571,7 +538,7 @@ def test_expired_grant_cannot_be_used(
 # --- packages ---
 
 
-def counters(worker: WorkerUnderTest) -> str:
+def counters(worker):
     text = worker.request("GET", "/metrics").body.decode()
     return "\n".join(
         line
@@ -584,9 +551,7 @@ def counters(worker: WorkerUnderTest) -> str:
     "hostile",
     [b"", b"PK\x03\x04junk", b"\x80\x04\x95pickle", b"\0" * 4096],
 )
-def test_hostile_package_leaves_no_trace(
-    worker: WorkerUnderTest, hostile: bytes
-) -> None:
+def test_hostile_package_leaves_no_trace(worker, hostile):
     before = counters(worker)
     answer = worker.put(hostile)
     assert (answer.status, answer.code) == (422, "bad_package")
@@ -601,12 +566,12 @@ def test_hostile_package_leaves_no_trace(
 
 
 def test_refused_package_is_neither_received_nor_tried_again(
-    worker: WorkerUnderTest, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    worker, monkeypatch
+):
     models = worker.worker.models
     tried: list[int] = []
 
-    def load(package: bytearray) -> Any:
+    def load(package):
         tried.append(len(package))
         raise PackageError("bad_package", "no")
 
@@ -619,26 +584,20 @@ def test_refused_package_is_neither_received_nor_tried_again(
     assert worker.ask(job_for(b"x", b"", model=other)).code == "model_needed"
 
 
-def test_packages_are_validated_in_a_subprocess(
-    tmp_path: Path, package: bytes, tar: bytes
-) -> None:
+def test_packages_are_validated_in_a_subprocess(tmp_path, package, tar):
     with running_worker(tmp_path, load=load_validated) as worker:
         assert worker.put(b"PK junk").code == "bad_package"
         assert worker.put(package).status == 201
         worker.run(job_for(tar, package), None, tar)
 
 
-def test_package_with_one_bit_flipped_is_refused(
-    worker: WorkerUnderTest, package: bytes
-) -> None:
+def test_package_with_one_bit_flipped_is_refused(worker, package):
     flipped = bytearray(package)
     flipped[60] ^= 1
     assert worker.put(bytes(flipped)).status == 422
 
 
-def test_package_over_a_limit_is_refused_unread(
-    tmp_path: Path, package: bytes
-) -> None:
+def test_package_over_a_limit_is_refused_unread(tmp_path, package):
     with running_worker(tmp_path, max_package_bytes=1000) as worker:
         answer = worker.put(package)
         assert (answer.status, answer.code) == (413, "package_too_large")
@@ -649,24 +608,18 @@ def test_package_over_a_limit_is_refused_unread(
         assert answer.fields["available_bytes"] == 20_000
 
 
-def test_length_must_be_that_of_the_identity(
-    worker: WorkerUnderTest, package: bytes
-) -> None:
+def test_length_must_be_that_of_the_identity(worker, package):
     answer = worker.put(package, identity_of(package + b"x"))
     assert (answer.status, answer.code) == (400, "bad_request")
 
 
-def test_name_with_another_digest_is_refused(
-    worker: WorkerUnderTest, package: bytes
-) -> None:
+def test_name_with_another_digest_is_refused(worker, package):
     answer = worker.put(package, identity_of(package, "0" * 64 + ".hapi"))
     assert (answer.status, answer.code) == (409, "digest_mismatch")
     assert worker.worker.models.loaded_totals() == (0, 0)
 
 
-def test_next_caller_uploads_after_a_broken_upload(
-    worker: WorkerUnderTest, package: bytes, tar: bytes
-) -> None:
+def test_next_caller_uploads_after_a_broken_upload(worker, package, tar):
     job = job_for(tar, package)
     assert worker.ask(job).code == "model_needed"
     connection = UnixConnection(worker.config.socket, TIMEOUT_SECONDS)
@@ -688,10 +641,10 @@ class Caller(threading.Thread):
 
     def __init__(
         self,
-        worker: WorkerUnderTest,
-        job: JobRequest,
-        package: bytes | None = None,
-    ) -> None:
+        worker,
+        job,
+        package=None,
+    ):
         super().__init__()
         self._worker = worker
         self._job = job
@@ -700,7 +653,7 @@ class Caller(threading.Thread):
         self.digest: str | None = None
         self.start()
 
-    def run(self) -> None:
+    def run(self):
         answer = self._worker.ask(self._job)
         if answer.status == 201:
             self.digest = JobGrant.from_body(answer.body).model_digest
@@ -711,9 +664,7 @@ class Caller(threading.Thread):
             self._worker.put(self._package, self._job.model)
 
 
-def test_one_of_several_callers_uploads_for_all(
-    worker: WorkerUnderTest, package: bytes, tar: bytes
-) -> None:
+def test_one_of_several_callers_uploads_for_all(worker, package, tar):
     callers = [
         Caller(
             worker,
@@ -733,9 +684,7 @@ def test_one_of_several_callers_uploads_for_all(
     assert len({caller.digest for caller in callers if not caller.code}) == 1
 
 
-def test_callers_that_waited_for_a_bad_package_get_its_error(
-    worker: WorkerUnderTest, tar: bytes
-) -> None:
+def test_callers_that_waited_for_a_bad_package_get_its_error(worker, tar):
     junk = b"PK not at all"
     callers = [Caller(worker, job_for(tar, junk), junk) for _ in range(3)]
     for caller in callers:
@@ -745,17 +694,17 @@ def test_callers_that_waited_for_a_bad_package_get_its_error(
 
 
 def test_other_jobs_run_while_a_model_loads(
-    worker: WorkerUnderTest,
-    package: bytes,
-    tar: bytes,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    worker,
+    package,
+    tar,
+    monkeypatch,
+):
     worker.put(package)
     loading = threading.Event()
     go_on = threading.Event()
     load = worker.worker.models._load
 
-    def slowly(data: Any) -> Any:
+    def slowly(data):
         loading.set()
         assert go_on.wait(20)
         return load(data)
@@ -780,9 +729,7 @@ def test_other_jobs_run_while_a_model_loads(
     ("uid", "status"),
     [(None, 403), ("54321", 403), ("12345", 200), ("0", 200)],
 )
-def test_only_allowed_users_are_answered(
-    tmp_path: Path, uid: str | None, status: int
-) -> None:
+def test_only_allowed_users_are_answered(tmp_path, uid, status):
     with running_worker(tmp_path, allowed_users=frozenset({12345})) as worker:
         request = Request.blank("/healthz")
         if uid is not None:
@@ -791,7 +738,7 @@ def test_only_allowed_users_are_answered(
         assert response.status_int == status
 
 
-def test_sockets_have_the_permissions_of_the_option(tmp_path: Path) -> None:
+def test_sockets_have_the_permissions_of_the_option(tmp_path):
     with running_worker(tmp_path, socket_mode=0o640) as worker:
         for suffix in ("", ".admin"):
             mode = os.stat(worker.config.socket + suffix).st_mode

@@ -7,9 +7,7 @@ import io
 import json
 import socket
 import threading
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,15 +15,11 @@ import torch
 from PIL import Image
 
 from framed_objects import framed, good
-from hapi_protocol.feature_reader import FeatureStreamReader
-from hapi_protocol.job_messages import JobRequest
 from hapi_protocol.multi_object import ObjectEntry
 from hapi_splitter.inputs.image_decode import decode_image
 from hapi_worker.jobs.sample_reader import BodyStart
 from photos import jpegs, shard
 from worker_under_test import (
-    Streaming,
-    WorkerUnderTest,
     job_for,
     pieces,
     rows_of,
@@ -39,8 +33,8 @@ MAX_OBJECT_BYTES = 400_000
 
 @pytest.fixture(scope="module")
 def worker(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[WorkerUnderTest]:
+    tmp_path_factory,
+):
     options = {
         "max_sample_bytes": MAX_SAMPLE_BYTES,
         "max_object_bytes": MAX_OBJECT_BYTES,
@@ -52,7 +46,7 @@ def worker(
         yield worker
 
 
-def job_over(num_objects: int, package: bytes, **changes: Any) -> JobRequest:
+def job_over(num_objects, package, **changes):
     job = job_for(b"", package, **changes)
     return replace(
         job,
@@ -63,17 +57,17 @@ def job_over(num_objects: int, package: bytes, **changes: Any) -> JobRequest:
     )
 
 
-def images(count: int, seed: int = 0) -> list[bytes]:
+def images(count, seed=0):
     return [data for data, _ in jpegs(count, size=90, seed=seed)]
 
 
-def large_image() -> bytes:
+def large_image():
     sink = io.BytesIO()
     Image.new("RGB", (600, 500)).save(sink, "JPEG")
     return sink.getvalue()
 
 
-def computed_here(contents: Sequence[bytes]) -> torch.Tensor:
+def computed_here(contents):
     frozen = small_split().frozen
     transform = frozen.transform
     assert transform is not None
@@ -83,9 +77,7 @@ def computed_here(contents: Sequence[bytes]) -> torch.Tensor:
     return result
 
 
-def assert_features(
-    reader: FeatureStreamReader, contents: Sequence[bytes]
-) -> None:
+def assert_features(reader, contents):
     wanted = computed_here(contents)
     found = [b.features for b in reader.batches]  # type: ignore[attr-defined]
     torch.testing.assert_close(
@@ -96,9 +88,7 @@ def assert_features(
     )
 
 
-def test_rows_are_the_objects_in_order(
-    worker: WorkerUnderTest, package: bytes
-) -> None:
+def test_rows_are_the_objects_in_order(worker, package):
     contents = images(37)
     source = framed(good(contents))
     reader = worker.run(job_over(37, package), package, source)
@@ -117,9 +107,7 @@ def test_rows_are_the_objects_in_order(
     assert summary.source_bytes == len(source)
 
 
-def test_object_that_cannot_be_used_is_a_row_that_says_why(
-    worker: WorkerUnderTest, package: bytes
-) -> None:
+def test_object_that_cannot_be_used_is_a_row_that_says_why(worker, package):
     first, second = images(2)
     array = io.BytesIO()
     np.save(array, np.zeros(4))
@@ -173,9 +161,7 @@ def test_object_that_cannot_be_used_is_a_row_that_says_why(
     assert_features(reader, [first, second])
 
 
-def test_objects_that_all_failed_are_rows(
-    worker: WorkerUnderTest, package: bytes
-) -> None:
+def test_objects_that_all_failed_are_rows(worker, package):
     """More than a micro-batch of them, and no pass is run."""
     objects = [
         (ObjectEntry(n, f"{n}", 404, None, "not_found: x"), b"")
@@ -190,9 +176,7 @@ def test_objects_that_all_failed_are_rows(
     assert reader.summary.errors == 300
 
 
-def test_failed_objects_between_images_keep_their_places(
-    worker: WorkerUnderTest, package: bytes
-) -> None:
+def test_failed_objects_between_images_keep_their_places(worker, package):
     contents = images(60, seed=1)
     objects = [
         (ObjectEntry(n, f"{n}", 503, None, "service_unavailable: x"), b"")
@@ -207,9 +191,7 @@ def test_failed_objects_between_images_keep_their_places(
     assert_features(reader, contents[::3])
 
 
-def test_same_image_has_the_same_features_in_every_place(
-    worker: WorkerUnderTest, package: bytes
-) -> None:
+def test_same_image_has_the_same_features_in_every_place(worker, package):
     image, other = images(2, seed=2)
     reader = worker.run(
         job_over(4, package),
@@ -222,14 +204,12 @@ def test_same_image_has_the_same_features_in_every_place(
     assert (features[0] == features[3]).all()
 
 
-def test_first_rows_come_while_objects_are_still_missing(
-    worker: WorkerUnderTest, package: bytes
-) -> None:
+def test_first_rows_come_while_objects_are_still_missing(worker, package):
     source = framed(good(images(40, seed=3)))
     half = len(source) // 2
     has_begun = threading.Event()
 
-    def body() -> Iterator[bytes]:
+    def body():
         yield source[:half]
         assert has_begun.wait(10)
         yield source[half:]
@@ -244,16 +224,14 @@ def test_first_rows_come_while_objects_are_still_missing(
 
 @pytest.mark.parametrize("num_objects", [1, 3])
 def test_body_of_another_number_of_objects_gives_no_whole_stream(
-    worker: WorkerUnderTest, package: bytes, num_objects: int
-) -> None:
+    worker, package, num_objects
+):
     source = framed(good(images(2)))
 
     assert is_refused(worker, job_over(num_objects, package), package, source)
 
 
-def test_body_over_the_workers_bound_gives_no_whole_stream(
-    worker: WorkerUnderTest, package: bytes
-) -> None:
+def test_body_over_the_workers_bound_gives_no_whole_stream(worker, package):
     source = framed(good([bytes(50_000)] * 9))
 
     assert is_refused(worker, job_over(9, package), package, source)
@@ -261,12 +239,12 @@ def test_body_over_the_workers_bound_gives_no_whole_stream(
 
 
 def test_body_that_is_cut_off_behind_its_objects_gives_no_whole_stream(
-    worker: WorkerUnderTest, package: bytes
-) -> None:
+    worker, package
+):
     source = framed(good(images(2)))
     has_sent = threading.Event()
 
-    def body() -> Iterator[bytes]:
+    def body():
         yield source
         has_sent.set()
         raise OSError("no last chunk")
@@ -277,18 +255,16 @@ def test_body_that_is_cut_off_behind_its_objects_gives_no_whole_stream(
         assert has_no_answer(stream)
 
 
-def test_micro_batches_suit_the_number_of_objects(package: bytes) -> None:
+def test_micro_batches_suit_the_number_of_objects(package):
     assert BodyStart(b"", "tar").num_samples(job_over(5, package)) == 5
 
 
-def is_refused(
-    worker: WorkerUnderTest, job: JobRequest, package: bytes, source: bytes
-) -> bool:
+def is_refused(worker, job, package, source):
     with worker.streaming(job, package, pieces(source)) as stream:
         return has_no_answer(stream)
 
 
-def has_no_answer(stream: Streaming) -> bool:
+def has_no_answer(stream):
     """Refused before the answer began, or broken off."""
     try:
         answer = stream.answer()
@@ -298,9 +274,7 @@ def has_no_answer(stream: Streaming) -> bool:
     return answer.status in (400, 413)
 
 
-def test_many_objects_have_no_index(
-    worker: WorkerUnderTest, package: bytes
-) -> None:
+def test_many_objects_have_no_index(worker, package):
     fields = json.loads(job_over(3, package).to_body())
     fields |= {"kind": "index", "model": None, "cut": 0}
     answer = worker.request("POST", "/jobs", json.dumps(fields).encode())

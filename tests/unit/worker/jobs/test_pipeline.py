@@ -6,7 +6,7 @@ import gc
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,7 +14,6 @@ import torch
 
 from hapi_protocol.errors import DoesNotFitError
 from hapi_protocol.shards import Sample
-from hapi_splitter.encodings import EncodedFeatures
 from hapi_splitter.inputs.image_decode import SampleError
 from hapi_worker.execution.batch_items import Batch
 from hapi_worker.execution.coalescing import Group
@@ -29,10 +28,10 @@ from worker_under_test import job_for, until
 class NoConnection:
     """A peer that stays connected and sends no more."""
 
-    def is_disconnected(self) -> bool:
+    def is_disconnected(self):
         return False
 
-    def stop_reading(self) -> None:
+    def stop_reading(self):
         """Nothing is read here."""
 
 
@@ -43,7 +42,7 @@ class Body:
 class ManualPool:
     """Runs its work when the test calls :meth:`run`."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.work: dict[str, list[Callable[[], None]]] = {
             "decode": [],
             "device": [],
@@ -51,15 +50,15 @@ class ManualPool:
 
     def submit(
         self,
-        account: str,
-        work: Callable[[], None],
+        account,
+        work,
         *,
-        kind: str = "decode",
-        urgent: bool = False,
-    ) -> None:
+        kind="decode",
+        urgent=False,
+    ):
         self.work[kind].append(work)
 
-    def run(self, kind: str, count: int | None = None) -> None:
+    def run(self, kind, count=None):
         for _ in range(len(self.work[kind]) if count is None else count):
             self.work[kind].pop(0)()
 
@@ -70,7 +69,7 @@ class Compute:
     input_bytes = 4
     output_bytes = 4
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.ran: list[list[float]] = []
         self.room: int | None = None
         self.starved: list[Callable[[], None]] = []
@@ -79,33 +78,31 @@ class Compute:
         self.pass_seconds = 1.0
         self.cores = 0.0
 
-    def decoder(self, sample: Sample) -> torch.Tensor:
+    def decoder(self, sample):
         if sample.key.startswith("bad"):
             raise SampleError("cannot be read")
         return torch.full((1,), float(sample.index))
 
-    def core_seconds(self) -> float:
+    def core_seconds(self):
         return self.cores
 
-    def reserve(
-        self, size: int, starved: Callable[[], None]
-    ) -> Reservation | None:
+    def reserve(self, size, starved):
         if self.room == 0:
             self.starved.append(starved)
             return None
         nobody: Any = None
         return Reservation(min(size, self.room or size), 0, nobody)
 
-    def cancel_wait(self, starved: Callable[[], None]) -> None:
+    def cancel_wait(self, starved):
         """Nobody else waits."""
 
-    def free(self, reservation: Reservation) -> None:
+    def free(self, reservation):
         """Nothing is held here."""
 
-    def encode(self, rows: torch.Tensor, encoding: str) -> EncodedFeatures:
+    def encode(self, rows, encoding):
         return encode_rows(rows, encoding)
 
-    def run(self, singles: list[torch.Tensor], size: int) -> PassResult:
+    def run(self, singles, size):
         images = padded(singles, size, torch.device("cpu"))
         time.sleep(self.seconds)
         self.cores += 8.0
@@ -118,12 +115,12 @@ class Compute:
 
 
 def pipeline(
-    samples: Any,
-    pool: Any,
+    samples,
+    pool,
     *,
-    group: Any = None,
-    buffer_bytes: int = 100_000,
-) -> Any:
+    group=None,
+    buffer_bytes=100_000,
+):
     return Pipeline(
         samples,
         Body(),  # type: ignore[arg-type]
@@ -137,7 +134,7 @@ def pipeline(
     )
 
 
-def samples_of(start: int, count: int, key: str = "k") -> list[Sample]:
+def samples_of(start, count, key="k"):
     return [
         Sample(start + n, f"{key}{n}", 0, 1, {"jpg": b"x"})
         for n in range(count)
@@ -147,56 +144,56 @@ def samples_of(start: int, count: int, key: str = "k") -> list[Sample]:
 class Shared:
     """Streams of one group; the test runs each stage."""
 
-    def __init__(self, size: int = 4) -> None:
+    def __init__(self, size=4):
         self.pool = ManualPool()
         self.compute = Compute()
         self.group = Group("a", self.compute, self.pool, size)  # type: ignore[arg-type]
         self.jobs: list[Any] = []
 
-    def stream(self, samples: Any, **options: Any) -> Any:
+    def stream(self, samples, **options):
         job = pipeline(samples, self.pool, group=self.group, **options)
         job.start()
         self.jobs.append(job)
         return job
 
-    def read(self, job: Any) -> None:
+    def read(self, job):
         job._reader.join(5)
         assert not job._reader.is_alive()
 
-    def decode(self, *jobs: Any) -> None:
+    def decode(self, *jobs):
         """Reads all samples of the jobs and decodes them."""
         for job in jobs:
             self.read(job)
         self.pool.run("decode")
 
-    def run(self, *jobs: Any) -> None:
+    def run(self, *jobs):
         """Reads and decodes the jobs' samples, and runs the passes."""
         self.decode(*jobs)
         self.pool.run("device")
 
-    def take(self, job: Any, count: int = 1) -> list[Batch]:
+    def take(self, job, count=1):
         batches = job.batches()
         return [next(batches) for _ in range(count)]
 
-    def close(self) -> None:
+    def close(self):
         for job in self.jobs:
             job.cancel()
 
 
 @pytest.fixture
-def shared() -> Iterator[Shared]:
+def shared():
     shared = Shared()
     yield shared
     shared.close()
 
 
-def held() -> Iterator[Sample]:
+def held():
     """Two samples, then silence until the job is cancelled."""
     yield from samples_of(0, 2)
     threading.Event().wait(0.5)
 
 
-def test_streams_of_a_group_fill_each_others_batches(shared: Shared) -> None:
+def test_streams_of_a_group_fill_each_others_batches(shared):
     first = shared.stream(iter(samples_of(0, 6)))
     second = shared.stream(iter(samples_of(10, 6)))
     shared.run(first, second)
@@ -218,8 +215,8 @@ def test_streams_of_a_group_fill_each_others_batches(shared: Shared) -> None:
 
 
 def test_streams_are_charged_their_part_of_a_pass_even_if_it_fails(
-    shared: Shared,
-) -> None:
+    shared,
+):
     shared.compute.error = DoesNotFitError("does_not_fit", "no room")
     shared.compute.seconds = 0.05
     jobs = [
@@ -238,8 +235,8 @@ def test_streams_are_charged_their_part_of_a_pass_even_if_it_fails(
 
 
 def test_long_stream_does_not_block_other_streams_of_its_account(
-    shared: Shared,
-) -> None:
+    shared,
+):
     long = shared.stream(iter(samples_of(0, 30)))
     shared.read(long)
     shared.pool.run("decode", 20)
@@ -253,7 +250,7 @@ def test_long_stream_does_not_block_other_streams_of_its_account(
     assert shared.compute.ran[5] == [100, 101, 102, 103]
 
 
-def test_batch_is_padded_when_no_more_samples_come(shared: Shared) -> None:
+def test_batch_is_padded_when_no_more_samples_come(shared):
     job = shared.stream(iter(samples_of(1, 2)))
     shared.read(job)
     shared.pool.run("decode", 1)
@@ -267,8 +264,8 @@ def test_batch_is_padded_when_no_more_samples_come(shared: Shared) -> None:
 
 
 def test_pass_takes_samples_that_arrived_before_it_started(
-    shared: Shared,
-) -> None:
+    shared,
+):
     first = shared.stream(iter(samples_of(0, 2)))
     shared.decode(first)
     assert len(shared.pool.work["device"]) == 1
@@ -278,9 +275,7 @@ def test_pass_takes_samples_that_arrived_before_it_started(
 
 
 @pytest.mark.parametrize("wakes", [0, 1, 2])
-def test_no_pass_stays_requested_after_a_wait_for_memory(
-    shared: Shared, wakes: int
-) -> None:
+def test_no_pass_stays_requested_after_a_wait_for_memory(shared, wakes):
     shared.compute.room = 0
     job = shared.stream(iter(samples_of(0, 12)))
     shared.decode(job)
@@ -297,7 +292,7 @@ def test_no_pass_stays_requested_after_a_wait_for_memory(
     assert shared.compute.ran[-1] == [20, 21, 22, 23]
 
 
-def test_rows_without_an_image_need_no_pass(shared: Shared) -> None:
+def test_rows_without_an_image_need_no_pass(shared):
     job = shared.stream(iter(samples_of(0, 2, key="bad")))
     shared.run(job)
     assert shared.compute.ran == []
@@ -307,8 +302,8 @@ def test_rows_without_an_image_need_no_pass(shared: Shared) -> None:
 
 
 def test_samples_of_a_slow_sender_are_computed_after_a_while(
-    shared: Shared,
-) -> None:
+    shared,
+):
     job = shared.stream(held())
     until(lambda: len(shared.pool.work["decode"]) == 2)
     shared.pool.run("decode")
@@ -323,9 +318,7 @@ def test_samples_of_a_slow_sender_are_computed_after_a_while(
 
 
 @pytest.mark.parametrize(("seconds", "is_due"), [(0.0, True), (60.0, False)])
-def test_partial_pass_waits_as_long_as_passes_take(
-    shared: Shared, seconds: float, is_due: bool
-) -> None:
+def test_partial_pass_waits_as_long_as_passes_take(shared, seconds, is_due):
     shared.compute.pass_seconds = seconds
     whole = shared.stream(iter(samples_of(10, 4)))
     shared.run(whole)
@@ -339,8 +332,8 @@ def test_partial_pass_waits_as_long_as_passes_take(
 
 
 def test_stream_of_a_client_that_takes_nothing_is_left_out_of_passes(
-    shared: Shared,
-) -> None:
+    shared,
+):
     shared.compute.output_bytes = 10_000
     stalled = shared.stream(iter(samples_of(0, 30)), buffer_bytes=50_000)
     until(lambda: len(shared.pool.work["decode"]) == 30)
@@ -356,7 +349,7 @@ def test_stream_of_a_client_that_takes_nothing_is_left_out_of_passes(
     assert shared.compute.ran[-1] == [8, 9, 10, 11]
 
 
-def test_failed_pass_fails_each_of_its_streams(shared: Shared) -> None:
+def test_failed_pass_fails_each_of_its_streams(shared):
     shared.compute.error = DoesNotFitError("does_not_fit", "no room")
     jobs = [shared.stream(iter(samples_of(n, 2))) for n in (0, 10)]
     shared.run(*jobs)
@@ -366,8 +359,8 @@ def test_failed_pass_fails_each_of_its_streams(shared: Shared) -> None:
 
 
 def test_cancelled_stream_takes_no_part_in_later_passes(
-    shared: Shared,
-) -> None:
+    shared,
+):
     first = shared.stream(iter(samples_of(0, 2)))
     second = shared.stream(iter(samples_of(10, 2)))
     shared.decode(first, second)
@@ -376,7 +369,7 @@ def test_cancelled_stream_takes_no_part_in_later_passes(
     assert shared.compute.ran == [[10, 11, 0, 0]]
 
 
-def test_pass_without_memory_waits_until_some_is_free(shared: Shared) -> None:
+def test_pass_without_memory_waits_until_some_is_free(shared):
     shared.compute.room = 0
     job = shared.stream(iter(samples_of(0, 4)))
     shared.run(job)
@@ -394,7 +387,7 @@ def test_pass_without_memory_waits_until_some_is_free(shared: Shared) -> None:
     assert shared.compute.ran == [[0, 1, 2], [3, 0, 0]]
 
 
-def test_cancelled_job_frees_samples_that_wait_in_a_pool() -> None:
+def test_cancelled_job_frees_samples_that_wait_in_a_pool():
     sample = Sample(0, "k", 0, 1, {"jpg": bytes(1000)})
     alive = weakref.ref(sample)
     pool = ManualPool()
@@ -411,10 +404,10 @@ def test_cancelled_job_frees_samples_that_wait_in_a_pool() -> None:
 
 
 @pytest.mark.parametrize("has_model", [False, True])
-def test_texts_of_rows_count_against_the_buffer(has_model: bool) -> None:
+def test_texts_of_rows_count_against_the_buffer(has_model):
     num_read = 0
 
-    def samples() -> Any:
+    def samples():
         nonlocal num_read
         for index in range(1000):
             num_read += 1

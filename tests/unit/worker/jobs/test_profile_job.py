@@ -5,9 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +13,7 @@ import torch
 
 from hapi_protocol.errors import DoesNotFitError, PackageError
 from hapi_protocol.feature_reader import read_features
-from hapi_protocol.job_messages import ModelIdentity, ProfileRequest
+from hapi_protocol.job_messages import ProfileRequest
 from hapi_protocol.profiles import ModelProfile
 from hapi_splitter.numerics import numerics_tag
 from hapi_splitter.profiling.profiler import profile_model
@@ -23,8 +21,6 @@ from hapi_worker.jobs import profile_job as profiling
 from hapi_worker.jobs.profile_job import MAX_PROFILES, MAX_WAITING
 from photos import shard
 from worker_under_test import (
-    Answer,
-    WorkerUnderTest,
     identity_of,
     job_for,
     running_worker,
@@ -40,25 +36,25 @@ OTHER_NAME = identity_of(OTHER, "other.hapi")
 
 
 @pytest.fixture
-def worker(tmp_path: Path) -> Iterator[WorkerUnderTest]:
+def worker(tmp_path):
     with running_worker(tmp_path, profile_seconds=0.5) as worker:
         yield worker
 
 
 def ask(
-    worker: WorkerUnderTest,
-    package: bytes = PACKAGE,
+    worker,
+    package=PACKAGE,
     *,
-    account: str = "AUTH_a",
-    identity: ModelIdentity | None = None,
-) -> Answer:
+    account="AUTH_a",
+    identity=None,
+):
     if identity is None:
         identity = OTHER_NAME if package == OTHER else identity_of(package)
     wanted = ProfileRequest(account, identity, "tx")
     return worker.request("POST", "/profiles", wanted.to_body())
 
 
-def count(worker: WorkerUnderTest, outcome: str, reason: str = "") -> float:
+def count(worker, outcome, reason=""):
     return worker.worker.metrics.value(
         "hapi_worker_profiles_total", outcome=outcome, reason=reason
     )
@@ -67,14 +63,14 @@ def count(worker: WorkerUnderTest, outcome: str, reason: str = "") -> float:
 class Gate:
     """Blocks each run on the device's thread until it is opened."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch):
         self.begun = threading.Event()
         self.opened = threading.Event()
         self.asked: list[dict[str, Any]] = []
         self.error: Exception | None = None
         monkeypatch.setattr(profiling, "profile_model", self._measure)
 
-    def _measure(self, *args: Any, **kwargs: Any) -> ModelProfile:
+    def _measure(self, *args, **kwargs):
         self.asked.append(kwargs)
         self.begun.set()
         assert self.opened.wait(20)
@@ -84,13 +80,13 @@ class Gate:
 
 
 @pytest.fixture
-def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
+def gate(monkeypatch):
     gate = Gate(monkeypatch)
     yield gate
     gate.opened.set()
 
 
-def test_profile_is_of_the_model_and_of_this_host(tmp_path: Path) -> None:
+def test_profile_is_of_the_model_and_of_this_host(tmp_path):
     # Enough time for both batch sizes on a busy machine.
     with running_worker(tmp_path, profile_seconds=10.0) as worker:
         assert ask(worker).code == "model_needed"
@@ -109,8 +105,8 @@ def test_profile_is_of_the_model_and_of_this_host(tmp_path: Path) -> None:
 
 
 def test_second_caller_gets_the_cached_profile(
-    worker: WorkerUnderTest,
-) -> None:
+    worker,
+):
     worker.put(PACKAGE)
     first = ask(worker)
     # Other names of the same bytes are the same model.
@@ -123,8 +119,8 @@ def test_second_caller_gets_the_cached_profile(
 
 
 def test_profile_outlives_the_model_in_memory(
-    worker: WorkerUnderTest,
-) -> None:
+    worker,
+):
     worker.put(PACKAGE)
     first = ask(worker)
     assert first.status == 200, first.body
@@ -135,9 +131,7 @@ def test_profile_outlives_the_model_in_memory(
     assert ask(worker, OTHER).code == "model_needed"
 
 
-def test_concurrent_callers_get_the_result_of_one_run(
-    worker: WorkerUnderTest, gate: Gate
-) -> None:
+def test_concurrent_callers_get_the_result_of_one_run(worker, gate):
     worker.put(PACKAGE)
     with ThreadPoolExecutor(MAX_WAITING + 1) as pool:
         answers = [pool.submit(ask, worker) for _ in range(MAX_WAITING)]
@@ -158,9 +152,7 @@ def test_concurrent_callers_get_the_result_of_one_run(
     assert len(gate.asked) == count(worker, "done") == 1
 
 
-def test_other_model_is_refused_while_one_is_measured(
-    worker: WorkerUnderTest, gate: Gate
-) -> None:
+def test_other_model_is_refused_while_one_is_measured(worker, gate):
     worker.put(PACKAGE)
     worker.put(OTHER, OTHER_NAME)
     with ThreadPoolExecutor(1) as pool:
@@ -175,7 +167,7 @@ def test_other_model_is_refused_while_one_is_measured(
     assert ask(worker, OTHER).status == 200
 
 
-def held(tar: bytes, release: threading.Event) -> Iterator[bytes]:
+def held(tar, release):
     """A body that stops in the middle until it is released."""
     yield tar[:2000]
     release.wait(20)
@@ -183,8 +175,8 @@ def held(tar: bytes, release: threading.Event) -> Iterator[bytes]:
 
 
 def test_profile_is_measured_while_a_job_runs(
-    worker: WorkerUnderTest,
-) -> None:
+    worker,
+):
     tar = shard(4, size=90)
     worker.put(PACKAGE)
     release = threading.Event()
@@ -202,8 +194,8 @@ def test_profile_is_measured_while_a_job_runs(
 
 
 def test_worker_with_jobs_pauses_profiles_after_each_one(
-    worker: WorkerUnderTest,
-) -> None:
+    worker,
+):
     tar = shard(4, size=90)
     worker.put(PACKAGE)
     worker.put(OTHER, OTHER_NAME)
@@ -222,9 +214,7 @@ def test_worker_with_jobs_pauses_profiles_after_each_one(
     assert ask(worker, OTHER).status == 200
 
 
-def test_profile_reserves_memory_and_pauses_the_pools(
-    worker: WorkerUnderTest, gate: Gate
-) -> None:
+def test_profile_reserves_memory_and_pauses_the_pools(worker, gate):
     worker.put(PACKAGE)
     [device_models] = worker.worker.models.devices
     with ThreadPoolExecutor(1) as pool:
@@ -240,14 +230,12 @@ def test_profile_reserves_memory_and_pauses_the_pools(
     assert decoded.wait(5)
 
 
-def test_profile_is_refused_when_decoding_takes_too_long(
-    worker: WorkerUnderTest, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_profile_is_refused_when_decoding_takes_too_long(worker, monkeypatch):
     monkeypatch.setattr(profiling, "QUIET_SECONDS", 0.1)
     worker.put(PACKAGE)
     begun, release = threading.Event(), threading.Event()
 
-    def slow() -> None:
+    def slow():
         begun.set()
         release.wait(20)
 
@@ -260,9 +248,7 @@ def test_profile_is_refused_when_decoding_takes_too_long(
     assert ask(worker).status == 200
 
 
-def test_job_that_starts_during_a_profile_waits_for_its_end(
-    worker: WorkerUnderTest, gate: Gate
-) -> None:
+def test_job_that_starts_during_a_profile_waits_for_its_end(worker, gate):
     tar = shard(4, size=90)
     worker.put(PACKAGE)
     with ThreadPoolExecutor(2) as pool:
@@ -282,13 +268,13 @@ def test_job_that_starts_during_a_profile_waits_for_its_end(
 
 
 def test_requesting_account_is_charged(
-    worker: WorkerUnderTest,
-) -> None:
+    worker,
+):
     charged: dict[str, float] = {}
     ledger = worker.worker.ledger
     ended = ledger.ended
 
-    def spy(account: str, kind: str, before: float, seconds: float) -> None:
+    def spy(account, kind, before, seconds):
         charged[account] = charged.get(account, 0.0) + seconds
         ended(account, kind, before, seconds)
 
@@ -301,9 +287,7 @@ def test_requesting_account_is_charged(
     assert list(charged) == ["AUTH_first"]
 
 
-def test_budget_and_batches_are_the_operators(
-    tmp_path: Path, gate: Gate
-) -> None:
+def test_budget_and_batches_are_the_operators(tmp_path, gate):
     gate.opened.set()
     options = {"profile_seconds": 2.5, "max_batch": 4}
     with running_worker(tmp_path, **options) as worker:
@@ -326,12 +310,12 @@ def test_budget_and_batches_are_the_operators(
     ],
 )
 def test_run_that_fails_leaves_nothing_behind(
-    worker: WorkerUnderTest,
-    gate: Gate,
-    error: Exception,
-    status: int,
-    code: str,
-) -> None:
+    worker,
+    gate,
+    error,
+    status,
+    code,
+):
     gate.error = error
     gate.opened.set()
     worker.put(PACKAGE)
@@ -345,8 +329,8 @@ def test_run_that_fails_leaves_nothing_behind(
 
 
 def test_expired_request_cancels_a_run_that_has_not_started(
-    worker: WorkerUnderTest, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    worker, monkeypatch
+):
     worker.put(PACKAGE)
     monkeypatch.setattr(worker.worker.profiling, "_wait_seconds", 0.1)
     release = threading.Event()
@@ -366,9 +350,7 @@ def test_expired_request_cancels_a_run_that_has_not_started(
     assert count(worker, "failed") == 0
 
 
-def test_late_result_is_cached(
-    worker: WorkerUnderTest, gate: Gate, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_late_result_is_cached(worker, gate, monkeypatch):
     worker.put(PACKAGE)
     monkeypatch.setattr(worker.worker.profiling, "_wait_seconds", 0.2)
     assert ask(worker).code == "queue_full"
@@ -378,7 +360,7 @@ def test_late_result_is_cached(
     assert len(gate.asked) == 1
 
 
-def test_shutdown_ends_waiting_requests(tmp_path: Path, gate: Gate) -> None:
+def test_shutdown_ends_waiting_requests(tmp_path, gate):
     with (
         ThreadPoolExecutor(1) as pool,
         running_worker(tmp_path) as worker,
@@ -393,14 +375,14 @@ def test_shutdown_ends_waiting_requests(tmp_path: Path, gate: Gate) -> None:
         gate.opened.set()
 
 
-def test_draining_worker_measures_nothing(worker: WorkerUnderTest) -> None:
+def test_draining_worker_measures_nothing(worker):
     worker.put(PACKAGE)
     worker.worker.admission.drain(0)
     assert ask(worker).code == "draining"
 
 
-def test_invalid_package_is_refused(tmp_path: Path) -> None:
-    def refuse(package: bytearray, /, *, limits: Any) -> Any:
+def test_invalid_package_is_refused(tmp_path):
+    def refuse(package, /, *, limits):
         raise PackageError("bad_package", "no package")
 
     with running_worker(tmp_path, load=refuse) as worker:
@@ -411,7 +393,7 @@ def test_invalid_package_is_refused(tmp_path: Path) -> None:
         assert (answer.status, answer.code) == (422, "bad_package")
 
 
-def test_model_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+def test_model_that_does_not_fit_is_refused(tmp_path):
     limit = small_split().frozen.parameter_bytes + 1000
     with running_worker(tmp_path, memory_limit=limit) as worker:
         # The package itself is longer than its parameters.
@@ -423,8 +405,8 @@ def test_model_that_does_not_fit_is_refused(tmp_path: Path) -> None:
 
 
 def test_number_of_cached_profiles_is_bounded(
-    worker: WorkerUnderTest,
-) -> None:
+    worker,
+):
     worker.put(PACKAGE)
     found = ModelProfile.from_body(ask(worker).body)
     cache = worker.worker.profiling._cache
@@ -438,15 +420,13 @@ def test_number_of_cached_profiles_is_bounded(
 @pytest.mark.parametrize(
     "body", [b"", b"{}", b'{"version": 1, "charged_account": "a"}']
 )
-def test_invalid_request_is_refused(
-    worker: WorkerUnderTest, body: bytes
-) -> None:
+def test_invalid_request_is_refused(worker, body):
     answer = worker.request("POST", "/profiles", body)
     assert (answer.status, answer.code) == (400, "bad_request")
 
 
 def test_admin_socket_serves_no_profiles(
-    worker: WorkerUnderTest,
-) -> None:
+    worker,
+):
     assert worker.request("POST", "/profiles", b"", admin=True).status == 404
     assert worker.request("GET", "/profiles").status == 405

@@ -7,7 +7,6 @@ import hashlib
 import threading
 import time
 import weakref
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, cast
@@ -34,9 +33,8 @@ from hapi_worker.models.device_models import (
     CAP_SECONDS,
     MAX_PREFIXES,
     DeviceModels,
-    Lease,
 )
-from hapi_worker.models.loaded_model import LoadedModel, Reservation
+from hapi_worker.models.loaded_model import LoadedModel
 from hapi_worker.models.registry import KnownModel, Models
 from worker_under_test import until
 
@@ -51,7 +49,7 @@ class FakeCut:
 class FakeFrozen:
     """A package ``b"<parameter bytes>:<anything>"``."""
 
-    def __init__(self, package: bytearray) -> None:
+    def __init__(self, package):
         if not package[:1].isdigit():
             raise PackageError("bad_package", "not a package")
         self.parameter_bytes = int(bytes(package).partition(b":")[0])
@@ -59,39 +57,39 @@ class FakeFrozen:
         self.cuts += (FakeCut(),) * package.count(b"+")
         self.num_prefixes = 0
 
-    def to(self, device: torch.device) -> FakeFrozen:
+    def to(self, device):
         return self
 
-    def prefix(self, cut: int) -> nn.Module:
+    def prefix(self, cut):
         self.num_prefixes += 1
         return nn.Identity()
 
 
-def identity(name: str, package: bytes = b"") -> ModelIdentity:
+def identity(name, package=b""):
     return ModelIdentity("AUTH_a", "models", name, "etag", len(package))
 
 
-def simple_needs(frozen: Any, cut: int, dtype: str) -> Needs:
+def simple_needs(frozen, cut, dtype):
     return Needs(frozen.parameter_bytes, ((0, cut * WORKING_BYTES),))
 
 
 @pytest.fixture(autouse=True)
-def simple_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def simple_memory(monkeypatch):
     monkeypatch.setattr(residency_module, "needs_of", simple_needs)
 
 
 def make(
-    limit_bytes: int = 1000,
+    limit_bytes=1000,
     *,
-    load: Callable[[bytearray], Any] = FakeFrozen,
-    wait_seconds: float = 5.0,
-    max_waiting: int = 8,
-    max_identities: int = 100,
-    num_devices: int = 1,
-    num_forwards: int = 1,
-    preferred_batch: int = 1,
-    clock: Callable[[], float] = time.monotonic,
-) -> Models:
+    load=FakeFrozen,
+    wait_seconds=5.0,
+    max_waiting=8,
+    max_identities=100,
+    num_devices=1,
+    num_forwards=1,
+    preferred_batch=1,
+    clock=time.monotonic,
+):
     changed = threading.Condition()
     return Models(
         [
@@ -115,18 +113,18 @@ def make(
     )
 
 
-def put(models: Models, name: str, package: bytes) -> ModelIdentity:
+def put(models, name, package):
     model = identity(name, package)
     models.put(model, bytearray(package))
     models.uploads.end(model)
     return model
 
 
-def in_threads(count: int, work: Callable[[], Any]) -> list[Any]:
+def in_threads(count, work):
     """Results, or the errors raised, of ``work`` in ``count`` threads."""
     results: list[Any] = []
 
-    def run() -> None:
+    def run():
         try:
             results.append(work())
         except HapiError as error:
@@ -141,7 +139,7 @@ def in_threads(count: int, work: Callable[[], Any]) -> list[Any]:
     return results
 
 
-def test_identity_leads_to_a_digest_only_through_an_upload() -> None:
+def test_identity_leads_to_a_digest_only_through_an_upload():
     models = make()
     model = identity("m", b"10:x")
     assert models.known(model) is None
@@ -155,11 +153,11 @@ def test_identity_leads_to_a_digest_only_through_an_upload() -> None:
     assert models.known(other_etag) is None
 
 
-def test_only_one_of_many_askers_uploads_and_all_get_the_model() -> None:
+def test_only_one_of_many_askers_uploads_and_all_get_the_model():
     models = make()
     model = identity("m", b"10:x")
 
-    def ask() -> Any:
+    def ask():
         try:
             return models.acquire(model, 1)
         except ConflictError:
@@ -173,13 +171,13 @@ def test_only_one_of_many_askers_uploads_and_all_get_the_model() -> None:
     assert len({r.digest for r in results if r != "uploaded"}) == 1
 
 
-def test_waiting_askers_get_the_error_of_a_refused_upload() -> None:
+def test_waiting_askers_get_the_error_of_a_refused_upload():
     models = make()
     model = identity("m", b"junk")
     with pytest.raises(ConflictError):
         models.acquire(model, 1)
 
-    def refuse() -> None:
+    def refuse():
         time.sleep(0.1)
         with pytest.raises(PackageError) as refused:
             models.put(model, bytearray(b"junk"))
@@ -195,7 +193,7 @@ def test_waiting_askers_get_the_error_of_a_refused_upload() -> None:
     assert models.loaded_totals() == (0, 0)
 
 
-def test_next_caller_uploads_after_an_aborted_upload() -> None:
+def test_next_caller_uploads_after_an_aborted_upload():
     models = make()
     model = identity("m", b"10:x")
     with pytest.raises(ConflictError):
@@ -207,7 +205,7 @@ def test_next_caller_uploads_after_an_aborted_upload() -> None:
     assert needed.value.code == "model_needed"
 
 
-def test_waiting_for_an_upload_ends_in_time() -> None:
+def test_waiting_for_an_upload_ends_in_time():
     models = make(wait_seconds=0.2)
     model = identity("m", b"10:x")
     with pytest.raises(ConflictError):
@@ -218,7 +216,7 @@ def test_waiting_for_an_upload_ends_in_time() -> None:
     assert late.value.retry_after
 
 
-def test_number_of_waiting_askers_is_bounded() -> None:
+def test_number_of_waiting_askers_is_bounded():
     models = make(wait_seconds=0.5, max_waiting=2)
     model = identity("m", b"10:x")
     with pytest.raises(ConflictError):
@@ -229,14 +227,14 @@ def test_number_of_waiting_askers_is_bounded() -> None:
     assert codes == ["queue_full"] * 3 + ["worker_unavailable"] * 2
 
 
-def test_account_with_most_waiting_jobs_is_turned_away_first() -> None:
+def test_account_with_most_waiting_jobs_is_turned_away_first():
     models = make(wait_seconds=30.0, max_waiting=3)
     model = identity("m", b"10:x")
     with pytest.raises(ConflictError):
         models.acquire(model, 1)
     models.uploads.begin(model)
 
-    def ask(account: str) -> Any:
+    def ask(account):
         return models.acquire(model, 1, account=account)
 
     with ThreadPoolExecutor(6) as pool:
@@ -252,10 +250,10 @@ def test_account_with_most_waiting_jobs_is_turned_away_first() -> None:
     assert codes == ["queue_full"] * 2
 
 
-def test_same_bytes_under_two_names_are_loaded_once() -> None:
+def test_same_bytes_under_two_names_are_loaded_once():
     loads = []
 
-    def load(package: bytearray) -> FakeFrozen:
+    def load(package):
         loads.append(bytes(package))
         time.sleep(0.1)
         return FakeFrozen(package)
@@ -270,7 +268,7 @@ def test_same_bytes_under_two_names_are_loaded_once() -> None:
     )
 
 
-def test_digest_in_a_name_must_be_the_digest_of_the_bytes() -> None:
+def test_digest_in_a_name_must_be_the_digest_of_the_bytes():
     models = make()
     good = hashlib.sha256(b"10:x").hexdigest()
     put(models, f"sha256-{good.upper()}.hapi", b"10:x")
@@ -282,7 +280,7 @@ def test_digest_in_a_name_must_be_the_digest_of_the_bytes() -> None:
     assert models.known(bad) is None
 
 
-def test_least_recently_used_idle_model_leaves_first() -> None:
+def test_least_recently_used_idle_model_leaves_first():
     models = make(1000)
     first = put(models, "a", b"400:a")
     second = put(models, "b", b"400:b")
@@ -296,7 +294,7 @@ def test_least_recently_used_idle_model_leaves_first() -> None:
     assert needed.value.code == "model_needed"
 
 
-def test_model_in_use_stays_and_a_new_one_must_come_back_later() -> None:
+def test_model_in_use_stays_and_a_new_one_must_come_back_later():
     models = make(1000)
     lease = models.acquire(put(models, "a", b"600:a"), 1)
     with pytest.raises(UnavailableError) as busy:
@@ -312,7 +310,7 @@ def test_model_in_use_stays_and_a_new_one_must_come_back_later() -> None:
     assert models.loaded_totals() == (1, 600)
 
 
-def test_what_can_never_fit_is_refused_with_the_numbers() -> None:
+def test_what_can_never_fit_is_refused_with_the_numbers():
     models = make(1000)
     with pytest.raises(DoesNotFitError) as refused:
         put(models, "a", b"1001:a")
@@ -331,7 +329,7 @@ def test_what_can_never_fit_is_refused_with_the_numbers() -> None:
         )
 
 
-def test_running_jobs_keep_room_for_one_sample() -> None:
+def test_running_jobs_keep_room_for_one_sample():
     models = make(1000)
     models.acquire(put(models, "a", b"400:a"), 2)
     with pytest.raises(UnavailableError):
@@ -340,7 +338,7 @@ def test_running_jobs_keep_room_for_one_sample() -> None:
 
 
 @pytest.mark.parametrize("cut", [0, 3, 99])
-def test_unknown_cut_is_refused_with_those_there_are(cut: int) -> None:
+def test_unknown_cut_is_refused_with_those_there_are(cut):
     models = make()
     model = put(models, "m", b"10:x")
     with pytest.raises(UnsupportedError) as refused:
@@ -349,7 +347,7 @@ def test_unknown_cut_is_refused_with_those_there_are(cut: int) -> None:
     assert refused.value.details == {"cut": cut, "allowed": [1, 2]}
 
 
-def test_batches_shrink_when_other_models_take_the_memory() -> None:
+def test_batches_shrink_when_other_models_take_the_memory():
     models = make(1000)
     lease = models.acquire(put(models, "a", b"100:a"), 1)
     assert lease.batch_limit(32) == 32
@@ -357,7 +355,7 @@ def test_batches_shrink_when_other_models_take_the_memory() -> None:
     assert lease.batch_limit(32) == 5
 
 
-def test_prefix_is_built_once_per_cut() -> None:
+def test_prefix_is_built_once_per_cut():
     models = make()
     model = put(models, "m", b"10:x")
     leases = [models.acquire(model, cut) for cut in (1, 1, 2)]
@@ -366,7 +364,7 @@ def test_prefix_is_built_once_per_cut() -> None:
     assert leases[0].frozen.num_prefixes == 2  # type: ignore[attr-defined]
 
 
-def test_prefixes_that_are_kept_are_bounded_and_a_job_keeps_its_own() -> None:
+def test_prefixes_that_are_kept_are_bounded_and_a_job_keeps_its_own():
     models = make()
     model = put(models, "m", b"10:" + b"+" * 8)
     leases = [models.acquire(model, cut) for cut in range(1, 11)]
@@ -380,13 +378,13 @@ def test_prefixes_that_are_kept_are_bounded_and_a_job_keeps_its_own() -> None:
 
 
 def test_needs_are_computed_once_per_cut_and_dtype_outside_the_lock(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     models = make()
     model = put(models, "m", b"10:" + b"+" * 80)
     computed: list[tuple[int, str]] = []
 
-    def needs_of(frozen: Any, cut: int, dtype: str) -> Needs:
+    def needs_of(frozen, cut, dtype):
         others = in_threads(1, models.loaded_totals)
         assert others == [(1, 10)], "the lock is held"
         computed.append((cut, dtype))
@@ -404,7 +402,7 @@ def test_needs_are_computed_once_per_cut_and_dtype_outside_the_lock(
     assert list(kept) == [(cut, "float32") for cut in range(19, 83)]
 
 
-def refused(models: Models, name: str, error: HapiError) -> HapiError:
+def refused(models, name, error):
     """Answer to a caller after an upload was refused."""
     model = identity(name)
     models.uploads.begin(model)
@@ -415,7 +413,7 @@ def refused(models: Models, name: str, error: HapiError) -> HapiError:
     return told.value
 
 
-def test_refusal_is_remembered_for_a_while() -> None:
+def test_refusal_is_remembered_for_a_while():
     now = [0.0]
     models = make(clock=lambda: now[0])
     error = PackageError("bad_package", "junk")
@@ -431,13 +429,13 @@ def test_refusal_is_remembered_for_a_while() -> None:
     assert needed.value.code == "model_needed"
 
 
-def test_lack_of_memory_is_no_refusal_to_remember() -> None:
+def test_lack_of_memory_is_no_refusal_to_remember():
     models = make()
     error = DoesNotFitError("does_not_fit", "too big")
     assert refused(models, "m", error).code == "model_needed"
 
 
-def test_remembered_refusals_are_bounded() -> None:
+def test_remembered_refusals_are_bounded():
     models = make()
     error = PackageError("bad_package", "junk")
     for number in range(uploads_module.MAX_REFUSALS + 1):
@@ -447,14 +445,14 @@ def test_remembered_refusals_are_bounded() -> None:
         models.uploads.check(identity("1"))
 
 
-def test_remembered_identities_are_bounded() -> None:
+def test_remembered_identities_are_bounded():
     models = make(max_identities=2)
     first, _, last = [put(models, name, b"10:x") for name in "abc"]
     assert models.known(first) is None
     assert models.known(last) is not None
 
 
-def test_request_waits_for_memory_that_running_jobs_hold() -> None:
+def test_request_waits_for_memory_that_running_jobs_hold():
     models = make(1000)
     first = put(models, "a", b"400:a")
     second = put(models, "b", b"580:+++")
@@ -470,7 +468,7 @@ def test_request_waits_for_memory_that_running_jobs_hold() -> None:
         models.acquire(first, 1)
 
 
-def test_who_has_gone_waits_for_no_model_and_no_memory() -> None:
+def test_who_has_gone_waits_for_no_model_and_no_memory():
     models = make(1000)
     first = put(models, "a", b"400:a")
     second = put(models, "b", b"580:+++")
@@ -485,7 +483,7 @@ def test_who_has_gone_waits_for_no_model_and_no_memory() -> None:
         models.acquire(other, 1, is_disconnected=lambda: True)
 
 
-def test_model_that_is_used_is_copied_to_an_idle_device() -> None:
+def test_model_that_is_used_is_copied_to_an_idle_device():
     models = make(num_devices=2)
     model = put(models, "a", b"100:a")
     leases = [models.acquire(model, 1) for _ in range(6)]
@@ -495,7 +493,7 @@ def test_model_that_is_used_is_copied_to_an_idle_device() -> None:
     assert models.loaded_totals() == (2, 200)
 
 
-def test_device_that_a_pass_does_not_return_from_is_not_idle() -> None:
+def test_device_that_a_pass_does_not_return_from_is_not_idle():
     now = [0.0]
     models = make(num_devices=2, clock=lambda: now[0])
     for each in models.devices:
@@ -516,7 +514,7 @@ def test_device_that_a_pass_does_not_return_from_is_not_idle() -> None:
     assert models.acquire(model, 1).device_models is late
 
 
-def test_job_goes_to_the_device_that_has_room() -> None:
+def test_job_goes_to_the_device_that_has_room():
     models = make(num_devices=2)
     first = models.acquire(put(models, "a", b"900:a"), 1)
     second = models.acquire(put(models, "b", b"900:b"), 1)
@@ -525,7 +523,7 @@ def test_job_goes_to_the_device_that_has_room() -> None:
         put(models, "c", b"900:c")
 
 
-def test_device_that_left_service_takes_no_jobs() -> None:
+def test_device_that_left_service_takes_no_jobs():
     models = make(num_devices=2)
     model = put(models, "a", b"100:a")
     lease = models.acquire(model, 1)
@@ -541,14 +539,14 @@ def test_device_that_left_service_takes_no_jobs() -> None:
 
 
 def test_cache_of_a_gpu_is_emptied_outside_the_lock(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     models = make(1000)
     [device_models] = models.devices
     device_models.device = torch.device("cuda")
     emptied: list[list[tuple[int, int]]] = []
 
-    def empty_cache() -> None:
+    def empty_cache():
         # Hangs in the other thread where the lock is held.
         emptied.append(in_threads(1, models.loaded_totals))
 
@@ -562,7 +560,7 @@ def test_cache_of_a_gpu_is_emptied_outside_the_lock(
     assert emptied[1:] == [[(1, 300)]]
 
 
-def test_refusal_holds_no_model_in_memory() -> None:
+def test_refusal_holds_no_model_in_memory():
     models = make(1000)
     [device_models] = models.devices
     idle = put(models, "idle", b"300:idle")
@@ -582,7 +580,7 @@ def test_refusal_holds_no_model_in_memory() -> None:
         gc.enable()
 
 
-def test_cycles_that_hold_evicted_models_are_collected() -> None:
+def test_cycles_that_hold_evicted_models_are_collected():
     models = make(1000)
     model = FakeFrozen(bytearray(b"600:a"))
     model.itself = model  # type: ignore[attr-defined]
@@ -599,15 +597,15 @@ def test_cycles_that_hold_evicted_models_are_collected() -> None:
         gc.enable()
 
 
-def nothing() -> None:
+def nothing():
     """Called when memory is free."""
 
 
-def reserve(lease: Lease, maximum: int) -> Reservation | None:
+def reserve(lease, maximum):
     return lease.device_models.reserve(lease, maximum, nothing)
 
 
-def test_passes_share_the_working_memory_evenly() -> None:
+def test_passes_share_the_working_memory_evenly():
     models = make(260, num_forwards=2)
     lease = models.acquire(put(models, "a", b"100:a"), 1)
     first = reserve(lease, 32)
@@ -618,7 +616,7 @@ def test_passes_share_the_working_memory_evenly() -> None:
     assert lease.device_models.reserved_bytes() == 160
 
 
-def test_pass_that_needs_little_leaves_the_rest_to_others() -> None:
+def test_pass_that_needs_little_leaves_the_rest_to_others():
     models = make(260, num_forwards=2)
     model = put(models, "a", b"100:a")
     small, large = models.acquire(model, 1), models.acquire(model, 2)
@@ -631,7 +629,7 @@ def test_pass_that_needs_little_leaves_the_rest_to_others() -> None:
     assert second.batch == 4
 
 
-def test_pass_waits_if_not_one_sample_fits_next_to_others() -> None:
+def test_pass_waits_if_not_one_sample_fits_next_to_others():
     models = make(115, num_forwards=2)
     lease = models.acquire(put(models, "a", b"100:a"), 1)
     first = reserve(lease, 8)
@@ -639,7 +637,7 @@ def test_pass_waits_if_not_one_sample_fits_next_to_others() -> None:
     assert first.batch == 1
     retried: list[bool] = []
 
-    def retry() -> None:
+    def retry():
         retried.append(True)
 
     assert lease.device_models.reserve(lease, 8, retry) is None
@@ -651,7 +649,7 @@ def test_pass_waits_if_not_one_sample_fits_next_to_others() -> None:
 class Loading:
     """A model that is put in a thread, and what is taken when it moves."""
 
-    def __init__(self, models: Models, name: str, package: bytes) -> None:
+    def __init__(self, models, name, package):
         [self.device_models] = models.devices
         self.models = models
         self.taken: list[int] = []
@@ -662,18 +660,18 @@ class Loading:
         until(lambda: bool(self.device_models._loading) or self.ended)
 
     @property
-    def ended(self) -> bool:
+    def ended(self):
         return not self._thread.is_alive()
 
-    def join(self) -> None:
+    def join(self):
         self._thread.join(5)
         assert self.ended
 
-    def _load(self, package: bytearray) -> FakeFrozen:
+    def _load(self, package):
         loading = self
 
         class Moving(FakeFrozen):
-            def to(self, device: torch.device) -> FakeFrozen:
+            def to(self, device):
                 _, used_bytes = loading.device_models.loaded_totals()
                 reserved_bytes = loading.device_models.reserved_bytes()
                 loading.taken.append(used_bytes + reserved_bytes)
@@ -681,14 +679,14 @@ class Loading:
 
         return Moving(package)
 
-    def _put(self, name: str, package: bytes) -> None:
+    def _put(self, name, package):
         try:
             put(self.models, name, package)
         except HapiError as error:
             self.error = error
 
 
-def test_model_is_copied_once_the_passes_leave_room_for_it() -> None:
+def test_model_is_copied_once_the_passes_leave_room_for_it():
     models = make(1000, num_forwards=2)
     lease = models.acquire(put(models, "a", b"400:a"), 1)
     device_models = lease.device_models
@@ -707,7 +705,7 @@ def test_model_is_copied_once_the_passes_leave_room_for_it() -> None:
     assert max(loading.taken) <= 1000
 
 
-def test_pass_that_starves_goes_on_while_a_model_waits() -> None:
+def test_pass_that_starves_goes_on_while_a_model_waits():
     models = make(1000, num_forwards=2)
     lease = models.acquire(put(models, "a", b"400:a"), 1)
     device_models = lease.device_models
@@ -728,7 +726,7 @@ def test_pass_that_starves_goes_on_while_a_model_waits() -> None:
     assert loading.taken == [980]
 
 
-def test_model_counts_while_its_last_pass_runs_though_it_has_left() -> None:
+def test_model_counts_while_its_last_pass_runs_though_it_has_left():
     models = make(1000)
     lease = models.acquire(put(models, "a", b"600:a"), 1)
     last = reserve(lease, 10)
@@ -742,7 +740,7 @@ def test_model_counts_while_its_last_pass_runs_though_it_has_left() -> None:
     assert loading.taken == [500]
 
 
-def test_model_waits_in_vain_for_passes_that_do_not_end() -> None:
+def test_model_waits_in_vain_for_passes_that_do_not_end():
     models = make(1000, wait_seconds=0.1)
     lease = models.acquire(put(models, "a", b"400:a"), 1)
     assert reserve(lease, 60) is not None
@@ -753,7 +751,7 @@ def test_model_waits_in_vain_for_passes_that_do_not_end() -> None:
     assert models.loaded_totals() == (1, 400)
 
 
-def test_model_does_not_wait_for_passes_of_a_device_that_fails() -> None:
+def test_model_does_not_wait_for_passes_of_a_device_that_fails():
     models = make(1000)
     lease = models.acquire(put(models, "a", b"400:a"), 1)
     assert reserve(lease, 60) is not None
@@ -764,7 +762,7 @@ def test_model_does_not_wait_for_passes_of_a_device_that_fails() -> None:
     assert not loading.taken
 
 
-def test_who_is_alone_has_all_of_the_working_memory() -> None:
+def test_who_is_alone_has_all_of_the_working_memory():
     models = make(260, num_forwards=2)
     lease = models.acquire(put(models, "a", b"100:a"), 1)
     with lease.device_models.reserve_alone(lease, 32) as largest:
@@ -773,7 +771,7 @@ def test_who_is_alone_has_all_of_the_working_memory() -> None:
     assert lease.device_models.reserved_bytes() == 0
 
 
-def test_batch_that_did_not_fit_is_not_tried_again_for_a_while() -> None:
+def test_batch_that_did_not_fit_is_not_tried_again_for_a_while():
     now = [0.0]
     models = make(10_000, clock=lambda: now[0])
     model = put(models, "a", b"100:a")
@@ -786,7 +784,7 @@ def test_batch_that_did_not_fit_is_not_tried_again_for_a_while() -> None:
     assert lease.batch_limit(32) == 32
 
 
-def test_pass_that_needs_much_is_not_passed_by_small_ones() -> None:
+def test_pass_that_needs_much_is_not_passed_by_small_ones():
     models = make(1_000, num_forwards=4)
     model = put(models, "a", b"100:" + b"+" * 40)
     small, large = models.acquire(model, 2), models.acquire(model, 40)
@@ -795,10 +793,10 @@ def test_pass_that_needs_much_is_not_passed_by_small_ones() -> None:
     asked: list[str] = []
     device_models = large.device_models
 
-    def retry_large() -> None:
+    def retry_large():
         asked.append("large")
 
-    def retry_small() -> None:
+    def retry_small():
         asked.append("small")
 
     assert device_models.reserve(large, 1, retry_large) is None
@@ -814,16 +812,16 @@ def test_pass_that_needs_much_is_not_passed_by_small_ones() -> None:
     assert device_models.reserve(small, 12, retry_small) is not None
 
 
-def test_who_waits_for_memory_no_more_lets_the_next_one_try() -> None:
+def test_who_waits_for_memory_no_more_lets_the_next_one_try():
     models = make(115, num_forwards=2)
     lease = models.acquire(put(models, "a", b"100:a"), 1)
     assert reserve(lease, 8) is not None
     asked: list[str] = []
 
-    def first() -> None:
+    def first():
         asked.append("first")
 
-    def second() -> None:
+    def second():
         asked.append("second")
 
     assert lease.device_models.reserve(lease, 8, first) is None
@@ -832,7 +830,7 @@ def test_who_waits_for_memory_no_more_lets_the_next_one_try() -> None:
     assert asked == ["second"]
 
 
-def test_idle_models_leave_room_for_usual_passes() -> None:
+def test_idle_models_leave_room_for_usual_passes():
     models = make(1_000, preferred_batch=8)
     for number in range(9):
         put(models, str(number), f"100:{number}".encode())
@@ -842,7 +840,7 @@ def test_idle_models_leave_room_for_usual_passes() -> None:
     assert models.loaded_totals() == (8, 800)
 
 
-def test_half_of_the_memory_may_be_idle_models() -> None:
+def test_half_of_the_memory_may_be_idle_models():
     models = make(1_000, preferred_batch=64)
     for number in range(9):
         put(models, str(number), f"100:{number}".encode())
@@ -850,7 +848,7 @@ def test_half_of_the_memory_may_be_idle_models() -> None:
     assert models.loaded_totals() == (5, 500)
 
 
-def test_requests_that_wait_for_memory_do_not_wake_each_other() -> None:
+def test_requests_that_wait_for_memory_do_not_wake_each_other():
     models = make(1000, num_devices=2)
     leases = [
         models.acquire(put(models, name, b"900:" + name.encode()), 1)
@@ -859,7 +857,7 @@ def test_requests_that_wait_for_memory_do_not_wake_each_other() -> None:
     tries = []
     hold = models._lease
 
-    def counted(*arguments: Any) -> Any:
+    def counted(*arguments):
         tries.append(1)
         return hold(*arguments)
 
@@ -871,7 +869,7 @@ def test_requests_that_wait_for_memory_do_not_wake_each_other() -> None:
     assert len(leases) == 2
 
 
-def put_known(models: Models, name: str, package: bytes) -> ModelIdentity:
+def put_known(models, name, package):
     """A model in memory that no device has room to run."""
     model = identity(name, package)
     frozen: Any = FakeFrozen(bytearray(package))
@@ -882,7 +880,7 @@ def put_known(models: Models, name: str, package: bytes) -> ModelIdentity:
     return model
 
 
-def test_refusal_that_may_pass_is_told_rather_than_a_lasting_one() -> None:
+def test_refusal_that_may_pass_is_told_rather_than_a_lasting_one():
     models = make(1000, num_devices=2)
     models.devices[1].limit_bytes = 100
     models.acquire(put(models, "a", b"700:a"), 1)
@@ -890,12 +888,12 @@ def test_refusal_that_may_pass_is_told_rather_than_a_lasting_one() -> None:
         put(models, "b", b"700:b")
 
 
-def test_model_is_not_put_on_a_device_that_has_left_meanwhile() -> None:
+def test_model_is_not_put_on_a_device_that_has_left_meanwhile():
     models = make()
     [device_models] = models.devices
 
     class Leaving(FakeFrozen):
-        def to(self, device: torch.device) -> FakeFrozen:
+        def to(self, device):
             device_models.leave_service()
             return self
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -29,7 +27,6 @@ from hapi_worker.models.load_queue import (
 from hapi_worker.models.memory_queue import MemoryQueue
 from hapi_worker.models.registry import Models
 from hapi_worker.models.uploads import GRACE_SECONDS
-from worker_under_test import Clock
 
 WORKING_BYTES = 10
 
@@ -39,25 +36,25 @@ class FakeFrozen:
 
     cuts = (None,)
 
-    def __init__(self, package: bytearray) -> None:
+    def __init__(self, package):
         self.parameter_bytes = len(package)
 
-    def to(self, device: torch.device) -> FakeFrozen:
+    def to(self, device):
         return self
 
 
-def simple_needs(frozen: Any, cut: int, dtype: str) -> Needs:
+def simple_needs(frozen, cut, dtype):
     return Needs(frozen.parameter_bytes, ((WORKING_BYTES, 0),))
 
 
 @pytest.fixture
-def models(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> Models:
+def models(monkeypatch, clock):
     """With room for 1,000 bytes."""
     monkeypatch.setattr(device_models_module, "needs_of", simple_needs)
     return models_on(1, clock)
 
 
-def models_on(num_devices: int, clock: Clock) -> Models:
+def models_on(num_devices, clock):
     changed = threading.Condition()
     device = torch.device("cpu")
     return Models(
@@ -74,35 +71,35 @@ def models_on(num_devices: int, clock: Clock) -> Models:
     )
 
 
-def package_of(model: ModelIdentity) -> bytearray:
+def package_of(model):
     return bytearray(model.object.encode().ljust(model.length_bytes))
 
 
-def model_of(num_bytes: int, account: str = "AUTH_a") -> ModelIdentity:
+def model_of(num_bytes, account="AUTH_a"):
     name = f"model of {account} with {num_bytes}"
     return ModelIdentity(account, "models", name, "etag", num_bytes)
 
 
-def refusal(ask: Callable[[], object]) -> HapiError:
+def refusal(ask):
     with pytest.raises(HapiError) as refused:
         ask()
     return refused.value
 
 
-def asked(models: Models, model: ModelIdentity) -> str:
+def asked(models, model):
     """The refusal of a job whose model is not in memory."""
     return refusal(lambda: models.acquire(model, 1)).code
 
 
-def upload(models: Models, model: ModelIdentity) -> None:
+def upload(models, model):
     models.begin_upload(model)
     models.put(model, package_of(model))
     models.end_upload(model)
 
 
 def test_account_with_many_loads_has_one_turn_like_others(
-    clock: Clock,
-) -> None:
+    clock,
+):
     load_queue = LoadQueue(clock)
     clock.now = LOAD_GRACE_SECONDS
     made = [
@@ -121,8 +118,8 @@ def test_account_with_many_loads_has_one_turn_like_others(
 
 
 def test_load_blocks_others_after_its_grace_period(
-    clock: Clock,
-) -> None:
+    clock,
+):
     load_queue = LoadQueue(clock)
     first, second = (QueuedLoad(a, 10, clock.now, 1000.0, "") for a in "ab")
     load_queue.add(first)
@@ -137,7 +134,7 @@ def test_load_blocks_others_after_its_grace_period(
     assert load_queue.blocking() is second
 
 
-def test_load_that_is_not_extended_expires(clock: Clock) -> None:
+def test_load_that_is_not_extended_expires(clock):
     load_queue = LoadQueue(clock)
     load_queue.add(QueuedLoad("a", 10, 0.0, clock.now + 1, ""))
     assert len(load_queue) == 1
@@ -146,7 +143,7 @@ def test_load_that_is_not_extended_expires(clock: Clock) -> None:
     assert load_queue.blocking() is None
 
 
-def test_waiting_model_gets_its_turn(models: Models, clock: Clock) -> None:
+def test_waiting_model_gets_its_turn(models, clock):
     small, large = model_of(300), model_of(800, "AUTH_b")
     upload(models, small)
     running = models.acquire(small, 1)
@@ -168,7 +165,7 @@ def test_waiting_model_gets_its_turn(models: Models, clock: Clock) -> None:
     assert asked(models, small) == "model_needed"
 
 
-def test_late_upload_loses_its_memory(models: Models, clock: Clock) -> None:
+def test_late_upload_loses_its_memory(models, clock):
     small, large = model_of(300), model_of(800, "AUTH_b")
     upload(models, small)
     assert asked(models, large) == "model_needed"
@@ -178,9 +175,7 @@ def test_late_upload_loses_its_memory(models: Models, clock: Clock) -> None:
     models.acquire(small, 1).release()
 
 
-def test_models_that_fit_next_to_the_waiting_one_are_used(
-    models: Models, clock: Clock
-) -> None:
+def test_models_that_fit_next_to_the_waiting_one_are_used(models, clock):
     tiny, small, large = model_of(100), model_of(300), model_of(800, "AUTH_b")
     upload(models, tiny)
     upload(models, small)
@@ -194,9 +189,7 @@ def test_models_that_fit_next_to_the_waiting_one_are_used(
     assert asked(models, large) == "model_needed"
 
 
-def test_model_that_never_fits_blocks_no_other(
-    models: Models, clock: Clock
-) -> None:
+def test_model_that_never_fits_blocks_no_other(models, clock):
     small, huge = model_of(300), model_of(1200, "AUTH_b")
     upload(models, small)
     assert asked(models, huge) == "model_needed"
@@ -206,8 +199,8 @@ def test_model_that_never_fits_blocks_no_other(
 
 
 def test_next_load_includes_the_working_memory_of_a_sample(
-    models: Models,
-) -> None:
+    models,
+):
     """The package's length says nothing about working memory."""
     small, other = model_of(3, "AUTH_b"), model_of(985)
     upload(models, other)
@@ -219,8 +212,8 @@ def test_next_load_includes_the_working_memory_of_a_sample(
 
 
 def test_loaded_model_stays_until_its_job_comes(
-    models: Models,
-) -> None:
+    models,
+):
     """Other models need its memory for their passes."""
     small, large = model_of(50), model_of(945, "AUTH_b")
     upload(models, small)
@@ -232,9 +225,7 @@ def test_loaded_model_stays_until_its_job_comes(
     models.acquire(small, 1)
 
 
-def test_load_grows_to_the_needs_of_a_sample(
-    models: Models, clock: Clock
-) -> None:
+def test_load_grows_to_the_needs_of_a_sample(models, clock):
     room = MemoryQueue(lambda digest: models.devices, clock)
     model = model_of(300)
     for needed in (300, 700, 500, 1300):
@@ -250,8 +241,8 @@ def test_load_grows_to_the_needs_of_a_sample(
 
 
 def test_account_that_was_served_is_behind_all_others(
-    clock: Clock,
-) -> None:
+    clock,
+):
     load_queue = LoadQueue(clock)
     clock.now = float(MAX_LOADS_PER_ACCOUNT)
     for since in range(MAX_LOADS_PER_ACCOUNT):
@@ -267,8 +258,8 @@ def test_account_that_was_served_is_behind_all_others(
 
 
 def test_head_is_not_delayed_by_a_load_served_before_it(
-    clock: Clock,
-) -> None:
+    clock,
+):
     load_queue = LoadQueue(clock)
     first = QueuedLoad("a", 600, clock.now, 9999.0, "")
     second = QueuedLoad("b", 300, clock.now + 1, 9999.0, "")
@@ -279,7 +270,7 @@ def test_head_is_not_delayed_by_a_load_served_before_it(
     assert load_queue.blocking() is first
 
 
-def test_head_pauses_if_long_jobs_hold_its_memory(clock: Clock) -> None:
+def test_head_pauses_if_long_jobs_hold_its_memory(clock):
     load_queue = LoadQueue(clock)
     stuck = QueuedLoad("a", 600, clock.now, 9999.0, "")
     load_queue.add(stuck)
@@ -294,12 +285,12 @@ def test_head_pauses_if_long_jobs_hold_its_memory(clock: Clock) -> None:
 
 
 def test_package_that_grows_is_uploaded_in_vain_only_once(
-    models: Models, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    models, clock, monkeypatch
+):
     small, large = model_of(400), model_of(200, "AUTH_b")
 
     class Folded(FakeFrozen):
-        def __init__(self, package: bytearray) -> None:
+        def __init__(self, package):
             super().__init__(package)
             if self.parameter_bytes == large.length_bytes:
                 self.parameter_bytes = 700
@@ -319,7 +310,7 @@ def test_package_that_grows_is_uploaded_in_vain_only_once(
     upload(models, large)
 
 
-def test_refused_package_is_not_queued(models: Models) -> None:
+def test_refused_package_is_not_queued(models):
     model = model_of(300)
     assert asked(models, model) == "model_needed"
     assert models.num_queued_loads() == 1
@@ -328,9 +319,7 @@ def test_refused_package_is_not_queued(models: Models) -> None:
     assert models.num_queued_loads() == 0
 
 
-def test_model_keeps_its_memory_while_its_job_waits(
-    models: Models, clock: Clock
-) -> None:
+def test_model_keeps_its_memory_while_its_job_waits(models, clock):
     small, large = model_of(300), model_of(800, "AUTH_b")
     upload(models, small)
     assert asked(models, large) == "model_needed"
@@ -342,9 +331,9 @@ def test_model_keeps_its_memory_while_its_job_waits(
 
 
 def test_cut_that_never_fits_does_not_change_the_needed_memory(
-    models: Models, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def needs(frozen: Any, cut: int, dtype: str) -> Needs:
+    models, monkeypatch
+):
+    def needs(frozen, cut, dtype):
         return Needs(frozen.parameter_bytes, ((5000 * (cut - 1), 0),))
 
     monkeypatch.setattr(device_models_module, "needs_of", needs)
@@ -358,15 +347,13 @@ def test_cut_that_never_fits_does_not_change_the_needed_memory(
 
 
 @pytest.fixture
-def pair(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> Models:
+def pair(monkeypatch, clock):
     """Two devices with room for 1,000 bytes each."""
     monkeypatch.setattr(device_models_module, "needs_of", simple_needs)
     return models_on(2, clock)
 
 
-def test_load_moves_to_the_device_with_memory(
-    pair: Models, clock: Clock
-) -> None:
+def test_load_moves_to_the_device_with_memory(pair, clock):
     first, second = model_of(600), model_of(601, "AUTH_b")
     third = model_of(602, "AUTH_c")
     leases = []
@@ -387,7 +374,7 @@ def test_load_moves_to_the_device_with_memory(
     assert pair.acquire(third, 1).device_models is free.device_models
 
 
-def test_load_leaves_a_failed_device(pair: Models) -> None:
+def test_load_leaves_a_failed_device(pair):
     first, second = model_of(600), model_of(601, "AUTH_b")
     third = model_of(602, "AUTH_c")
     for model in (first, second):
@@ -402,8 +389,8 @@ def test_load_leaves_a_failed_device(pair: Models) -> None:
 
 
 def test_caller_is_asked_to_upload_once_there_is_memory(
-    models: Models,
-) -> None:
+    models,
+):
     small, large = model_of(300), model_of(800, "AUTH_b")
     upload(models, small)
     running = models.acquire(small, 1)

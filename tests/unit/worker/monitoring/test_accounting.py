@@ -6,25 +6,19 @@ import http.client
 import socket
 import threading
 import time
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from hapi_protocol.errors import RightsError, TooSlowError, UnavailableError
 from hapi_protocol.job_messages import Usage
-from hapi_worker.execution.forward import PassResult
 from hapi_worker.monitoring.accounting import (
     MAX_WAITING_QUERIES,
     JobAccounting,
     JobTotals,
-    JobUsageMeter,
 )
 from photos import shard, with_corrupt_member
 from worker_under_test import (
     Clock,
-    WorkerUnderTest,
     job_for,
     pieces,
     running_worker,
@@ -35,25 +29,23 @@ SHORT = 0.05
 
 
 @pytest.fixture(scope="module")
-def tar() -> bytes:
+def tar():
     return shard(NUM_SAMPLES, size=80)
 
 
 @pytest.fixture
-def worker(tmp_path: Path) -> Iterator[WorkerUnderTest]:
+def worker(tmp_path):
     with running_worker(tmp_path, buffer_bytes=1 << 20) as worker:
         yield worker
 
 
-def usage_of(worker: WorkerUnderTest, job_id: str) -> Usage:
+def usage_of(worker, job_id):
     answer = worker.request("GET", f"/jobs/{job_id}")
     assert answer.status == 200, answer.body
     return Usage.from_body(answer.body)
 
 
-def run(
-    worker: WorkerUnderTest, source: bytes, package: bytes | None, **job: Any
-) -> tuple[int, bytes, Usage]:
+def run(worker, source, package, **job):
     """Status, body and usage of a job that is read to its end."""
     grant = worker.grant(job_for(source, package, **job), package)
     with worker.streaming_of(grant.job_id, pieces(source)) as stream:
@@ -65,9 +57,7 @@ def run(
 # --- of real jobs ---------------------------------------------------------
 
 
-def test_usage_of_a_complete_stream(
-    worker: WorkerUnderTest, package: bytes, tar: bytes
-) -> None:
+def test_usage_of_a_complete_stream(worker, package, tar):
     source = with_corrupt_member(tar, "s0-0003")
     started = time.monotonic()
     status, body, usage = run(worker, source, package, cut=2)
@@ -88,7 +78,7 @@ def test_usage_of_a_complete_stream(
     assert usage.cpu_seconds > 0.5 * usage.device_seconds
 
 
-def test_usage_of_an_index_job(worker: WorkerUnderTest, tar: bytes) -> None:
+def test_usage_of_an_index_job(worker, tar):
     _, body, usage = run(worker, tar, None)
 
     assert (usage.kind, usage.cut) == ("index", 0)
@@ -99,9 +89,7 @@ def test_usage_of_an_index_job(worker: WorkerUnderTest, tar: bytes) -> None:
     assert usage.cpu_seconds > 0
 
 
-def test_job_refused_before_its_first_byte_is_accounted(
-    worker: WorkerUnderTest, package: bytes
-) -> None:
+def test_job_refused_before_its_first_byte_is_accounted(worker, package):
     source = b"no tar at all" * 100
     status, _, usage = run(worker, source, package)
 
@@ -112,8 +100,8 @@ def test_job_refused_before_its_first_byte_is_accounted(
 
 
 def test_stream_that_breaks_in_the_middle_is_accounted_so_far(
-    worker: WorkerUnderTest, package: bytes, tar: bytes
-) -> None:
+    worker, package, tar
+):
     middle = len(tar) // 2 // 512 * 512
     damaged = tar[:middle] + b"\xff" * (len(tar) - middle)
     grant = worker.grant(job_for(damaged, package), package)
@@ -134,11 +122,11 @@ def test_stream_that_breaks_in_the_middle_is_accounted_so_far(
 
 
 def test_disconnected_client_is_charged_for_the_running_batch(
-    worker: WorkerUnderTest,
-    package: bytes,
-    tar: bytes,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    worker,
+    package,
+    tar,
+    monkeypatch,
+):
     """The query waits until the device has finished with the job."""
     worker.put(package)
     entered, leave = threading.Event(), threading.Event()
@@ -162,17 +150,17 @@ def test_disconnected_client_is_charged_for_the_running_batch(
 
 
 def hold_second_batch(
-    monkeypatch: pytest.MonkeyPatch,
-    entered: threading.Event,
-    leave: threading.Event,
-) -> None:
+    monkeypatch,
+    entered,
+    leave,
+):
     """The second micro-batch stays on the device until ``leave``."""
     from hapi_worker.execution import device_executor as worker_module
 
     real = worker_module.run_prefix
     calls: list[int] = []
 
-    def slow(*args: Any, **kwargs: Any) -> PassResult:
+    def slow(*args, **kwargs):
         calls.append(1)
         if len(calls) == 2:
             entered.set()
@@ -182,14 +170,12 @@ def hold_second_batch(
     monkeypatch.setattr(worker_module, "run_prefix", slow)
 
 
-def never_ending(tar: bytes, done: threading.Event) -> Iterator[bytes]:
+def never_ending(tar, done):
     yield from pieces(tar[:-1024])
     done.wait(20)
 
 
-def test_query_waits_for_a_running_job(
-    worker: WorkerUnderTest, tar: bytes
-) -> None:
+def test_query_waits_for_a_running_job(worker, tar):
     grant = worker.grant(job_for(tar))
     done = threading.Event()
     body = in_two(tar, len(tar) - 1024, done)
@@ -205,7 +191,7 @@ def test_query_waits_for_a_running_job(
     assert usage.outcome == "done"
 
 
-def in_two(data: bytes, at: int, event: threading.Event) -> Iterator[bytes]:
+def in_two(data, at, event):
     """The rest of ``data`` comes after ``event``."""
     yield data[:at]
     event.wait(20)
@@ -213,9 +199,7 @@ def in_two(data: bytes, at: int, event: threading.Event) -> Iterator[bytes]:
 
 
 @pytest.mark.parametrize("job_id", ["", "nobody", "%00", "x" * 500])
-def test_unknown_job_is_not_found_at_once(
-    worker: WorkerUnderTest, job_id: str
-) -> None:
+def test_unknown_job_is_not_found_at_once(worker, job_id):
     before = time.monotonic()
     answer = worker.request("GET", f"/jobs/{job_id}")
 
@@ -223,17 +207,13 @@ def test_unknown_job_is_not_found_at_once(
     assert time.monotonic() - before < 1
 
 
-def test_job_that_never_started_is_not_found(
-    worker: WorkerUnderTest, tar: bytes
-) -> None:
+def test_job_that_never_started_is_not_found(worker, tar):
     grant = worker.grant(job_for(tar))
     answer = worker.request("GET", f"/jobs/{grant.job_id}")
     assert (answer.status, answer.code) == (404, "not_found")
 
 
-def test_admin_socket_serves_no_usage(
-    worker: WorkerUnderTest, tar: bytes
-) -> None:
+def test_admin_socket_serves_no_usage(worker, tar):
     grant = worker.grant(job_for(tar))
     with worker.streaming_of(grant.job_id, pieces(tar)) as stream:
         stream.answer().read()
@@ -245,13 +225,13 @@ def test_admin_socket_serves_no_usage(
 # --- the memory of them ---------------------------------------------------
 
 
-def ended(accounting: JobAccounting, job_id: str) -> JobUsageMeter:
+def ended(accounting, job_id):
     meter = accounting.begin(job_id, job_for(b"x"), None)
     accounting.end(job_id, "done", "", JobTotals(samples=3))
     return meter
 
 
-def test_old_records_are_dropped_by_age_and_by_number() -> None:
+def test_old_records_are_dropped_by_age_and_by_number():
     clock = Clock()
     accounting = JobAccounting(max_ended=2, keep_seconds=60, clock=clock)
     for name in ("a", "b", "c"):
@@ -266,7 +246,7 @@ def test_old_records_are_dropped_by_age_and_by_number() -> None:
     assert accounting.find("c").samples == 3
 
 
-def test_job_that_does_not_end_in_time_is_too_slow() -> None:
+def test_job_that_does_not_end_in_time_is_too_slow():
     accounting = JobAccounting()
     accounting.begin("a", job_for(b"x"), None)
     with pytest.raises(TooSlowError) as caught:
@@ -274,7 +254,7 @@ def test_job_that_does_not_end_in_time_is_too_slow() -> None:
     assert caught.value.code == "too_slow"
 
 
-def test_number_of_waiting_queries_is_bounded() -> None:
+def test_number_of_waiting_queries_is_bounded():
     accounting = JobAccounting()
     accounting.begin("a", job_for(b"x"), None)
     ended(accounting, "b")
@@ -298,11 +278,11 @@ def test_number_of_waiting_queries_is_bounded() -> None:
         assert not each.is_alive()
 
 
-def test_failed_work_is_charged() -> None:
+def test_failed_work_is_charged():
     accounting = JobAccounting()
     meter = accounting.begin("a", job_for(b"x"), "d")
 
-    def failing() -> None:
+    def failing():
         with meter.decoding():
             time.sleep(SHORT)
             raise ValueError("no image")
@@ -313,7 +293,7 @@ def test_failed_work_is_charged() -> None:
     assert accounting.find("a").decode_seconds >= SHORT
 
 
-def test_usage_is_complete_once_the_last_pass_has_ended() -> None:
+def test_usage_is_complete_once_the_last_pass_has_ended():
     accounting = JobAccounting()
     meter = accounting.begin("a", job_for(b"x"), "d")
     meter.pass_started()

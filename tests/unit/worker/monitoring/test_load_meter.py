@@ -21,7 +21,7 @@ from worker_under_test import Clock
 
 
 @pytest.mark.parametrize("offset", [0.0, 0.1, 0.3, 123.45])
-def test_busy_fraction_is_that_of_the_last_seconds(offset: float) -> None:
+def test_busy_fraction_is_that_of_the_last_seconds(offset):
     window = BusyWindow(offset)
     for second in range(60):
         start = offset + second
@@ -31,28 +31,28 @@ def test_busy_fraction_is_that_of_the_last_seconds(offset: float) -> None:
     assert window.fraction(offset + 75) == 0.0
 
 
-def test_new_window_knows_only_its_own_time() -> None:
+def test_new_window_knows_only_its_own_time():
     window = BusyWindow(100.0)
     assert window.fraction(100.0) == 0.0
     window.add(100.0, 101.0)
     assert window.fraction(102.0) == pytest.approx(0.5)
 
 
-def test_work_longer_than_the_window_fills_it() -> None:
+def test_work_longer_than_the_window_fills_it():
     window = BusyWindow(0.0)
     window.add(0.0, 1000.0)
     assert window.fraction(1000.0) == pytest.approx(1.0)
     assert window.fraction(1000.0, num_at_once=4) == pytest.approx(0.25)
 
 
-def test_overlapping_work_is_never_more_than_all() -> None:
+def test_overlapping_work_is_never_more_than_all():
     window = BusyWindow(0.0)
     for _ in range(3):
         window.add(0.0, 5.0)
     assert window.fraction(5.0) == 1.0
 
 
-def test_windows_keep_no_more_than_their_slots() -> None:
+def test_windows_keep_no_more_than_their_slots():
     busy, rate = BusyWindow(0.0), RateWindow()
     for step in range(100_000):
         now = step / 1000
@@ -62,7 +62,7 @@ def test_windows_keep_no_more_than_their_slots() -> None:
     assert len(rate._readings) <= NUM_SLOTS + 2
 
 
-def test_rate_is_that_since_the_oldest_reading_of_the_window() -> None:
+def test_rate_is_that_since_the_oldest_reading_of_the_window():
     rate = RateWindow()
     count = 0.0
     for now in range(100):
@@ -71,7 +71,7 @@ def test_rate_is_that_since_the_oldest_reading_of_the_window() -> None:
     assert rate.per_second(99.0, count) == pytest.approx(2.0)
 
 
-def test_idle_time_before_does_not_thin_the_rate() -> None:
+def test_idle_time_before_does_not_thin_the_rate():
     rate = RateWindow()
     rate.note(0.0, 0.0)
     rate.note(3600.0, 1.0)
@@ -79,7 +79,7 @@ def test_idle_time_before_does_not_thin_the_rate() -> None:
     assert RateWindow().per_second(5.0, 1.0) == 0.0
 
 
-def test_accounts_without_recent_work_share_no_more() -> None:
+def test_accounts_without_recent_work_share_no_more():
     accounts = Accounts()
     for name in ("a", "b", "c"):
         accounts.note(0.0, name)
@@ -89,14 +89,14 @@ def test_accounts_without_recent_work_share_no_more() -> None:
     assert accounts.share(50.0, "new") == 1.0
 
 
-def test_accounts_are_bounded() -> None:
+def test_accounts_are_bounded():
     accounts = Accounts()
     for number in range(MAX_ACCOUNTS + 100):
         accounts.note(1.0, str(number))
     assert len(accounts._seen) == MAX_ACCOUNTS
 
 
-def test_report_counts_work_under_way() -> None:
+def test_report_counts_work_under_way():
     clock, cpu = Clock(), Clock(7.0)
     meter = LoadMeter(cores=4, clock=clock, cpu_clock=cpu)
     work = meter.start_work("a", on_device=True)
@@ -113,7 +113,7 @@ def test_report_counts_work_under_way() -> None:
     assert meter.report("a", 0).device_busy == pytest.approx(0.5, abs=0.06)
 
 
-def test_decoding_keeps_no_device_busy() -> None:
+def test_decoding_keeps_no_device_busy():
     clock = Clock()
     meter = LoadMeter(cores=1, clock=clock, cpu_clock=clock)
     work = meter.start_work("a", on_device=False)
@@ -124,10 +124,10 @@ def test_decoding_keeps_no_device_busy() -> None:
     assert load.cpu_busy == pytest.approx(1.0)
 
 
-def test_clock_of_the_process_is_not_read_for_each_piece_of_work() -> None:
+def test_clock_of_the_process_is_not_read_for_each_piece_of_work():
     clock, readings = Clock(), []
 
-    def cpu_clock() -> float:
+    def cpu_clock():
         readings.append(clock.now)
         return clock.now
 
@@ -140,7 +140,7 @@ def test_clock_of_the_process_is_not_read_for_each_piece_of_work() -> None:
     assert meter.report("a", 1).cpu_busy == pytest.approx(1.0)
 
 
-def test_share_is_by_weight() -> None:
+def test_share_is_by_weight():
     clock = Clock()
     weights = {"a": 3.0}
     meter = LoadMeter(
@@ -155,12 +155,12 @@ def test_share_is_by_weight() -> None:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_pool_tells_the_meter_when_work_begins_and_ends(fails: bool) -> None:
+def test_pool_tells_the_meter_when_work_begins_and_ends(fails):
     meter = LoadMeter(cores=1)
     pool = FairPool("metered", 1, Ledger(), meter=meter)
     begun, release = threading.Event(), threading.Event()
 
-    def work() -> None:
+    def work():
         begun.set()
         release.wait(10)
         if fails:

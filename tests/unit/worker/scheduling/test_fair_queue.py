@@ -22,16 +22,16 @@ KIND = "decode"
 class Served:
     """A queue whose work is its own cost, run one piece at a time."""
 
-    def __init__(self, weights: dict[str, float] | None = None) -> None:
+    def __init__(self, weights=None):
         self.ledger = Ledger(weights)
         self.queue: FairQueue[float] = FairQueue(self.ledger)
         self.seconds: Counter[str] = Counter()
 
-    def push(self, account: str, cost: float, count: int = 1) -> None:
+    def push(self, account, cost, count=1):
         for _ in range(count):
             self.queue.push(account, cost)
 
-    def next(self) -> tuple[str, float] | None:
+    def next(self):
         found = self.queue.pop()
         if found is not None:
             account, cost = found
@@ -40,13 +40,13 @@ class Served:
             self.seconds[account] += cost
         return found
 
-    def serve(self, count: int) -> list[str]:
+    def serve(self, count):
         found = [self.next() for _ in range(count)]
         return [each[0] for each in found if each is not None]
 
 
 @pytest.mark.parametrize("urgent", [False, True])
-def test_work_of_one_account_keeps_its_order(urgent: bool) -> None:
+def test_work_of_one_account_keeps_its_order(urgent):
     served = Served()
     costs = [0.3, 0.1, 0.2, 5.0, 0.0]
     for cost in costs:
@@ -56,7 +56,7 @@ def test_work_of_one_account_keeps_its_order(urgent: bool) -> None:
     assert served.next() is None
 
 
-def test_urgent_work_is_first_of_its_account() -> None:
+def test_urgent_work_is_first_of_its_account():
     served = Served()
     served.push("a", 1.0, 2)
     served.queue.push("a", 2.0, urgent=True)
@@ -64,7 +64,7 @@ def test_urgent_work_is_first_of_its_account() -> None:
     assert [served.next() for _ in expected] == expected
 
 
-def test_accounts_get_equal_seconds_when_their_work_differs() -> None:
+def test_accounts_get_equal_seconds_when_their_work_differs():
     served = Served()
     served.push("large", 0.4, 400)
     served.push("small", 0.01, 4000)
@@ -83,8 +83,8 @@ def test_accounts_get_equal_seconds_when_their_work_differs() -> None:
     )
 )
 def test_accounts_that_always_have_work_get_seconds_by_weight(
-    accounts: dict[str, tuple[float, float]],
-) -> None:
+    accounts,
+):
     served = Served({name: weight for name, (weight, _) in accounts.items()})
     for name, (_, cost) in accounts.items():
         served.push(name, cost, 600)
@@ -96,7 +96,7 @@ def test_accounts_that_always_have_work_get_seconds_by_weight(
         assert max(tags) - min(tags) <= 2 * slack + 1e-6
 
 
-def test_new_account_is_served_soon_when_another_has_much_work() -> None:
+def test_new_account_is_served_soon_when_another_has_much_work():
     served = Served()
     served.push("busy", 0.1, 1000)
     served.serve(100)
@@ -104,7 +104,7 @@ def test_new_account_is_served_soon_when_another_has_much_work() -> None:
     assert "new" in served.serve(2)
 
 
-def test_idle_time_saves_no_more_than_a_small_credit() -> None:
+def test_idle_time_saves_no_more_than_a_small_credit():
     served = Served()
     served.push("resting", 0.01)
     served.serve(1)
@@ -116,7 +116,7 @@ def test_idle_time_saves_no_more_than_a_small_credit() -> None:
     assert ahead <= CREDIT_SECONDS + 0.02
 
 
-def test_account_that_submits_piece_by_piece_is_charged() -> None:
+def test_account_that_submits_piece_by_piece_is_charged():
     served = Served()
     served.push("steady", 0.05, 300)
     last = "dripping"
@@ -127,7 +127,7 @@ def test_account_that_submits_piece_by_piece_is_charged() -> None:
     assert served.seconds["dripping"] <= 1.5 * served.seconds["steady"]
 
 
-def test_account_that_pauses_between_pieces_loses_nothing() -> None:
+def test_account_that_pauses_between_pieces_loses_nothing():
     served = Served()
     served.push("steady", 0.01, 2000)
     for _ in range(200):
@@ -138,7 +138,7 @@ def test_account_that_pauses_between_pieces_loses_nothing() -> None:
     assert served.seconds["pausing"] >= 0.9 * served.seconds["steady"]
 
 
-def test_pieces_that_run_are_charged_before_they_end() -> None:
+def test_pieces_that_run_are_charged_before_they_end():
     ledger = Ledger()
     queue: FairQueue[int] = FairQueue(ledger)
     queue.push("a", 1)
@@ -162,7 +162,7 @@ class Threads:
         num_threads: pieces that run at a time.
     """
 
-    def __init__(self, num_threads: int) -> None:
+    def __init__(self, num_threads):
         self.ledger = Ledger()
         self.queue: FairQueue[float] = FairQueue(self.ledger)
         self.num_threads = num_threads
@@ -172,7 +172,7 @@ class Threads:
         self.waiting: Counter[str] = Counter()
         self.served: list[tuple[float, str]] = []
 
-    def run(self, until: float) -> None:
+    def run(self, until):
         """Each account keeps as many pieces of 1 s under way as it wants."""
         while self.now < until:
             num_running = Counter(account for _, account, _, _ in self.running)
@@ -197,7 +197,7 @@ class Threads:
             self.ledger.ended(account, KIND, charged, cost)
 
 
-def test_account_that_used_idle_time_is_not_blocked_later() -> None:
+def test_account_that_used_idle_time_is_not_blocked_later():
     threads = Threads(8)
     threads.demand = {"a": 5, "b": 1}
     threads.run(300)
@@ -208,7 +208,7 @@ def test_account_that_used_idle_time_is_not_blocked_later() -> None:
     assert counts["a"] == pytest.approx(counts["b"], rel=0.15)
 
 
-def test_new_account_does_not_precede_all_others() -> None:
+def test_new_account_does_not_precede_all_others():
     threads = Threads(8)
     threads.demand = {"a": 5, "b": 1}
     threads.run(300)
@@ -219,7 +219,7 @@ def test_new_account_does_not_precede_all_others() -> None:
     assert counts["a"] == pytest.approx(counts["new"], rel=0.2)
 
 
-def test_queues_of_two_devices_do_not_block_each_other() -> None:
+def test_queues_of_two_devices_do_not_block_each_other():
     ledger = Ledger()
     first, second = FairQueue[float](ledger), FairQueue[float](ledger)
     for _ in range(1000):
@@ -239,7 +239,7 @@ def test_queues_of_two_devices_do_not_block_each_other() -> None:
     assert served["a"] == pytest.approx(served["c"], abs=2)
 
 
-def test_new_weights_rescale_the_lead_of_accounts() -> None:
+def test_new_weights_rescale_the_lead_of_accounts():
     served = Served({"a": 0.001})
     served.push("a", 1.0, 100)
     served.push("x", 1.0, 100)
@@ -250,7 +250,7 @@ def test_new_weights_rescale_the_lead_of_accounts() -> None:
     assert served.seconds["a"] == pytest.approx(served.seconds["x"], abs=2)
 
 
-def test_dropped_work_leaves_no_account_waiting() -> None:
+def test_dropped_work_leaves_no_account_waiting():
     ledger = Ledger()
     queue: FairQueue[int] = FairQueue(ledger)
     queue.push("a", 1)
@@ -260,7 +260,7 @@ def test_dropped_work_leaves_no_account_waiting() -> None:
     assert ledger._queues[0].waiting == {}
 
 
-def test_remembered_accounts_are_bounded() -> None:
+def test_remembered_accounts_are_bounded():
     served = Served()
     for number in range(MAX_REMEMBERED_ACCOUNTS + 100):
         served.push(f"account-{number}", 0.1)
@@ -269,7 +269,7 @@ def test_remembered_accounts_are_bounded() -> None:
     assert len(served.ledger._usual) <= MAX_REMEMBERED_ACCOUNTS
 
 
-def backlog(**changes: object) -> Backlog:
+def backlog(**changes):
     values: dict[str, object] = {
         "ready": 5,
         "pending": 0,
@@ -295,7 +295,7 @@ def backlog(**changes: object) -> Backlog:
         ({"waited_seconds": 9.0, "pending": 1}, 0),
     ],
 )
-def test_passes_that_are_due(changes: dict[str, object], count: int) -> None:
+def test_passes_that_are_due(changes, count):
     assert num_passes(backlog(**changes), 8) == count
 
 
@@ -303,12 +303,10 @@ def test_passes_that_are_due(changes: dict[str, object], count: int) -> None:
     ("num_samples", "size"),
     [(None, 8), (1, 1), (2, 2), (3, 4), (5, 8), (8, 8), (60, 8), (0, 1)],
 )
-def test_size_of_batches_depends_on_the_request_alone(
-    num_samples: int | None, size: int
-) -> None:
+def test_size_of_batches_depends_on_the_request_alone(num_samples, size):
     assert batch_size(8, num_samples) == size
 
 
-def test_size_is_never_above_the_largest() -> None:
+def test_size_is_never_above_the_largest():
     assert batch_size(6, 5) == 6
     assert batch_size(1, 100) == 1

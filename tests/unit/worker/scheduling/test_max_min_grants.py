@@ -24,7 +24,7 @@ from hapi_worker.scheduling.max_min_grants import granted_bytes, max_min_level
         ([4], 0, 0),
     ],
 )
-def test_level(demands: list[int], capacity: int, level: float) -> None:
+def test_level(demands, capacity, level):
     assert max_min_level(demands, capacity) == level
 
 
@@ -32,9 +32,7 @@ DEMANDS = st.lists(st.integers(0, 1000), min_size=1, max_size=8)
 
 
 @given(DEMANDS, st.integers(0, 3000))
-def test_grants_fit_and_nobody_is_cut_for_one_who_has_more(
-    demands: list[int], capacity: int
-) -> None:
+def test_grants_fit_and_nobody_is_cut_for_one_who_has_more(demands, capacity):
     level = max_min_level(demands, capacity)
     grants = [min(demand, level) for demand in demands]
     assert sum(grants) <= capacity + 1e-6
@@ -45,8 +43,8 @@ def test_grants_fit_and_nobody_is_cut_for_one_who_has_more(
 
 @given(DEMANDS, st.integers(1, 3000), st.integers(1, 4))
 def test_as_many_passes_as_run_at_a_time_fit_together(
-    demands: list[int], capacity: int, num_at_once: int
-) -> None:
+    demands, capacity, num_at_once
+):
     largest = max(demands)
     others = sorted(demands)[:-1]
     granted = granted_bytes(largest, others, capacity, num_at_once)
@@ -74,5 +72,5 @@ def test_as_many_passes_as_run_at_a_time_fit_together(
         ),
     ],
 )
-def test_devices_to_try(devices: list[DeviceState], order: list[int]) -> None:
+def test_devices_to_try(devices, order):
     assert devices_in_order(devices) == order

@@ -11,8 +11,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import pytest
 
@@ -42,11 +40,11 @@ class Process:
 
     def __init__(
         self,
-        folder: Path,
-        options: str = "",
-        listeners: Sequence[socket.socket] = (),
-        program: Sequence[str] = ("-m", "hapi_worker.main"),
-    ) -> None:
+        folder,
+        options="",
+        listeners=(),
+        program=("-m", "hapi_worker.main"),
+    ):
         self.socket = str(folder / "worker.sock")
         self.config = folder / "worker.conf"
         self.config.write_text(
@@ -79,14 +77,14 @@ class Process:
             text=True,
         )
 
-    def notification(self) -> str:
+    def notification(self):
         return self._notified.recv(100).decode()
 
-    def stop(self, number: signal.Signals) -> int:
+    def stop(self, number):
         self.process.send_signal(number)
         return self.process.wait(20)
 
-    def close(self) -> None:
+    def close(self):
         self._notified.close()
         if self.process.poll() is None:
             self.process.kill()
@@ -94,13 +92,13 @@ class Process:
 
 
 @pytest.fixture
-def process(tmp_path: Path) -> Iterator[Process]:
+def process(tmp_path):
     process = Process(tmp_path)
     yield process
     process.close()
 
 
-def ends_cleanly(process: Process, number: signal.Signals) -> str:
+def ends_cleanly(process, number):
     """Ends a worker that is healthy, and nothing of it is left; its log."""
     for path in (process.socket, process.socket + ".admin"):
         connection = UnixConnection(path, TIMEOUT_SECONDS)
@@ -117,8 +115,8 @@ def ends_cleanly(process: Process, number: signal.Signals) -> str:
 
 
 def test_interrupted_worker_that_had_jobs_ends_cleanly(
-    process: Process,
-) -> None:
+    process,
+):
     assert process.notification() == "READY=1"
     package, source = small_package(), shard(2)
     job = job_for(source, package)
@@ -127,8 +125,8 @@ def test_interrupted_worker_that_had_jobs_ends_cleanly(
 
 
 def test_hangup_reloads_limits_and_a_bad_file_changes_nothing(
-    process: Process,
-) -> None:
+    process,
+):
     assert process.notification() == "READY=1"
     before = process.config.read_text()
     texts = [
@@ -149,7 +147,7 @@ def test_hangup_reloads_limits_and_a_bad_file_changes_nothing(
     assert "cannot reload, and go on as before: unknown option" in log
 
 
-def index_job(path: str) -> tuple[int, str]:
+def index_job(path):
     """Status and code of ``POST /jobs`` for an index."""
     connection = UnixConnection(path, TIMEOUT_SECONDS)
     connection.request("POST", "/jobs", job_for(b"x").to_body())
@@ -159,7 +157,7 @@ def index_job(path: str) -> tuple[int, str]:
     return answer.status, body.get("code", "")
 
 
-def test_sockets_that_systemd_holds_are_used_and_left(tmp_path: Path) -> None:
+def test_sockets_that_systemd_holds_are_used_and_left(tmp_path):
     paths = [str(tmp_path / f"worker.sock{end}") for end in ("", ".admin")]
     listeners = []
     for path in paths:
@@ -183,7 +181,7 @@ def test_sockets_that_systemd_holds_are_used_and_left(tmp_path: Path) -> None:
             listener.close()
 
 
-def test_socket_of_another_path_is_refused_by_name(tmp_path: Path) -> None:
+def test_socket_of_another_path_is_refused_by_name(tmp_path):
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(str(tmp_path / "other.sock"))
     listener.listen()
@@ -199,8 +197,8 @@ def test_socket_of_another_path_is_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_second_worker_on_a_live_socket_says_so_and_leaves_it(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     with running_worker(tmp_path) as worker:
         before = threading.active_count()
         with (
@@ -214,8 +212,8 @@ def test_second_worker_on_a_live_socket_says_so_and_leaves_it(
 
 
 def test_killed_worker_leaves_a_socket_that_the_next_one_replaces(
-    tmp_path: Path, process: Process
-) -> None:
+    tmp_path, process
+):
     assert process.notification() == "READY=1"
     process.process.kill()
     process.process.wait(10)
@@ -224,7 +222,7 @@ def test_killed_worker_leaves_a_socket_that_the_next_one_replaces(
         assert worker.request("GET", "/healthz").status == 200
 
 
-def test_path_that_is_no_socket_is_left_alone(tmp_path: Path) -> None:
+def test_path_that_is_no_socket_is_left_alone(tmp_path):
     path = tmp_path / "file"
     path.write_text("precious")
     with pytest.raises(SocketInUseError, match="not a socket"):
@@ -234,12 +232,12 @@ def test_path_that_is_no_socket_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_drain_lets_running_jobs_end_and_refuses_new_ones(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     package, tar = small_package(), shard(40, size=80)
     go_on = threading.Event()
 
-    def slowly() -> Iterator[bytes]:
+    def slowly():
         yield from pieces(tar[:50000])
         assert go_on.wait(20)
         yield from pieces(tar[50000:])
@@ -267,11 +265,11 @@ def test_drain_lets_running_jobs_end_and_refuses_new_ones(
         assert drained == [True]
 
 
-def test_jobs_that_outlast_the_drain_are_broken_off(tmp_path: Path) -> None:
+def test_jobs_that_outlast_the_drain_are_broken_off(tmp_path):
     package, tar = small_package(), shard(40, size=80)
     go_on = threading.Event()
 
-    def stuck() -> Iterator[bytes]:
+    def stuck():
         yield from pieces(tar[:50000])
         go_on.wait(20)
 
@@ -289,12 +287,12 @@ def test_jobs_that_outlast_the_drain_are_broken_off(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("num_bytes", [0, 100])
 def test_job_without_its_first_sample_is_refused_after_the_drain(
-    tmp_path: Path, num_bytes: int
-) -> None:
+    tmp_path, num_bytes
+):
     tar = shard(4, size=80)
     go_on = threading.Event()
 
-    def stuck() -> Iterator[bytes]:
+    def stuck():
         yield from pieces(tar[:num_bytes])
         go_on.wait(20)
 
@@ -323,7 +321,7 @@ sys.exit(main.main())
 """
 
 
-def test_worker_ends_when_its_last_device_hangs(tmp_path: Path) -> None:
+def test_worker_ends_when_its_last_device_hangs(tmp_path):
     package, tar = small_package(), shard(40, size=80)
     process = Process(
         tmp_path,
@@ -366,7 +364,7 @@ sys.exit(main.main())
 """
 
 
-def test_worker_exits_while_a_pass_runs(tmp_path: Path) -> None:
+def test_worker_exits_while_a_pass_runs(tmp_path):
     package, tar = small_package(), shard(40, size=80)
     process = Process(
         tmp_path, "drain_seconds = 0.5", program=["-c", COMPUTES]
@@ -388,9 +386,7 @@ def test_worker_exits_while_a_pass_runs(tmp_path: Path) -> None:
     assert "terminate called" not in log
 
 
-def test_systemd_that_is_not_there_is_not_asked(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_systemd_that_is_not_there_is_not_asked(monkeypatch, tmp_path):
     monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
     notify_systemd("READY=1")
     monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "gone"))
@@ -398,8 +394,8 @@ def test_systemd_that_is_not_there_is_not_asked(
 
 
 def test_help_explains_the_command(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    capsys,
+):
     from hapi_worker.main import main
 
     for option in ("--help", "--version"):

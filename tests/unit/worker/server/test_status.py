@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -18,7 +15,6 @@ from hapi_protocol.errors import UnavailableError
 from hapi_worker.server.app import WorkerApp
 from photos import shard
 from worker_under_test import (
-    WorkerUnderTest,
     job_for,
     pieces,
     running_worker,
@@ -29,12 +25,12 @@ NUM_SAMPLES = 20
 
 
 @pytest.fixture(scope="module")
-def tar() -> bytes:
+def tar():
     return shard(NUM_SAMPLES, size=80)
 
 
 @pytest.fixture
-def worker(tmp_path: Path) -> Iterator[WorkerUnderTest]:
+def worker(tmp_path):
     with running_worker(
         tmp_path,
         max_streams=2,
@@ -44,15 +40,13 @@ def worker(tmp_path: Path) -> Iterator[WorkerUnderTest]:
         yield worker
 
 
-def status_of(worker: WorkerUnderTest) -> dict[str, Any]:
+def status_of(worker):
     answer = worker.request("GET", "/status", admin=True)
     assert answer.status == 200
     return answer.fields
 
 
-def test_status_counts_work(
-    worker: WorkerUnderTest, package: bytes, tar: bytes
-) -> None:
+def test_status_counts_work(worker, package, tar):
     worker.run(job_for(tar, package), package, tar)
     found = status_of(worker)
     assert found["status"] == "ok"
@@ -68,12 +62,12 @@ def test_status_counts_work(
 
 
 def test_status_shows_streams_waiting_requests_and_weights(
-    worker: WorkerUnderTest, package: bytes, tar: bytes
-) -> None:
+    worker, package, tar
+):
     worker.put(package)
     done = threading.Event()
 
-    def slowly() -> Iterator[bytes]:
+    def slowly():
         yield from pieces(tar[: len(tar) // 2])
         done.wait(20)
 
@@ -106,8 +100,8 @@ def test_status_shows_streams_waiting_requests_and_weights(
 
 @pytest.mark.parametrize(("uid", "shown"), [("0", True), ("12345", False)])
 def test_names_of_accounts_are_for_root_and_the_worker(
-    tmp_path: Path, tar: bytes, uid: str, shown: bool
-) -> None:
+    tmp_path, tar, uid, shown
+):
     with running_worker(tmp_path, allowed_users=frozenset({12345})) as worker:
         worker.grant(job_for(tar))
         request = Request.blank("/status")
@@ -117,9 +111,7 @@ def test_names_of_accounts_are_for_root_and_the_worker(
     assert account["account"] == ("AUTH_a" if shown else None)
 
 
-def test_command_shows_tables_and_writes_json(
-    worker: WorkerUnderTest, package: bytes, tar: bytes, tmp_path: Path
-) -> None:
+def test_command_shows_tables_and_writes_json(worker, package, tar, tmp_path):
     worker.run(job_for(tar, package), package, tar)
     worker.grant(job_for(tar, package))
     path = tmp_path / "status.json"
@@ -138,7 +130,7 @@ def test_command_shows_tables_and_writes_json(
         assert key in documented
 
 
-def test_rates_come_from_two_answers(worker: WorkerUnderTest) -> None:
+def test_rates_come_from_two_answers(worker):
     before = status_of(worker)
     after = json.loads(json.dumps(before))
     after["totals"]["samples"] += 50
@@ -147,8 +139,8 @@ def test_rates_come_from_two_answers(worker: WorkerUnderTest) -> None:
 
 
 def test_missing_worker_is_reported_with_the_remedy(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     path = tmp_path / "no.sock"
     with pytest.raises(UnavailableError, match="hapi-worker"):
         command.request_status(path)
