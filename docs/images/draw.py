@@ -18,9 +18,9 @@ from picture import CLIENT, EDGE, INK, OURS, PLAIN, SOFT, STORAGE, Picture
 
 def architecture() -> Picture:
     """Draws the two tiers, their processes and the messages."""
-    picture = Picture(800, 390, "The two tiers and their processes")
+    picture = Picture(840, 470, "The two tiers and their processes")
     picture.text(150, 34, "Training job", bold=True, size=16)
-    picture.text(560, 34, "Storage host", bold=True, size=16)
+    picture.text(585, 34, "Proxy host of Swift", bold=True, size=16)
     picture.box(20, 48, 260, 320, ("#fff8f0", CLIENT[1]), dashed=True)
     picture.text(150, 72, "one Python process", colour=SOFT, size=13)
     for y, *lines in (
@@ -34,17 +34,24 @@ def architecture() -> Picture:
     picture.text(150, 326, "images or features arrive,", size=13, colour=SOFT)
     picture.text(150, 345, "only the tail is trained", size=13, colour=SOFT)
 
-    picture.box(350, 48, 430, 320, ("#f6f9ff", STORAGE[1]), dashed=True)
+    picture.box(350, 48, 470, 320, ("#f6f9ff", STORAGE[1]), dashed=True)
     picture.text(
-        565, 72, "proxy-server (eventlet, no torch)", size=13, colour=SOFT
+        585, 72, "proxy-server (eventlet, no torch)", size=13, colour=SOFT
     )
     picture.label(366, 84, 78, 58, "auth", "s3api …")
     picture.label(470, 84, 104, 58, "hapi", "the filter", colours=OURS)
-    picture.label(608, 84, 158, 58, "copy … slo …", "proxy app")
+    picture.label(660, 84, 146, 58, "copy … slo …", "proxy app")
     picture.arrow((444, 113), (470, 113), both=True)
-    picture.arrow((574, 113), (608, 113), both=True)
-    picture.label(608, 190, 158, 58, "object servers", "replicas or EC")
-    picture.arrow((687, 142), (687, 190), both=True)
+    picture.arrow((574, 113), (660, 113), both=True)
+    picture.label(
+        570,
+        398,
+        250,
+        58,
+        "object servers",
+        "on hosts of their own; replicas or EC",
+    )
+    picture.arrow((733, 142), (733, 398), both=True)
     picture.arrow((522, 142), (522, 268), both=True, colour=OURS[1])
     picture.text(512, 200, "unix socket", anchor="end", colour=OURS[1])
     picture.text(512, 219, "bytes down,", anchor="end", size=13, colour=SOFT)
@@ -52,7 +59,7 @@ def architecture() -> Picture:
     picture.label(
         366,
         268,
-        400,
+        340,
         84,
         "hapi-worker (torch)",
         "decode → batch → layers before the cut → encode",
