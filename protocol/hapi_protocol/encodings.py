@@ -25,7 +25,13 @@ WIRE_DTYPES: Mapping[str, str] = MappingProxyType(
         "uint8": "uint8",
     }
 )
-"""NumPy's name of the wire type of each dtype."""
+"""NumPy's name of the wire type of each dtype.
+
+A new dtype also needs: ``_VALUE_BYTES`` and ``_PRECISION_DTYPES`` here,
+conversion and error bound in ``hapi_splitter.encodings``, the largest
+reduction in ``hapi_splitter.planner.costs``, the help of ``--encoding`` in
+``hapi_client.cli.options``, and a row in ``docs/reference/protocol.rst``.
+"""
 
 DTYPES = tuple(WIRE_DTYPES)
 COMPRESSIONS = ("none", "lz4", "zstd")
