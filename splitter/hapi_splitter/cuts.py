@@ -1,10 +1,9 @@
 """Cuts of a frozen region, and the two sides of each cut.
 
-A cut is a position at which exactly one tensor that depends on the samples
-is live, with the batch as its first dimension and float32 entries. What
-else is live there does not depend on the samples and is recomputed from the
-batch size. Cut 0 is the input and is not in the list; the last cut is the
-whole region.
+At a cut exactly one tensor that depends on the samples is live.  The batch is
+its first dimension, and its values are float32.  Other live tensors do not
+depend on the samples; the client computes them from the batch size.  Cut 0 is
+the input and is not in the list; the last cut is the whole region.
 """
 
 from __future__ import annotations
@@ -42,11 +41,11 @@ LinearBytes: TypeAlias = tuple[int, int]
 
 
 class CallMemory(NamedTuple):
-    """Working memory at one call of a region, its input included.
+    """Working memory at one call of a region, including the region's input.
 
     Args:
-        peak: most bytes while the call runs, without the weights.
-        after: bytes of the tensors that are still needed after it.
+        peak: peak bytes while the call runs, without the weights.
+        after: bytes of the tensors that are needed after it.
     """
 
     peak: LinearBytes
@@ -55,17 +54,17 @@ class CallMemory(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """One position.
+    """A position at which a frozen region can be cut.
 
     Args:
         index: 1 for the first cut, ``num_cuts`` for the whole region.
         node: id of the live tensor.
-        op: ATen operator that yields it.
-        name: where it is in the user's model, for people.
-        shape: of one sample.
+        op: ATen operator whose output it is.
+        name: module path in the user's model, for people.
+        shape: shape of one sample.
         dtype: always ``float32``.
-        bytes_per_sample: of the live tensor, unencoded.
-        flops: floating point operations per sample up to here.
+        bytes_per_sample: size of the live tensor, unencoded.
+        flops: floating point operations per sample up to the cut.
     """
 
     index: int
@@ -81,12 +80,12 @@ class Cut:
 def find_cuts(
     program: Program, values: Sequence[Value], names: Sequence[str]
 ) -> tuple[Cut, ...]:
-    """All cuts of a program, first to last.
+    """Returns all cuts of a program, first to last.
 
     Args:
         program: a checked program.
-        values: of :func:`hapi_splitter.graph.shapes.infer`.
-        names: one for each call.
+        values: results of :func:`hapi_splitter.graph.shapes.infer`.
+        names: module path of each call.
     """
     cuts: list[Cut] = []
     flops = _cumulative_flops(program, values)
@@ -115,7 +114,7 @@ def cuttable(value: Value) -> bool:
 
 
 def _sole_tensors(program: Program, values: Sequence[Value]) -> list[int]:
-    """Ids after whose call they are the only live data tensor."""
+    """Ids of tensors that are the only live data tensor after their call."""
     last_read = {program.output: program.output + 1}
     for node, call in enumerate(program.calls, program.first_call):
         for read in call.refs():
@@ -145,21 +144,22 @@ def _cumulative_flops(program: Program, values: Sequence[Value]) -> list[int]:
 
 
 class FrozenGraph:
-    """The frozen region of a model, cuttable at every cut.
+    """The frozen region of a model, which can be cut at each of its cuts.
 
-    All modules it hands out share its weights; none has trainable
-    parameters, none changes its input.
+    Its modules share its weights.  They have no trainable parameters and do
+    not change their input.
 
     Args:
-        program: checked, with its last call as the output.
-        weights: by id, 1 to ``program.num_weights``.
-        values: of :func:`hapi_splitter.graph.shapes.infer`.
-        names: one for each call, for :attr:`Cut.name`.
-        transform: from what is stored to a sample, if the region has one.
+        program: checked program; its last call is the output.
+        weights: weights by id, 1 to ``program.num_weights``.
+        values: results of :func:`hapi_splitter.graph.shapes.infer`.
+        names: module path of each call, for :attr:`Cut.name`.
+        transform: from stored bytes to a sample, if the region has one.
         digest: sha256 of the package, hexadecimal.
-        folding: of the program, for a fast region; else None.
+        folding: folded batch norms of a fast region; else None.
 
     Attributes:
+        cuts: all cuts, first to last.
         measured_memory: working memory of the fast region on a CPU, by the
             id of the call in order of execution; empty if not measured.
     """
@@ -191,7 +191,7 @@ class FrozenGraph:
 
     @property
     def form(self) -> SampleForm:
-        """Shape of one sample."""
+        """Shape and dtype of one sample."""
         return SampleForm(self.input_shape, self.values[INPUT].dtype)
 
     @cached_property
@@ -200,7 +200,10 @@ class FrozenGraph:
         return id_limits(self.program, self.values)
 
     def examples(self, count: int) -> torch.Tensor:
-        """``[count, *input_shape]`` on the CPU, the same each time."""
+        """Returns made-up samples ``[count, *input_shape]`` on the CPU.
+
+        They are the same each time.
+        """
         return self.form.examples(count, self.id_limits)
 
     @property
@@ -209,23 +212,23 @@ class FrozenGraph:
 
     @property
     def parameter_bytes(self) -> int:
-        """Bytes of all weights, which every cut shares."""
+        """Bytes of all weights; all cuts share them."""
         return sum(weight.nbytes for weight in self._all_weights.values())
 
     @property
     def is_on_cpu(self) -> bool:
-        """True if all weights are on one device."""
+        """True if all weights are on the CPU."""
         weights = self._all_weights.values()
         return all(weight.device.type == "cpu" for weight in weights)
 
     @property
     def is_fast(self) -> bool:
-        """True if its modules run other calls than the program has."""
+        """True if batch norms are folded, so that fewer calls run."""
         return self._folding is not None
 
     @cached_property
     def known(self) -> Mapping[int, Value]:
-        """Facts about each tensor, by id, as :meth:`stretch` names them."""
+        """Facts about each tensor by id, with those that folding adds."""
         folded = self._folding.values() if self._folding else {}
         return {**dict(enumerate(self.values)), **folded}
 
@@ -235,15 +238,16 @@ class FrozenGraph:
         return {**self.weights, **folded}
 
     def prefix(self, cut: int, keep: Collection[int] = ()) -> fx.GraphModule:
-        """The storage side: ``[B, *input_shape]`` to ``[B, *cut.shape]``.
+        """Returns the storage side: ``[B, *input_shape]`` to
+        ``[B, *cut.shape]``.
 
-        The result may be a view, and of a fast region its channels may be
-        innermost in memory; with cut 0 it is the input itself.
+        The module's result may be a view.  In a fast region channels may be
+        innermost in memory.  With cut 0 the result is the input itself.
 
         Args:
             cut: 0 to ``num_cuts``.
-            keep: ids of tensors of cuts that calls of their own must yield,
-                for those who look at them.
+            keep: ids of cuts' tensors that must be results of calls of their
+                own, so that they can be read while the module runs.
 
         Raises:
             UnsupportedError: ``cut_out_of_range``.
@@ -251,7 +255,7 @@ class FrozenGraph:
         return self._range(INPUT, self.node_at(cut), keep)
 
     def suffix(self, cut: int) -> fx.GraphModule:
-        """The compute side: ``[B, *cut.shape]`` to the last cut's shape.
+        """Returns the client side: ``[B, *cut.shape]`` to the last shape.
 
         Raises:
             UnsupportedError: ``cut_out_of_range``.
@@ -261,13 +265,13 @@ class FrozenGraph:
     def to(
         self, device: torch.device | str, fast: bool = False
     ) -> FrozenGraph:
-        """The same region with its weights on ``device``.
+        """Returns the same region with its weights on ``device``.
 
         Args:
-            device: of the weights.
-            fast: whether batch norms are folded into convolutions, and
-                weights laid out for the device. Its weights are copies
-                then, but of a region that is fast already, which stays so.
+            device: device of the weights.
+            fast: True to fold batch norms into convolutions and to lay out
+                weights for the device, as copies.  A region that is fast
+                stays fast, and its weights are copied only if they move.
         """
         device = torch.device(device)
         if self._folding is not None:
@@ -284,7 +288,7 @@ class FrozenGraph:
         return self._with(moved, None)
 
     def node_at(self, cut: int) -> int:
-        """Id of the tensor that is live at a cut.
+        """Returns the id of the tensor that is live at a cut.
 
         Raises:
             UnsupportedError: ``cut_out_of_range``.
@@ -298,7 +302,7 @@ class FrozenGraph:
         return self.cuts[cut - 1].node if cut else INPUT
 
     def stretch(self, start: int, keep: Collection[int] = ()) -> Program:
-        """The calls that are run from a tensor on, under the same ids.
+        """Returns the calls that run from a tensor on, with the same ids.
 
         Args:
             start: id of a cut's tensor, or of the input.
@@ -309,10 +313,10 @@ class FrozenGraph:
         return self._folding.applied(self.program, {start, *keep})
 
     def fused_into(self, node: int) -> int:
-        """Id of the call after which a cut lies in a stretch that passes it.
+        """Returns the call whose result is a cut's tensor if a run passes it.
 
-        That is the cut's own, or the one that its convolution is fused
-        into.
+        It is the cut's own call, or the one into which its convolution was
+        folded.
         """
         if self._folding is None:
             return node

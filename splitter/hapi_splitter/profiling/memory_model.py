@@ -1,13 +1,13 @@
-"""Predicts how much memory a prefix needs, for any batch.
+"""Predicts the memory that a prefix needs for any batch.
 
 ``peak = parameters + constant + batch * per_sample``, for the call that needs
-most. A worker measures the calls of a package when it is validated
-(:mod:`hapi_splitter.package.memory_measurement`). Regions that were not
-measured (on the client, or on a GPU) have an estimate from shapes: live
-tensors, with buffers reused as in :mod:`hapi_splitter.graph.lowering`, and one
-copy of what a call reads and of its result unless it is elementwise.
+most.  A worker measures the calls of a package when it validates it
+(:mod:`hapi_splitter.package.memory_measurement`).  Regions without such a
+measurement (on the client, or on a GPU) have an estimate from shapes: live
+tensors, with buffers reused as in :mod:`hapi_splitter.graph.lowering`, and a
+copy of the inputs and the result of a call unless it is elementwise.
 
-A sixty-fourth and a quarter of a MiB are added, because allocators round up.
+Predictions are raised by 1/64 and 256 KiB, because allocators round up.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from hapi_splitter.graph.operators import EMBEDDING, VIEWS, operators
 from hapi_splitter.graph.program import INPUT, Call
 
 _MARGIN_DIVISOR = 64
-"""One part in so many is added to a prediction."""
+"""1 / this is added to a prediction."""
 _MARGIN_BYTES = 1 << 18
 _MAY_COPY = frozenset(
     {
@@ -44,25 +44,25 @@ _WITHOUT_PACKING = frozenset({EMBEDDING, LINEAR})
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """Memory that a prefix needs, for any batch.
+    """Memory that a prefix needs for any batch.
 
     Args:
-        parameter_bytes: of the whole region.
-        steps: those that can be the largest for some batch.
+        parameter_bytes: bytes of the weights of the whole region.
+        steps: calls that can be the largest one for some batch.
     """
 
     parameter_bytes: int
     steps: tuple[LinearBytes, ...]
 
     def peak_bytes(self, batch: int) -> int:
-        """Bytes for a batch, its input and the parameters included."""
+        """Returns the bytes of a batch, with its input and the weights."""
         return self.parameter_bytes + max(
             constant + batch * per_sample
             for constant, per_sample in self.steps
         )
 
     def batch_for(self, available_bytes: int, maximum: int) -> int:
-        """The largest batch up to ``maximum`` that fits, 0 if none does."""
+        """Returns the largest batch up to ``maximum`` that fits, or 0."""
         free = available_bytes - self.parameter_bytes
         batch = maximum
         for constant, per_sample in self.steps:
@@ -76,13 +76,13 @@ class Needs:
 def needs_of(
     frozen: FrozenGraph, cut: int, encoding: str | None = None
 ) -> Needs:
-    """Returns what ``frozen.prefix(cut)`` needs, and the encoding of it.
+    """Returns the memory of ``frozen.prefix(cut)`` and of encoding its result.
 
     Args:
         frozen: the region.
         cut: 0 to ``num_cuts``.
-        encoding: made of the features on the same device; None for the
-            prefix alone.
+        encoding: encoding of the features, made on the same device; None
+            for the prefix alone.
 
     Raises:
         AnnotationError: ``unknown_encoding``.
@@ -101,14 +101,14 @@ def needs_of(
         every.add(_sum(_with_margin(calls[end].after), encoder))
     kept: list[LinearBytes] = []
     for step in sorted(every, reverse=True):
-        # The constants fall, so a step counts only if it grows faster.
+        # Constants descend here, so a step counts only if it grows faster.
         if not kept or step[1] > kept[-1][1]:
             kept.append(step)
     return Needs(frozen.parameter_bytes, tuple(kept))
 
 
 def sample_bytes_by_cut(frozen: FrozenGraph) -> list[int]:
-    """Working bytes of one sample at the peak, for cut 0 to ``num_cuts``."""
+    """Returns peak working bytes of one sample for cut 0 to ``num_cuts``."""
     calls = memory_by_call(frozen)
     peaks = (sum(_with_margin(call.peak)) for call in calls.values())
     highest = dict(zip(calls, itertools.accumulate(peaks, max), strict=True))
@@ -117,12 +117,12 @@ def sample_bytes_by_cut(frozen: FrozenGraph) -> list[int]:
 
 
 def largest_sample_bytes(frozen: FrozenGraph) -> int:
-    """Bytes per sample of the largest tensor: the input or a result."""
+    """Returns bytes per sample of the largest tensor, input or result."""
     return max(_bytes_of(value)[1] for value in frozen.values)
 
 
 def memory_by_call(frozen: FrozenGraph) -> Mapping[int, CallMemory]:
-    """Measured or estimated memory of the input and of each call, by id."""
+    """Returns measured or estimated memory of input and calls, by id."""
     if frozen.measured_memory and frozen.is_fast and frozen.is_on_cpu:
         return frozen.measured_memory
     return _estimated(frozen)

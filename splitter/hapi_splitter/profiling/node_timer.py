@@ -1,6 +1,6 @@
-"""A region run node by node: timed, or looked at in the middle.
+"""Runs a region node by node, to time nodes or to copy tensors.
 
-Nothing is changed by it: a walk reads weights and input, and writes to
+The region is not changed: a walk reads weights and input, and writes to
 buffers that it has allocated, as the module itself does.
 """
 
@@ -24,17 +24,17 @@ Clock = Callable[[], float]
 def prefix_outputs(
     frozen: FrozenGraph, inputs: torch.Tensor, cuts: Iterable[int]
 ) -> dict[int, torch.Tensor]:
-    """Results of ``frozen.prefix(cut)`` for several cuts in one pass.
+    """Returns results of ``frozen.prefix(cut)`` for several cuts in one pass.
 
     Args:
         frozen: the region.
         inputs: ``[B, *input_shape]`` float32, on the region's device.
-        cuts: any of 0 to ``num_cuts``.
+        cuts: cuts from 0 to ``num_cuts``.
 
     Returns:
-        ``[B, *cut.shape]`` float32 by cut; copies, but for cut 0, which
-        is ``inputs`` itself. In a fast region, batch norms behind one of
-        the cuts are not folded, which changes last bits.
+        ``[B, *cut.shape]`` float32 by cut: copies, except that cut 0 is
+        ``inputs`` itself.  In a fast region, batch norms after these cuts are
+        not folded, which changes the last bits.
 
     Raises:
         UnsupportedError: ``cut_out_of_range``.
@@ -50,9 +50,9 @@ def prefix_outputs(
 
 
 class _CopyingWalk(fx.Interpreter):
-    """Runs a module and copies the tensors of some calls as they come.
+    """Runs a module and copies the results of some calls at once.
 
-    Later calls may overwrite them.
+    Later calls may overwrite the originals.
     """
 
     def __init__(

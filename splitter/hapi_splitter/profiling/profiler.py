@@ -1,12 +1,11 @@
 """Profiles the cost of a frozen region on one device, cut by cut.
 
-One instrumented pass measures every cut: the lowered prefix of the last cut
-is walked node by node, and each node's seconds are taken. The walk itself
-costs time, so the seconds are scaled to add up to those of the forward as
-it is run otherwise.
+One instrumented pass measures all cuts: the prefix of the last cut is run node
+by node, and each node is timed.  Timing has a cost of its own, so the seconds
+are scaled to the duration of an ordinary forward pass.
 
-A budget bounds the seconds: when it is short there are fewer passes, then
-fewer batch sizes, and always one pass of the smallest.
+A budget limits the duration.  A short one means fewer passes, then fewer batch
+sizes; the smallest batch always has one pass.
 """
 
 from __future__ import annotations
@@ -47,11 +46,13 @@ __all__ = [
 ]
 
 LARGEST_BATCH: Mapping[str, int] = MappingProxyType({"cpu": 16, "cuda": 64})
-"""Samples that are computed together, by kind of device.  On one core of an
-EPYC (family 26) a sample of mobilenet_v3, shufflenet_v2, densenet121 or
-resnet50 takes 27 to 35 % less in batches of 16 than of 8, one of vgg11 or
-convnext_tiny 5 % more, and at 32 most take longer again: their activations are
-mapped by the kernel each time."""
+"""Largest batch of a forward pass, by kind of device.
+
+Measured on one core of an EPYC (family 26), batches of 16 against 8: a sample
+of mobilenet_v3, shufflenet_v2, densenet121 or resnet50 takes 27 to 35 % less
+time, one of vgg11 or convnext_tiny 5 % more.  With 32 most take longer again,
+because the kernel maps the memory of their activations each time.
+"""
 DEFAULT_BATCHES: Mapping[str, tuple[int, ...]] = MappingProxyType(
     {
         "cpu": (1, LARGEST_BATCH["cpu"]),
@@ -61,11 +62,11 @@ DEFAULT_BATCHES: Mapping[str, tuple[int, ...]] = MappingProxyType(
 """Batch sizes that are measured, by kind of device."""
 DEFAULT_BUDGET_SECONDS = 10.0
 MAX_PASSES = 7
-"""Passes of one batch size; the medians of more change little."""
+"""Maximum passes of one batch size; more change the medians little."""
 KNEE = 0.95
-"""Part of the best rate that a smaller batch must reach."""
+"""Fraction of the best rate that a smaller batch must reach."""
 _NEXT_BATCH_COST = 1.5
-"""A warm-up and a pass of two forwards, in passes."""
+"""Cost of a new batch size, a warm-up and a pass of two, in passes."""
 
 
 def profile_model(
@@ -81,18 +82,19 @@ def profile_model(
     available_bytes: int | None = None,
     load_seconds: float = 0.0,
 ) -> ModelProfile:
-    """Everything the planner asks of one tier, measured in this thread.
+    """Measures all that the planner needs of one tier, in this thread.
 
     Args:
-        frozen: the region, its weights on ``device``.
-        device: that runs it, here one forward at a time.
-        cores: that this tier has.
-        memory_limit_bytes: for weights and forward passes on the device.
-        num_devices: forwards that this tier runs at a time.
-        digest: of the package; None for the region's own.
-        batches, budget_seconds, available_bytes: as for
-            :func:`profile_region`.
-        load_seconds: to check and load the package, 0 if not known.
+        frozen: the region, with its weights on ``device``.
+        device: device that runs it; here one forward pass at a time.
+        cores: number of cores of this tier.
+        memory_limit_bytes: limit of weights and passes on the device.
+        num_devices: number of forward passes that this tier runs at a time.
+        digest: digest of the package; None for the region's own.
+        batches: as for :func:`profile_region`.
+        budget_seconds: as for :func:`profile_region`.
+        available_bytes: as for :func:`profile_region`.
+        load_seconds: time to check and load the package, 0 if unknown.
 
     Raises:
         DoesNotFitError: not even the smallest batch fits.
@@ -130,28 +132,28 @@ def profile_region(
     available_bytes: int | None = None,
     clock: Clock = time.perf_counter,
 ) -> tuple[BatchProfile, ...]:
-    """Seconds of one forward to each cut, for several batch sizes.
+    """Measures a forward pass to each cut, for several batch sizes.
 
-    Medians over passes of class ``exact``, input already on the device;
-    CUDA events on a GPU, ``clock`` on a CPU.
+    Results are medians over passes with exact numerics and an input that is
+    on the device already; by CUDA events on a GPU, by ``clock`` on a CPU.
 
     Args:
-        frozen: the region, its weights on ``device``.
-        device: where it runs.
-        batches: None for those of the kind of device.
-        budget_seconds: after which no further pass begins.
+        frozen: the region, with its weights on ``device``.
+        device: device that runs it.
+        batches: batch sizes; None for the defaults of the kind of device.
+        budget_seconds: time after which no further pass begins.
         available_bytes: batches that need more memory, by
             :mod:`hapi_splitter.profiling.memory_model`, are left out; None for
             no limit.
-        clock: seconds; of the budget, and on a CPU of the passes.
+        clock: seconds; used for the budget, and on a CPU for the passes.
 
     Returns:
-        Ascending by batch, at least one; cumulative seconds that never
-        fall, one for each of cut 0 to ``num_cuts``.
+        At least one, ascending by batch; each with ascending cumulative
+        seconds for cut 0 to ``num_cuts``.
 
     Raises:
         DoesNotFitError: not even the smallest batch fits.
-        OutOfMemoryError: torch's, where the device has less than was said.
+        OutOfMemoryError: the device has less than ``available_bytes``.
         ValueError: one of ``batches`` is below 1.
     """
     sizes = sorted(set(batches or DEFAULT_BATCHES[device.type]))
@@ -167,10 +169,10 @@ def profile_region(
 
 
 def throughput_knee(batches: Iterable[BatchProfile]) -> int:
-    """The smallest batch within 5 % of the best samples per second.
+    """Returns the smallest batch within 5 % of the best samples per second.
 
     Raises:
-        ValueError: there is none.
+        ValueError: ``batches`` is empty.
     """
     rates = {b.batch: _rate(b) for b in batches}
     best = max(rates.values())
@@ -185,14 +187,15 @@ def _rate(profile: BatchProfile) -> float:
 def peak_bytes_by_cut(
     frozen: FrozenGraph, device: torch.device
 ) -> tuple[int, ...]:
-    """Bytes that a forward of one sample needs at its peak, weights included.
+    """Returns peak bytes of a pass of one sample, weights included.
 
-    On a CPU they are those of :mod:`hapi_splitter.profiling.memory_model`. On
-    CUDA its estimate is raised to what the device's allocator has handed out,
-    if that is more. It is never lowered, because a worker admits jobs by it.
+    On a CPU they are those of :mod:`hapi_splitter.profiling.memory_model`.  On
+    CUDA the estimate is raised to the bytes that the device's allocator has
+    handed out, if these are more.  It is never lowered, because a worker
+    admits jobs by it.
 
     Returns:
-        ``[num_cuts + 1]``, never falling.
+        ``[num_cuts + 1]``, ascending.
     """
     working = sample_bytes_by_cut(frozen)
     factor = 1.0
@@ -202,11 +205,11 @@ def peak_bytes_by_cut(
 
 
 def _allocated_bytes(frozen: FrozenGraph, device: torch.device) -> int:
-    """At the peak of a forward of one sample, without the weights."""
+    """Measures the peak of a pass of one sample, without the weights."""
     module = frozen.prefix(frozen.num_cuts)
     with ready_to_run(device):
         samples = _samples(frozen, 1, device)
-        # Libraries take workspaces at their first use, which stay.
+        # Libraries allocate workspaces at their first use and keep them.
         module(samples)
         before = torch.cuda.memory_allocated(device) - samples.nbytes
         torch.cuda.reset_peak_memory_stats(device)
@@ -271,7 +274,7 @@ def _further_passes(
 
 
 class _Region:
-    """The module, its walk, and where its cuts lie in it."""
+    """The module, its timed walk, and the calls of its cuts."""
 
     def __init__(
         self, frozen: FrozenGraph, device: torch.device, clock: Clock
@@ -286,7 +289,7 @@ class _Region:
             self.walk.positions[frozen.fused_into(cut.node)]
             for cut in frozen.cuts
         ]
-        """Number of the call that yields each cut's tensor."""
+        """Position of the call whose result is each cut's tensor."""
 
 
 class _BatchRun:
@@ -310,7 +313,7 @@ class _BatchRun:
         self._region.timer.settle()
 
     def measure(self) -> None:
-        """One forward as usual, and one node by node."""
+        """Times one ordinary pass, and one node by node."""
         started = self._region.clock()
         timer = self._region.timer
         span = timer.mark()
@@ -327,7 +330,7 @@ class _BatchRun:
             statistics.median(each) for each in zip(*self._calls, strict=True)
         ]
         reached = list(itertools.accumulate(calls))
-        # A coarse clock may see no call take time: all cost is at the end.
+        # With a coarse clock all calls may take 0 s: the last gets it all.
         factor = whole / reached[-1] if reached[-1] > 0 else 0.0
         *earlier, _last = [
             min(factor * reached[place], whole)

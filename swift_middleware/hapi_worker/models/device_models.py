@@ -1,12 +1,13 @@
-"""The models in one device's memory, and what their forward passes take.
+"""The models in one device's memory, and the working memory of their passes.
 
-All cuts of a model share its parameters.  Models that a job holds stay;
-others leave, least recently used first, when room is needed.  The device
-holds the parameters of all resident models and the working memory of the
-passes that run: each reserves its own before it begins, by max-min fair
-grants, and one pass of one sample always fits.  A model that is loaded counts
-from the start, and is copied when the passes that run leave room for it: they
-wait for nothing, and those that begin meanwhile find the less.
+All cuts of a model share its parameters.  Models with a lease stay in memory;
+idle ones are evicted, least recently used first, when memory is needed.
+
+The limit covers the parameters of all models and the working memory of all
+running forward passes.  A pass reserves its working memory before it begins,
+by max-min fair grants; one sample always fits.  A model that is being loaded
+counts from the start, but is copied to the device only when the running
+passes leave enough memory: these do not wait for it, and new ones get less.
 """
 
 from __future__ import annotations
@@ -40,10 +41,11 @@ from hapi_worker.models.uploads import too_busy_error
 from hapi_worker.scheduling.max_min_grants import granted_bytes
 
 MAX_PREFIXES = 4
+"""Maximum number of cuts whose modules a model keeps."""
 MAX_NEEDS = 64
-"""Last used cuts whose modules and memory needs a model keeps."""
+"""Maximum number of cuts whose memory requirements a model keeps."""
 CAP_SECONDS = 600.0
-"""Time for which a batch that did not fit into memory is not tried."""
+"""Seconds for which a batch that ran out of memory is not tried again."""
 
 logger = logging.getLogger(__name__)
 
@@ -52,15 +54,15 @@ class DeviceModels:
     """The models of one device.
 
     Args:
-        device: where their parameters live.
-        limit_bytes: for all parameters and all passes that run at a time.
-        num_forwards: how many do.
-        preferred_batch: samples of a pass if the memory suffices; idle models
-            make room for them.
-        wait_seconds: time for which a model waits for passes to end.
-        pass_seconds: longest time that a pass may take.
-        changed: guards this and is notified of what becomes free; one for
-            all devices of a worker.
+        device: device of the parameters.
+        limit_bytes: limit of all parameters and all running passes together.
+        num_forwards: maximum number of passes at a time.
+        preferred_batch: samples of a pass if memory suffices; idle models
+            are evicted to make that possible.
+        wait_seconds: how long the copy of a model waits for running passes.
+        pass_seconds: longest allowed duration of a pass.
+        changed: lock of this object, notified when memory becomes free; one
+            for all devices of a worker.
         clock: monotonic seconds.
     """
 
@@ -80,7 +82,7 @@ class DeviceModels:
         self.limit_bytes = limit_bytes
         self.in_service = True
         self.guarded: Callable[[], AbstractContextManager[None]] = nullcontext
-        """Around what uses the device; its executor finds out failures."""
+        """Context for work on the device; the executor detects failures."""
         self.generation = 0
         """Raised whenever memory becomes free."""
         self._num_forwards = num_forwards
@@ -99,7 +101,7 @@ class DeviceModels:
         """Queue of models that wait for memory; used with the lock held."""
 
     def loaded_totals(self) -> tuple[int, int]:
-        """Models in memory, and bytes of their parameters."""
+        """Number of models in memory, and bytes of their parameters."""
         with self._changed:
             return len(self._loaded), self._used_bytes()
 
@@ -112,17 +114,17 @@ class DeviceModels:
             ]
 
     def num_jobs(self) -> int:
-        """Leases of all models."""
+        """Number of leases of all models."""
         with self._changed:
             return sum(len(r.leases) for r in self._loaded.values())
 
     def reserved_bytes(self) -> int:
-        """Working memory of the passes that run."""
+        """Working memory of the running passes."""
         with self._changed:
             return sum(each.num_bytes for each in self._reserved)
 
     def longest_pass_seconds(self) -> float:
-        """For which the pass runs that runs for longest; 0 without one."""
+        """Duration so far of the oldest running pass; 0 without one."""
         with self._changed:
             now = self._clock()
             return max(
@@ -131,18 +133,18 @@ class DeviceModels:
 
     @property
     def has_late_pass(self) -> bool:
-        """True if a pass runs for longer than allowed."""
+        """True if a pass has been running for longer than allowed."""
         return self.longest_pass_seconds() > self.pass_seconds
 
     def find(self, digest: str) -> LoadedModel | None:
-        """The model, as the last used; called with the lock held."""
+        """Returns a model and marks it as used; call it with the lock held."""
         found = self._loaded.get(digest)
         if found is not None:
             self._loaded.move_to_end(digest)
         return found
 
     def hold(self, digest: str, cut: int, encoding: str) -> Lease | None:
-        """A hold on a model for a cut; None where it is not in memory.
+        """Returns a lease of a model for a cut; None if it is not in memory.
 
         Raises:
             UnsupportedError: ``cut_out_of_range``, ``does_not_fit``.
@@ -165,7 +167,7 @@ class DeviceModels:
                 if site in loaded.needs:
                     touch(loaded.needs, site, MAX_NEEDS)
                     return self._lease(loaded, site)
-            # A walk over the whole model: nobody else waits for it.
+            # Takes long for a large model: without the lock.
             computed = loaded, needs_of(loaded.frozen, *site)
 
     def add(
@@ -174,12 +176,13 @@ class DeviceModels:
         """Moves a model to the device, unless it is there already.
 
         Args:
-            digest: of its package; nobody else adds it meanwhile.
-            frozen: on any device.
-            load_seconds: that were spent on it before.
+            digest: digest of its package.  The caller makes sure that no
+                other thread adds the same model.
+            frozen: the model, on any device.
+            load_seconds: seconds already spent on checking and loading it.
 
         Raises:
-            DoesNotFitError: more than ``limit_bytes``.
+            DoesNotFitError: it is larger than ``limit_bytes``.
             UnavailableError: running jobs hold the memory.
         """
         started = self._clock()
@@ -189,7 +192,7 @@ class DeviceModels:
             found = self.find(digest)
             if found is not None:
                 return found
-            # Room is taken before the copy to the device, not after.
+            # The memory is taken before the copy to the device, not after.
             self._make_room(size, 0)
             self._loading[digest] = size
         try:
@@ -202,7 +205,7 @@ class DeviceModels:
                 del self._loading[digest]
                 self._freed()
             if isinstance(error, (DoesNotFitError, torch.OutOfMemoryError)):
-                # By the numbers it fits: others have taken more than theirs.
+                # It should fit: others use more than they have reserved.
                 raise too_busy_error("queue_full", str(error)) from error
             raise
         loaded = LoadedModel(digest, moved, size)
@@ -215,31 +218,34 @@ class DeviceModels:
         return loaded
 
     def check_length(self, what: str, length_bytes: int) -> None:
-        """
+        """Refuses a package that can never fit.
+
         Raises:
-            DoesNotFitError: a package of that length can never be held.
+            DoesNotFitError: it is longer than ``limit_bytes``.
         """
         if length_bytes > self.limit_bytes:
             raise does_not_fit_error(what, length_bytes, self.limit_bytes)
 
     def sample_bytes(self, digest: str) -> int:
-        """Bytes that the model and one sample at a requested cut need,
-        0 if that is not known; called with the lock held."""
+        """Returns the bytes of a model and one sample at a requested cut.
+
+        0 if unknown.  Call it with the lock held.
+        """
         loaded = self._loaded.get(digest)
         if loaded is None:
             return 0
         needed = [needs.peak_bytes(1) for needs in loaded.needs.values()]
-        # Some cuts may need more than there is; they are refused.
+        # Cuts that need more than the limit are refused.
         return max((n for n in needed if n <= self.limit_bytes), default=0)
 
     def has_memory_for(self, queued: QueuedLoad) -> bool:
-        """True if idle models can make room for it and for those before it;
-        called with the lock held."""
+        """True if evicting idle models frees enough for this queued load and
+        those before it; call it with the lock held."""
         needed = queued.num_bytes + self.load_queue.bytes_ahead(queued)
         return needed <= self.limit_bytes - self._held_bytes(queued.digest)
 
     def served(self, queued: QueuedLoad) -> None:
-        """The model has what it waited for; called with the lock held."""
+        """Removes a served load from the queue; call it with the lock held."""
         self.load_queue.remove(queued, served=True)
         self._freed()
 
@@ -250,7 +256,10 @@ class DeviceModels:
 
     @contextmanager
     def reserve_alone(self, lease: Lease, maximum: int) -> Iterator[int]:
-        """Takes working memory while no pass runs, as :meth:`batch_limit`."""
+        """Reserves working memory while no other pass runs.
+
+        Yields the batch, as :meth:`batch_limit` returns it.
+        """
         with self._changed:
             batch = self._batch_limit(lease, maximum)
             made = self._made(lease, batch)
@@ -262,7 +271,7 @@ class DeviceModels:
     def reserve(
         self, lease: Lease, maximum: int, retry: Callable[[], None]
     ) -> Reservation | None:
-        """Takes working memory for a pass of up to ``maximum`` samples.
+        """Reserves working memory for a pass of up to ``maximum`` samples.
 
         Args:
             lease: lease of the job that runs the pass.
@@ -271,8 +280,8 @@ class DeviceModels:
                 ended and it is this caller's turn.
 
         Returns:
-            None if running passes leave no room for one sample, or if other
-            callers wait already: nobody is served before them.
+            None if running passes leave too little for one sample, or if
+            other callers already wait: they are served first.
         """
         with self._changed:
             if self._waiting_passes and self._waiting_passes[0] != retry:
@@ -300,7 +309,7 @@ class DeviceModels:
         return made
 
     def cancel_wait(self, retry: Callable[[], None]) -> None:
-        """It waits for memory no more; the next one may try."""
+        """Stops waiting for memory, and lets the next caller try."""
         with self._changed:
             if retry not in self._waiting_passes:
                 return
@@ -319,7 +328,7 @@ class DeviceModels:
             each()
 
     def record_out_of_memory(self, lease: Lease, batch: int) -> None:
-        """A pass of that many samples was refused by the device."""
+        """Lowers the batch limit after a pass ran out of memory."""
         cap = max(batch // 2, 1)
         with self._changed:
             until = self._clock() + CAP_SECONDS
@@ -333,7 +342,7 @@ class DeviceModels:
         )
 
     def prefix(self, loaded: LoadedModel, cut: int) -> nn.Module:
-        """The module of a cut, built once."""
+        """Returns the module of a cut, built once."""
         with self._building:
             if cut not in loaded.prefixes:
                 loaded.prefixes[cut] = loaded.frozen.prefix(cut)
@@ -347,7 +356,7 @@ class DeviceModels:
             self._freed()
 
     def leave_service(self) -> None:
-        """The device has failed: no model is found on it any more."""
+        """Forgets all models of a failed device."""
         with self._changed:
             self.in_service = False
             self._loaded.clear()
@@ -379,7 +388,7 @@ class DeviceModels:
         return min(cap, maximum) if self._clock() < until else maximum
 
     def _other_demands(self, lease: Lease, maximum: int) -> list[int]:
-        """Demands of passes at all other sites that jobs hold, each once."""
+        """Demands of passes at all other leased cuts, each counted once."""
         demands: dict[tuple[str, Site], int] = {}
         for loaded in self._loaded.values():
             for other in loaded.leases:
@@ -408,10 +417,10 @@ class DeviceModels:
         return lease
 
     def _check_load_queue(self, loaded: LoadedModel) -> None:
-        """A model that waits for long is passed by none that is in its way.
+        """Lets a load that has waited long go first.
 
         Raises:
-            UnavailableError: this one is.
+            UnavailableError: a lease of this model would block that load.
         """
         due = self.load_queue.blocking()
         if due is None or due.digest == loaded.digest:
@@ -428,11 +437,11 @@ class DeviceModels:
             )
 
     def _held_bytes(self, but: str, also: LoadedModel | None = None) -> int:
-        """By models that jobs hold, or that are loaded, and their passes.
+        """Bytes of leased and loading models and of their passes.
 
         Args:
-            but: digest of one that does not count.
-            also: one that counts as well.
+            but: digest of a model that is not counted.
+            also: a model that is counted even without a lease.
         """
         held = [
             loaded
@@ -454,8 +463,8 @@ class DeviceModels:
         return loaded + sum(self._loading.values())
 
     def _taken_bytes(self) -> int:
-        """By the passes that run: working memory, and the parameters of
-        models that were evicted after their jobs ended."""
+        """Bytes of running passes: working memory, and the parameters of
+        models that were evicted while a pass still used them."""
         evicted = {
             id(each.loaded): each.loaded.parameter_bytes
             for each in self._reserved
@@ -465,10 +474,10 @@ class DeviceModels:
         return working + sum(evicted.values())
 
     def _await_passes(self) -> None:
-        """Waits until running passes and all models fit, new ones included.
+        """Waits until running passes and all models, also loading ones, fit.
 
         Raises:
-            UnavailableError: they do not end, or the device has failed.
+            UnavailableError: the passes do not end, or the device has failed.
         """
         with self._changed:
             if not self._changed.wait_for(self._has_room, self._wait_seconds):
@@ -489,8 +498,10 @@ class DeviceModels:
         working_bytes: int,
         keep: LoadedModel | None = None,
     ) -> None:
-        """Evicts idle models until both fit next to what jobs hold; a model
-        whose turn it is stays."""
+        """Evicts idle models until both sizes fit next to leased models.
+
+        The model at the head of the load queue stays.
+        """
         working = [r.working_bytes for r in self._loaded.values()]
         needed = parameter_bytes + max(working_bytes, *working, 0)
         first = self.load_queue.head()
@@ -515,8 +526,10 @@ class DeviceModels:
             )
 
     def _leave_room(self, working_bytes: int, keep: LoadedModel) -> None:
-        """Evicts idle models that would make passes smaller than usual;
-        half of the memory may always be theirs."""
+        """Evicts idle models that would make passes smaller than usual.
+
+        Idle models may always use half of the memory.
+        """
         wanted = min(working_bytes, self.limit_bytes // 2)
         for idle in list(self._loaded.values()):
             if self.limit_bytes - self._used_bytes() >= wanted:
@@ -531,13 +544,15 @@ class DeviceModels:
         self._evicted = True
 
     def _empty_cache(self) -> None:
-        """Gives evicted models' memory back to the device, which may have
-        to end its work first: the lock is not held."""
+        """Returns the memory of evicted models to the device.
+
+        Call it without the lock: the device may have to finish its work.
+        """
         with self._changed:
             evicted, self._evicted = self._evicted, False
         if not evicted:
             return
-        # Tracebacks and graphs refer to themselves, and to models.
+        # Tracebacks and graphs are reference cycles that contain models.
         gc.collect()
         if self.device.type == "cuda":
             with self.guarded():
@@ -549,13 +564,16 @@ def _working(lease: Lease, batch: int) -> int:
 
 
 class Lease:
-    """A job's hold on a model: until released it stays in memory.
+    """Keeps a model in memory for one job until it is released.
 
     Attributes:
-        residency: of the device it is on.
-        cut: the job's.
+        device_models: models of the device.
+        loaded: the model.
+        needs: memory requirement up to the cut.
+        site: cut and dtype of the features.
+        cut: cut of the job.
         digest: sha256 of the package.
-        frozen: the model, on the device.
+        frozen: the model's layers, on the device.
     """
 
     def __init__(
@@ -591,10 +609,9 @@ class Lease:
         return self._prefix
 
     def batch_limit(self, maximum: int) -> int:
-        """Most samples of a forward pass while nothing else runs, at
-        least 1."""
+        """Maximum samples of a pass while nothing else runs, at least 1."""
         return self.device_models.batch_limit(self, maximum)
 
     def release(self) -> None:
-        """Gives the model free; further calls do nothing."""
+        """Ends the lease; further calls do nothing."""
         self.device_models.release(self)

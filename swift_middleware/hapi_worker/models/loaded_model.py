@@ -1,4 +1,4 @@
-"""A model in a device's memory, and what is remembered of its passes."""
+"""A model in a device's memory, and the limits of its forward passes."""
 
 from __future__ import annotations
 
@@ -18,14 +18,18 @@ Site = tuple[int, str]
 
 @dataclass
 class LoadedModel:
-    """A model in memory; guarded by the residency's lock.
+    """A model in memory; guarded by the lock of its ``DeviceModels``.
 
     Attributes:
-        load_seconds: to check the package, load it and move it to the device.
-        leases: jobs that hold it, by the working bytes of one sample.
-        prefixes: the last used, by cut.
-        needs: the last used.
-        caps: largest batch that is tried, and until when.
+        digest: sha256 of the package.
+        frozen: its layers, on the device.
+        parameter_bytes: bytes of its weights.
+        load_seconds: time to check the package, load it and move it to the
+            device.
+        leases: working bytes of one sample, by lease.
+        prefixes: last used modules, by cut.
+        needs: last used memory requirements.
+        caps: largest batch to try, and the time until which that holds.
     """
 
     digest: str
@@ -39,6 +43,7 @@ class LoadedModel:
 
     @property
     def working_bytes(self) -> int:
+        """Working memory of one sample at the largest leased cut."""
         return max(self.leases.values(), default=0)
 
 
@@ -47,8 +52,9 @@ class Reservation:
     """Working memory of one forward pass.
 
     Attributes:
-        batch: samples that it is for.
-        resident: whose pass it is.
+        batch: number of samples.
+        num_bytes: reserved bytes.
+        loaded: model of the pass.
         started: monotonic seconds.
     """
 
@@ -59,7 +65,8 @@ class Reservation:
 
 
 def check_cut(loaded: LoadedModel, cut: int) -> None:
-    """
+    """Refuses a cut that the model does not have.
+
     Raises:
         UnsupportedError: ``cut_out_of_range``.
     """
@@ -73,7 +80,7 @@ def check_cut(loaded: LoadedModel, cut: int) -> None:
 
 
 def touch(kept: OrderedDict[Any, Any], key: object, count: int) -> None:
-    """Makes ``key`` the last used, and drops the first ones."""
+    """Marks ``key`` as last used, and drops the oldest above ``count``."""
     kept.move_to_end(key)
     while len(kept) > count:
         kept.popitem(last=False)
