@@ -1,7 +1,5 @@
 """Credentials in environment variables, or none."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

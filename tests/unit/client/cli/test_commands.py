@@ -1,7 +1,5 @@
 """The hapi command: errors, exit statuses, output and credentials."""
 
-from __future__ import annotations
-
 import json
 import os
 import pty

@@ -1,7 +1,5 @@
 """TAB completion in a real bash."""
 
-from __future__ import annotations
-
 import os
 import pty
 import select

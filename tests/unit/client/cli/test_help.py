@@ -1,7 +1,5 @@
 """Every command has help with examples that parse and its JSON keys."""
 
-from __future__ import annotations
-
 import inspect
 import re
 import shlex
@@ -97,9 +95,7 @@ def test_examples_parse(words, tmp_path, monkeypatch):
         for name, command in commands(tree):
             monkeypatch.setattr(command, "callback", recorder(called, name))
         tree.main(
-            args=shlex.split(line)[1:],
-            prog_name="hapi",
-            standalone_mode=False,
+            args=shlex.split(line)[1:], prog_name="hapi", standalone_mode=False
         )
         assert len(called) == 1, line
         named += called

@@ -1,7 +1,5 @@
 """Parsing of option values."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 import pytest

@@ -1,7 +1,5 @@
 """Catalog of data sets in a container."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Labels: from the index to the integers of the loss."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

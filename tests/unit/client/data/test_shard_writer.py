@@ -1,7 +1,5 @@
 """Packing of class folders: complete, labelled, reproducible."""
 
-from __future__ import annotations
-
 import io
 
 import pytest

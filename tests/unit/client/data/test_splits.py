@@ -1,7 +1,5 @@
 """Splits of a user's data, and refused data."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 

@@ -1,7 +1,5 @@
 """Checks of ``hapi doctor`` against failing servers."""
 
-from __future__ import annotations
-
 import json
 import socket
 import threading

@@ -1,7 +1,5 @@
 """Feature files: contents, atomic writes, bounded memory and disk."""
 
-from __future__ import annotations
-
 import json
 import os
 import tracemalloc

@@ -1,7 +1,5 @@
 """Feature data sets in the workers of torch's ``DataLoader``, and copies."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import warnings

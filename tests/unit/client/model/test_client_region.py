@@ -1,7 +1,5 @@
 """Frozen region on the client."""
 
-from __future__ import annotations
-
 import json
 import pickle
 from dataclasses import replace
@@ -184,9 +182,7 @@ def test_facts_depend_on_the_frozen_part_only():
         assert facts_of((frozen, Flat()), None)["weights"] != pair["weights"]
 
 
-def test_facts_do_not_depend_on_the_release_of_torch(
-    monkeypatch,
-):
+def test_facts_do_not_depend_on_the_release_of_torch(monkeypatch):
     """The digest of the package does: it contains the versions."""
     region = FrozenRegion(small_network(), "body", SMALL, CPU)
     monkeypatch.setattr("importlib.metadata.version", lambda name: "99.1")

@@ -1,7 +1,5 @@
 """Packages in the store: listing, reading and selection."""
 
-from __future__ import annotations
-
 import json
 import struct
 from datetime import datetime, timedelta, timezone
