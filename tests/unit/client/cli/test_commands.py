@@ -60,15 +60,8 @@ def test_missing_credentials_are_an_error_before_torch_is_imported(tmp_path):
         f"extract --data c/p {tmp_path}/features.npz",
         "plan resnet18 --data c/p",
         f"upload {tmp_path} c/p",
-        "index c/p",
-        "ls",
-        "info",
-        "doctor",
-        "cache ls",
-        "cache stats",
-        "cache purge --yes",
-        "models ls",
-        "models rm --all --yes",
+        *("index c/p", "ls", "info", "doctor", "cache ls", "cache stats"),
+        *("cache purge --yes", "models ls", "models rm --all --yes"),
     )
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_CREDENTIALS, *commands],
@@ -90,10 +83,11 @@ def test_missing_credentials_are_an_error_before_torch_is_imported(tmp_path):
     assert any("no credentials" in line for line in output)
 
 
-def test_options_replace_variables(swift, hapi, monkeypatch, capsys):
+def test_options_replace_variables(swift, hapi, monkeypatch, caplog, capsys):
     monkeypatch.delenv("ST_AUTH")
     swift.script(Answer(404), listing("a.tar"))
-    assert hapi("-A", swift.auth_url, "ls", "c") == 0
+    assert hapi("-A", swift.auth_url, "--insecure", "ls", "c") == 0
+    assert caplog.text.count("insecure") == 1
     assert "no index" in capsys.readouterr().err
     assert hapi("-U", "me", "ls", "c") == 1
     assert "need --auth" in capsys.readouterr().err
@@ -136,12 +130,6 @@ clouds:
 def test_wrong_login_option_is_named(swift, hapi, capsys, options, value):
     assert hapi(*options.split(), "ls") == 1
     assert value in capsys.readouterr().err
-
-
-def test_insecure_is_one_warning(swift, hapi, caplog):
-    swift.script(Answer(200, b"[]"))
-    assert hapi("--insecure", "ls") == 0
-    assert caplog.text.count("insecure") == 1
 
 
 @pytest.mark.parametrize(
@@ -248,20 +236,15 @@ def test_train_checks_space_for_the_model_before_it_trains(
     assert checked == [0, 4 * (10 * 3 + 3)]
 
 
-@pytest.mark.parametrize(
-    ("cache", "by_cut", "is_unused"),
-    [
+def test_cache_without_push_down_is_reported_as_unused():
+    for cache, by_cut, is_unused in (
         ("readwrite", {0: 40}, True),
         ("read", {}, True),
         ("readwrite", {0: 20, 3: 20}, False),
         ("off", {0: 40}, False),
-    ],
-)
-def test_cache_without_push_down_is_reported_as_unused(
-    cache, by_cut, is_unused
-):
-    stats = JobStats(samples_by_cut=by_cut)
-    assert bool(train_run.unused_cache_text(cache, stats)) == is_unused
+    ):
+        stats = JobStats(samples_by_cut=by_cut)
+        assert bool(train_run.unused_cache_text(cache, stats)) == is_unused
 
 
 def listing(*names):
@@ -316,12 +299,11 @@ def test_ls_of_an_empty_prefix_is_an_error(swift, hapi, capsys):
 
 
 def test_ls_lists_shards(swift, hapi, capsys, tmp_path):
-    row = IndexRow(0, "k", 0, 1024, 1)
-    index = DataIndex((ShardIndex("train/a.tar", "e", (row,)),), ("x", "y"))
+    row, name = IndexRow(0, "k", 0, 1024, 1), "train/a.tar"
+    index = DataIndex((ShardIndex(name, "e", (row,)),), ("x", "y"))
     swift.script(Answer(200, index.to_bytes()))
     path = tmp_path / "ls.json"
     assert hapi("ls", "c/train", "--json", path) == 0
-    name = "train/a.tar"
     assert name in capsys.readouterr().out
     shard = {"name": name, "samples": 1, "bytes": 1024, "etag": "e"}
     found = json.loads(path.read_text())

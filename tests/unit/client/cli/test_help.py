@@ -3,8 +3,6 @@
 import inspect
 import re
 import shlex
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 from unittest.mock import Mock
@@ -15,6 +13,7 @@ import typer
 from hapi_client.cli import main as cli
 
 ROOT = Path(__file__).resolve().parents[4]
+WITH_EXPERT_OPTIONS = {"extract", "plan", "train"}
 WITHOUT_TABLE = {"cluster start", "cluster stop", "cluster env"}
 
 
@@ -44,9 +43,11 @@ def examples(words):
     return [line for line in lines if line.startswith("hapi ")]
 
 
-def test_commands_of_groups_are_found():
+def test_groups_have_commands_and_help():
     assert len(COMMANDS) >= 20
     assert {"extract", "cache purge", "worker status"} < set(COMMANDS)
+    assert all(group.help for group in (TREE, *TREE.commands.values()))
+    assert all(p.help for p in TREE.params)
 
 
 @pytest.mark.parametrize("words", COMMANDS)
@@ -56,15 +57,13 @@ def test_command_options_and_json_have_help(words):
     assert re.fullmatch(r"[A-Z].{10,}\.", sentence)
     named = [p for p in COMMANDS[words].params if p.name != "help"]
     assert [p.opts for p in named if not getattr(p, "help", None)] == []
+    panels = [p.rich_help_panel for p in named if p.opts[0][0] == "-"]
+    if words in WITH_EXPERT_OPTIONS:
+        assert all(panels)
+        assert set(panels[panels.index("Expert") :]) == {"Expert"}
     if words not in WITHOUT_TABLE:
         assert "--json" in [opt for p in named for opt in p.opts]
         assert "Keys of --json:" in help_of(words)
-
-
-def test_groups_and_global_options_have_help():
-    for group in (TREE, *TREE.commands.values()):
-        assert group.help
-    assert all(p.help for p in TREE.params)
 
 
 @pytest.mark.parametrize("words", COMMANDS)
@@ -87,38 +86,3 @@ def test_documentation_lists_all_commands():
     (page,) = (ROOT / "docs").rglob("commands.rst")
     listed = re.findall(r"\* - ``hapi ([a-z ]+)``", page.read_text())
     assert sorted(listed) == sorted(COMMANDS)
-
-
-@pytest.mark.parametrize(
-    ("words", "last"),
-    [
-        ("plan", "--min-precision --device"),
-        (
-            "train",
-            "--min-precision --encoding --augment-period-epochs --seed",
-        ),
-        ("extract", "--min-precision --encoding --device"),
-    ],
-)
-def test_expert_options_come_last(words, last):
-    last = last.split()
-    options = [
-        (p.opts[0], p.rich_help_panel)
-        for p in COMMANDS[words].params
-        if p.name != "help" and p.opts[0].startswith("-")
-    ]
-    assert [name for name, panel in options if panel == "Expert"] == last
-    assert [name for name, _ in options[-len(last) :]] == last
-    assert all(panel for _, panel in options)
-
-
-def test_worker_daemon_has_an_example():
-    done = subprocess.run(
-        [sys.executable, "-m", "hapi_worker.main", "--help"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    example = "hapi-worker --config /etc/hapi/hapi-worker.conf --check"
-    assert example in done.stdout

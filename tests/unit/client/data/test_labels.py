@@ -85,10 +85,9 @@ def test_unknown_string_is_refused():
 )
 def test_classes_are_numbered_by_name(in_shards, known, class_names, labels):
     def row(label):
-        name, number = (
-            (None, label) if isinstance(label, int) else (label, None)
-        )
-        return NamedRow(IndexRow(0, "k", 0, 512, number), name)
+        if isinstance(label, int):
+            return NamedRow(IndexRow(0, "k", 0, 512, label), None)
+        return NamedRow(IndexRow(0, "k", 0, 512, None), label)
 
     parts = [
         (ObjectInfo("a", "e", 1), [row(each) for each in shard])

@@ -121,17 +121,11 @@ def test_damaged_head_is_refused(data):
 
 
 def test_only_packages_are_listed_with_the_newest_first(swift, connection):
-    names = (
-        *("a" * 64 + ".hapi", "b" * 64 + ".hapi", "README"),
-        *("c" * 63 + ".hapi", "D" * 64 + ".hapi"),
-    )
+    digests = ("a" * 64, "b" * 64, "c" * 63, "D" * 64)
+    names = (*(f"{digest}.hapi" for digest in digests), "README")
+    entry = {"hash": "e", "bytes": 1}
     entries = [
-        {
-            "name": name,
-            "hash": "e",
-            "bytes": 1,
-            "last_modified": f"2026-01-0{day}T00:00:00.000000",
-        }
+        entry | {"name": name, "last_modified": f"2026-01-0{day}T00:00:00.0"}
         for day, name in enumerate(names, 1)
     ]
     swift.script(Answer(200, json.dumps(entries).encode()))
@@ -170,9 +164,8 @@ def test_unreadable_package_gives_an_error_in_its_place(
 
 
 def test_packages_are_selected_by_prefix():
-    packages = [stored("a1"), stored("a2"), stored("b")]
-    selected = select_packages(packages, ["A1", "b", "b0"])
-    assert selected == [packages[0], packages[2]]
+    first, _, third = packages = [stored(d) for d in ("a1", "a2", "b")]
+    assert select_packages(packages, ["A1", "b", "b0"]) == [first, third]
     with pytest.raises(ClientError) as caught:
         select_packages(packages, ["b", "a", "ff", "ee"])
     for words in ("'a' is ambiguous: a100000000000000, a2", "'ff'", "'ee'"):
