@@ -25,6 +25,7 @@ from hapi_splitter.package.writer import package_bytes
 from networks import small_network, small_transform
 from scripted_swift import Answer
 
+MIDNIGHT = "T00:00:00.000000"
 NOW = datetime(2026, 3, 31, 12, tzinfo=timezone.utc)
 HEAD = {
     "sample": [3, 8, 8],
@@ -125,7 +126,7 @@ def test_only_packages_are_listed_with_the_newest_first(swift, connection):
     names = (*(f"{digest}.hapi" for digest in digests), "README")
     entry = {"hash": "e", "bytes": 1}
     entries = [
-        entry | {"name": name, "last_modified": f"2026-01-0{day}T00:00:00.0"}
+        entry | {"name": name, "last_modified": f"2026-01-0{day}{MIDNIGHT}"}
         for day, name in enumerate(names, 1)
     ]
     swift.script(Answer(200, json.dumps(entries).encode()))
