@@ -1,7 +1,5 @@
 """A scripted Swift, a connection to it, and commands in this process."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

@@ -1,12 +1,8 @@
 """Credentials in environment variables, or none."""
 
-from __future__ import annotations
-
 import os
 
 import pytest
-
-from scripted_swift import scripted_swift
 
 
 def set_login(monkeypatch, auth_url):
@@ -29,7 +25,6 @@ def login(monkeypatch):
 
 
 @pytest.fixture
-def swift(monkeypatch):
-    with scripted_swift() as server:
-        set_login(monkeypatch, server.auth_url)
-        yield server
+def swift(swift, monkeypatch):
+    set_login(monkeypatch, swift.auth_url)
+    return swift

@@ -1,8 +1,7 @@
 """The hapi command: errors, exit statuses, output and credentials."""
 
-from __future__ import annotations
-
 import json
+import math
 import os
 import pty
 import signal
@@ -10,20 +9,20 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
 
 from children import enable_interrupts
+from hapi_client.cli import train_run
 from hapi_client.cli.demo.command import compare_bytes
 from hapi_client.cli.demo.run import (
     DemoPlan,
     DemoResult,
     RunResult,
     check_plan,
-    largest_difference,
 )
-from hapi_client.cli.train_run import unused_cache_text
 from hapi_client.data.index import load_index
 from hapi_client.metrics.counters import JobStats
 from hapi_client.swift.connection import Connection
@@ -40,12 +39,7 @@ CONTAINERS = Answer(
 )
 
 
-def must_not_start(*_, **__):
-    raise AssertionError("work has started")
-
-
-# --- credentials ---
-
+ENVIRON = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 WITHOUT_CREDENTIALS = """
 import sys
 from hapi_client.cli import main
@@ -66,22 +60,15 @@ def test_missing_credentials_are_an_error_before_torch_is_imported(tmp_path):
         f"extract --data c/p {tmp_path}/features.npz",
         "plan resnet18 --data c/p",
         f"upload {tmp_path} c/p",
-        "index c/p",
-        "ls",
-        "info",
-        "doctor",
-        "cache ls",
-        "cache stats",
-        "cache purge --yes",
-        "models ls",
-        "models rm --all --yes",
+        *("index c/p", "ls", "info", "doctor", "cache ls", "cache stats"),
+        *("cache purge --yes", "models ls", "models rm --all --yes"),
     )
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_CREDENTIALS, *commands],
         capture_output=True,
         text=True,
         timeout=100,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        env=ENVIRON,
     )
     output = done.stdout.splitlines()
     assert [line for line in output if line[:2] == "1 "] == []
@@ -96,10 +83,11 @@ def test_missing_credentials_are_an_error_before_torch_is_imported(tmp_path):
     assert any("no credentials" in line for line in output)
 
 
-def test_options_replace_variables(swift, hapi, monkeypatch, capsys):
+def test_options_replace_variables(swift, hapi, monkeypatch, caplog, capsys):
     monkeypatch.delenv("ST_AUTH")
     swift.script(Answer(404), listing("a.tar"))
-    assert hapi("-A", swift.auth_url, "ls", "c") == 0
+    assert hapi("-A", swift.auth_url, "--insecure", "ls", "c") == 0
+    assert caplog.text.count("insecure") == 1
     assert "no index" in capsys.readouterr().err
     assert hapi("-U", "me", "ls", "c") == 1
     assert "need --auth" in capsys.readouterr().err
@@ -117,15 +105,10 @@ clouds:
     auth: {{auth_url: {swift.auth_url}, username: u, password: k}}
 """
     )
-    path = os.pathsep.join(part for part in sys.path if part)
     done = subprocess.run(
         [*MAIN, "--os-cloud", "lab", "ls"],
         cwd=tmp_path,
-        env={
-            **os.environ,
-            "ST_AUTH": "http://127.0.0.1:9",
-            "PYTHONPATH": path,
-        },
+        env={**ENVIRON, "ST_AUTH": "http://127.0.0.1:9"},
         capture_output=True,
         text=True,
         timeout=60,
@@ -137,93 +120,72 @@ clouds:
 @pytest.mark.parametrize(
     ("options", "value"),
     [
-        (("--os-cloud", "x", "-U", "me"), "--os-cloud"),
-        (("--os-interface", "outside"), "'outside'"),
-        (("--os-cacert", "/none"), "'/none'"),
-        (("--os-cert", "/none"), "'/none'"),
-        (("--os-key", "/none"), "'/none'"),
+        ("--os-cloud x -U me", "--os-cloud"),
+        ("--os-interface outside", "'outside'"),
+        ("--os-cacert /none", "'/none'"),
+        ("--os-cert /none", "'/none'"),
+        ("--os-key /none", "'/none'"),
     ],
 )
 def test_wrong_login_option_is_named(swift, hapi, capsys, options, value):
-    assert hapi(*options, "ls") == 1
+    assert hapi(*options.split(), "ls") == 1
     assert value in capsys.readouterr().err
 
 
-def test_insecure_is_one_warning(swift, hapi, caplog):
-    swift.script(Answer(200, b"[]"))
-    assert hapi("--insecure", "ls") == 0
-    assert caplog.text.count("insecure") == 1
-
-
-# --- wrong options ---
-
-
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("words", "message"),
     [
-        (("--cut", "banana"), "cut is 'banana'"),
-        (("--cut", "-1"), "cut is '-1'"),
-        (("--encoding", "uint9"), "encoding is 'uint9'"),
-        (("--min-precision", "low"), "min_precision is 'low'"),
-        (("--cache", "on"), "cache is 'on'"),
+        ("--cut banana", "cut is 'banana'"),
+        ("--cut -1", "cut is '-1'"),
+        ("--encoding uint9", "encoding is 'uint9'"),
+        ("--min-precision low", "min_precision is 'low'"),
+        ("--cache on", "cache is 'on'"),
         (
-            (
-                "--cut",
-                "3",
-                "--encoding",
-                "uint8;zstd",
-                "--min-precision",
-                "half",
-            ),
+            "--cut 3 --encoding uint8;zstd --min-precision half",
             "'uint8;zstd', which rounds more than min_precision 'half'",
         ),
-        (("--save", "nowhere/model.pt"), "nowhere is not a folder"),
-        (("--save", "/proc/model.pt"), "/proc/model.pt cannot be written"),
-        (("--resume", "/proc/run.pt"), "/proc/run.pt cannot be written"),
-        (
-            ("--save", "run.pt", "--resume", "./run.pt"),
-            "--save and --resume are both run.pt",
-        ),
-        (("--report", "run.pdf"), "run.pdf"),
+        ("--save nowhere/model.pt", "nowhere is not a folder"),
+        ("--save /proc/model.pt", "/proc/model.pt cannot be written"),
+        ("--resume /proc/run.pt", "/proc/run.pt cannot be written"),
+        ("--save run.pt --resume ./run.pt", "--save and --resume are both"),
+        ("--report run.pdf", "run.pdf"),
     ],
 )
 def test_train_refuses_wrong_options_before_it_works(
-    login, hapi, monkeypatch, capsys, arguments, message
+    login, hapi, monkeypatch, capsys, words, message
 ):
-    monkeypatch.setattr(
-        "hapi_client.cli.train_run.build_model", must_not_start
-    )
-    assert hapi(*TRAIN, *arguments) == 1
+    monkeypatch.setattr(train_run, "build_model", None)
+    assert hapi(*TRAIN, *words.split()) == 1
     assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("command", "status", "message"),
+    ("words", "status", "message"),
     [
-        (("ls", "s3://x"), 1, "swift://CONTAINER"),
-        (("upload", "/nowhere", "c/p"), 1, "/nowhere does not exist"),
-        (("upload", "only-one"), 2, "SOURCE"),
-        (("ls", "c", "--json", "nowhere/x.json"), 2, "--json"),
-        (("ls", "c", "--json", "."), 2, "--json"),
+        ("ls s3://x", 1, "swift://CONTAINER"),
+        ("upload /nowhere c/p", 1, "/nowhere does not exist"),
+        ("upload only-one", 2, "SOURCE"),
+        ("ls c --json nowhere/x.json", 2, "--json"),
+        ("ls c --json .", 2, "--json"),
     ],
 )
-def test_wrong_value_is_named(swift, hapi, capsys, command, status, message):
-    assert hapi(*command) == status
+def test_wrong_value_is_named(swift, hapi, capsys, words, status, message):
+    assert hapi(*words.split()) == status
     assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("changes", "value"),
+    ("option", "value"),
     [
-        ({"encoding": "int4"}, "int4"),
-        ({"cut": 999}, "999"),
-        ({"freeze": "nonsense"}, "nonsense"),
-        ({"model": "nope"}, "nope"),
+        ("encoding", "int4"),
+        ("cut", 999),
+        ("freeze", "nonsense"),
+        ("model", "nope"),
     ],
 )
-def test_demo_refuses_wrong_options_before_it_starts_swift(changes, value):
-    with pytest.raises(HapiError, match=value):
-        check_plan(DemoPlan(**changes))
+def test_demo_refuses_wrong_options_before_it_starts_swift(option, value):
+    with pytest.raises(HapiError, match=str(value)):
+        check_plan(DemoPlan(**{option: value}))
 
 
 def test_demo_without_photographs_needs_data(monkeypatch):
@@ -234,33 +196,25 @@ def test_demo_without_photographs_needs_data(monkeypatch):
         check_plan(DemoPlan(model="nope", data=(Path("a.tar"),)))
 
 
-# --- training ---
-
-
 @pytest.mark.parametrize(
-    ("arguments", "augment", "augment_period_epochs"),
+    ("words", "augment", "period"),
     [
-        ((), None, None),
-        (("--augment",), Augmentation(), None),
-        (("--augment", "--augment-period-epochs", 3), Augmentation(), 3),
+        ("", None, None),
+        ("--augment", Augmentation(), None),
+        ("--augment --augment-period-epochs 3", Augmentation(), 3),
     ],
 )
 def test_train_passes_augmentation_to_the_job(
-    login, hapi, monkeypatch, arguments, augment, augment_period_epochs
+    login, hapi, monkeypatch, words, augment, period
 ):
-    given = {}
-
-    def job(*_, **options):
-        given.update(options)
-        raise ClientError("bad_configuration", "no job")
-
-    monkeypatch.setattr(
-        "hapi_client.cli.train_run.build_model", lambda *_, **__: (None, None)
-    )
-    monkeypatch.setattr("hapi_client.cli.train_run.TransferJob", job)
-    assert hapi(*TRAIN, *arguments) == 1
-    assert given["config"].augment == augment
-    assert given["config"].augment_period_epochs == augment_period_epochs
+    job = Mock(side_effect=ClientError("bad_configuration", "no job"))
+    build_model = Mock(return_value=(None, None))
+    monkeypatch.setattr(train_run, "build_model", build_model)
+    monkeypatch.setattr(train_run, "TransferJob", job)
+    assert hapi(*TRAIN, *words.split()) == 1
+    config = job.call_args.kwargs["config"]
+    assert config.augment == augment
+    assert config.augment_period_epochs == period
 
 
 def test_train_checks_space_for_the_model_before_it_trains(
@@ -275,32 +229,22 @@ def test_train_checks_space_for_the_model_before_it_trains(
 
     for module in ("train", "train_run"):
         monkeypatch.setattr(f"hapi_client.cli.{module}.check_writable", check)
-    monkeypatch.setattr(
-        "hapi_client.cli.train_run.build_model",
-        lambda *_, **__: (torch.nn.Linear(10, 3), None),
-    )
+    build_model = Mock(return_value=(torch.nn.Linear(10, 3), None))
+    monkeypatch.setattr(train_run, "build_model", build_model)
     assert hapi(*TRAIN, "--save", tmp_path / "model.pt") == 1
     assert "there is no room" in capsys.readouterr().err
     assert checked == [0, 4 * (10 * 3 + 3)]
 
 
-@pytest.mark.parametrize(
-    ("cache", "by_cut", "is_unused"),
-    [
+def test_cache_without_push_down_is_reported_as_unused():
+    for cache, by_cut, is_unused in (
         ("readwrite", {0: 40}, True),
         ("read", {}, True),
         ("readwrite", {0: 20, 3: 20}, False),
         ("off", {0: 40}, False),
-    ],
-)
-def test_cache_without_push_down_is_reported_as_unused(
-    cache, by_cut, is_unused
-):
-    stats = JobStats(samples_by_cut=by_cut)
-    assert bool(unused_cache_text(cache, stats)) == is_unused
-
-
-# --- listing ---
+    ):
+        stats = JobStats(samples_by_cut=by_cut)
+        assert bool(train_run.unused_cache_text(cache, stats)) == is_unused
 
 
 def listing(*names):
@@ -339,6 +283,10 @@ def test_ls_lists_containers(swift, hapi, capsys, tmp_path):
     assert "3 kB" in capsys.readouterr().out
     entry = {"name": "[red]", "objects": 3, "bytes": 3000}
     assert json.loads(path.read_text()) == {"containers": [entry]}
+    assert hapi("ls", "--json", "-") == 0
+    output = capsys.readouterr()
+    assert json.loads(output.out) == {"containers": [entry]}
+    assert "[red]" in output.err  # the table
     assert swift.requests[0].path.startswith("/v1/AUTH_test?format=json")
 
 
@@ -351,21 +299,15 @@ def test_ls_of_an_empty_prefix_is_an_error(swift, hapi, capsys):
 
 
 def test_ls_lists_shards(swift, hapi, capsys, tmp_path):
-    row = IndexRow(0, "k", 0, 1024, 1)
-    index = DataIndex((ShardIndex("train/a.tar", "e", (row,)),), ("x", "y"))
+    row, name = IndexRow(0, "k", 0, 1024, 1), "train/a.tar"
+    index = DataIndex((ShardIndex(name, "e", (row,)),), ("x", "y"))
     swift.script(Answer(200, index.to_bytes()))
     path = tmp_path / "ls.json"
     assert hapi("ls", "c/train", "--json", path) == 0
-    assert "train/a.tar" in capsys.readouterr().out
-    assert json.loads(path.read_text()) == {
-        "shards": [
-            {"name": "train/a.tar", "samples": 1, "bytes": 1024, "etag": "e"}
-        ],
-        "classes": ["x", "y"],
-    }
-
-
-# --- the process ---
+    assert name in capsys.readouterr().out
+    shard = {"name": name, "samples": 1, "bytes": 1024, "etag": "e"}
+    found = json.loads(path.read_text())
+    assert found == {"shards": [shard], "classes": ["x", "y"]}
 
 
 def test_version_is_the_distributions(hapi, capsys):
@@ -391,15 +333,6 @@ def test_signal_ends_a_command_without_traceback(swift, number, status):
     _, errors = process.communicate(timeout=20)
     assert process.returncode == status
     assert b"Traceback" not in errors
-
-
-def test_json_on_standard_output_is_nothing_else(swift, hapi, capsys):
-    swift.script(CONTAINERS)
-    assert hapi("ls", "--json", "-") == 0
-    output = capsys.readouterr()
-    [entry] = json.loads(output.out)["containers"]
-    assert entry["name"] == "[red]"
-    assert "[red]" in output.err  # the table
 
 
 def test_closed_pipe_is_not_reported(swift):
@@ -445,46 +378,39 @@ def test_pipe_gets_no_control_characters(words):
     assert b"\x1b" not in done.stdout + done.stderr
 
 
-# --- the demo's comparison ---
+def demo_run(num_bytes=1, losses=(1.0,)):
+    return RunResult("x", num_bytes, 30, 1.0, losses, 0.5, 1, 0, num_epochs=3)
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "expected"),
+    ("first", "second", "difference", "agree"),
     [
-        ([2.0, 1.0], [2.0, 1.0], 0),
-        ([2.0, 1.0], [2.0, 0.5], 0.5),
-        ([0.0], [0.0], 0),
-        ([1.0], [1.0, 1.0], float("inf")),
-        ([float("nan")], [1.0], float("inf")),
+        ([2.0, 1.0], [2.0, 1.0], 0, True),
+        ([2.0, 1.0], [2.0, 0.5], 0.5, False),
+        ([0.0], [0.0], 0, True),
+        ([1.0], [1.0, 1.0], math.inf, False),
+        ([math.nan], [1.0], math.inf, False),
+        ([1.0], [1.00005], pytest.approx(5e-5, rel=1e-3), True),
+        ([1.0], [1.001], pytest.approx(1e-3, rel=1e-2), False),
     ],
 )
-def test_largest_relative_difference(first, second, expected):
-    assert largest_difference(first, second) == expected
+def test_loss_curves_agree_within_the_tolerance(
+    first, second, difference, agree
+):
+    result = DemoResult(demo_run(losses=first), demo_run(losses=second))
+    assert result.max_loss_difference == difference
+    assert result.curves_agree is agree
 
 
 @pytest.mark.parametrize(
-    ("other", "agree"), [(1.0, True), (1.00005, True), (1.001, False)]
-)
-def test_loss_curves_agree_within_the_tolerance(other, agree):
-    def run(loss):
-        return RunResult("x", 1, 0, 1.0, (loss,), 1.0, 0, 0)
-
-    assert DemoResult(run(1.0), run(other)).curves_agree is agree
-
-
-@pytest.mark.parametrize(
-    ("streaming", "pushdown", "text"),
+    ("streaming", "pushdown", "texts"),
     [
-        (10, 25, "2.5 times the bytes"),
-        (40, 10, "1/4.0 of the bytes, and 30 B more"),
+        (10, 25, ["2.5 times the bytes"]),
         # Each of three epochs saves 10 bytes.
-        (40, 10, "less after 4 epochs"),
+        (40, 10, ["1/4.0 of the bytes, and 30 B more", "after 4 epochs"]),
     ],
 )
-def test_demo_compares_bytes(streaming, pushdown, text):
-    def run(num_bytes):
-        return RunResult(
-            "x", num_bytes, 30, 1.0, (1.0,), 0.5, 1, 0, num_epochs=3
-        )
-
-    assert text in compare_bytes(DemoResult(run(streaming), run(pushdown)))
+def test_demo_compares_bytes(streaming, pushdown, texts):
+    result = DemoResult(demo_run(streaming), demo_run(pushdown))
+    for text in texts:
+        assert text in compare_bytes(result)

@@ -1,7 +1,5 @@
 """Parsing of option values."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 import pytest
@@ -24,14 +22,6 @@ def test_age_has_a_unit(text, age):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "30", "-1d", "1y", "d", "9e9d", "9" * 30 + "d"]
-)
-def test_invalid_age_is_refused(text):
-    with pytest.raises(ClientError, match="as in 30d"):
-        parse_age(text)
-
-
-@pytest.mark.parametrize(
     ("text", "rate"),
     [
         ("100mbit", 12.5e6),
@@ -47,9 +37,10 @@ def test_link_is_read_in_bits_and_bytes(text, rate):
     assert parse_link(text) == pytest.approx(rate)
 
 
-@pytest.mark.parametrize(
-    "text", ["fast", "100", "10mb", "0mbit", "-1mbit", ""]
-)
-def test_invalid_link_is_refused(text):
-    with pytest.raises(ClientError, match="100mbit"):
-        parse_link(text)
+def test_other_texts_are_refused():
+    for text in ("", "30", "-1d", "1y", "d", "9e9d", "9" * 30 + "d"):
+        with pytest.raises(ClientError, match="as in 30d"):
+            parse_age(text)
+    for text in ("fast", "100", "10mb", "0mbit", "-1mbit", ""):
+        with pytest.raises(ClientError, match="100mbit"):
+            parse_link(text)

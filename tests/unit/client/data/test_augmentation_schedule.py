@@ -1,7 +1,5 @@
 """Schedule of random augmentations by epoch."""
 
-from __future__ import annotations
-
 import pytest
 
 from hapi_client.data.augmentation_schedule import AugmentationSchedule
@@ -17,11 +15,7 @@ from hapi_protocol.transforms import Training
         (AugmentationSchedule(False, 2**70), 1, None),
     ],
 )
-def test_augmentations_follow_the_period(
-    schedule,
-    variants,
-    epochs,
-):
+def test_augmentations_follow_the_period(schedule, variants, epochs):
     assert schedule.variants == variants
     assert schedule.training(None) is None
     expected = [Training(3, n) for n in epochs] if epochs else [None] * 4

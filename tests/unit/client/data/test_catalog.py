@@ -1,7 +1,5 @@
 """Catalog of data sets in a container."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -36,21 +34,20 @@ def test_index_differs_by_changed_missing_and_added_shards(
     assert found.is_stale is bool(changed or missing or added)
 
 
+def listing(*names):
+    entries = [{"name": name, "hash": "1", "bytes": 5} for name in names]
+    return Answer(200, json.dumps(entries).encode())
+
+
 def test_shards_belong_to_all_indexes_above_them(swift, connection):
     names = (
-        "all/hapi-index.arrow",
-        "all/a.tar",
-        "all/train/b.tar",
-        "all/train/hapi-index.arrow",
-        "val/c.tar",
-        "val/more/d.tar",
-        "photo.jpg",
+        "all/hapi-index.arrow all/a.tar all/train/b.tar "
+        "all/train/hapi-index.arrow val/c.tar val/more/d.tar photo.jpg"
     )
-    entries = [{"name": n, "hash": "1", "bytes": 5} for n in names]
     both = index_of(**{"all/a.tar": "1", "all/train/b.tar": "1"})
     stale = index_of(**{"all/train/b.tar": "2"})
     swift.script(
-        Answer(200, json.dumps(entries).encode()),
+        listing(*names.split()),
         Answer(200, both.to_bytes()),
         Answer(200, stale.to_bytes()),
     )
@@ -67,9 +64,6 @@ def test_shards_belong_to_all_indexes_above_them(swift, connection):
 
 
 def test_damaged_index_is_reported(swift, connection):
-    entries = [{"name": "hapi-index.arrow", "hash": "1", "bytes": 5}]
-    swift.script(
-        Answer(200, json.dumps(entries).encode()), Answer(200, b"none")
-    )
+    swift.script(listing("hapi-index.arrow"), Answer(200, b"none"))
     [found] = list_data_sets(connection, Location("c"))
     assert (found.index, found.num_samples) == ("damaged", None)

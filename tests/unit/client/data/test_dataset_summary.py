@@ -1,7 +1,5 @@
 """Summary of a data set, as far as its container may be read."""
 
-from __future__ import annotations
-
 import pytest
 
 from hapi_client.data.dataset_summary import summarize_data_set

@@ -1,7 +1,5 @@
 """Labels: from the index to the integers of the loss."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -76,34 +74,28 @@ def test_unknown_string_is_refused():
         span_labels([span(0)], "none")
 
 
-def named(name, label=None):
-    return NamedRow(IndexRow(0, "k", 0, 512, label), name)
+@pytest.mark.parametrize(
+    ("in_shards", "known", "class_names", "labels"),
+    [
+        ([["dog"], ["cat"]], (), ("cat", "dog"), [[1], [0]]),
+        ([["ant", "dog"]], ("dog",), ("dog", "ant"), [[1, 0]]),
+        ([[12]], (), (), [[12]]),
+    ],
+    ids=["sorted", "known", "integer"],
+)
+def test_classes_are_numbered_by_name(in_shards, known, class_names, labels):
+    def row(label):
+        if isinstance(label, int):
+            return NamedRow(IndexRow(0, "k", 0, 512, label), None)
+        return NamedRow(IndexRow(0, "k", 0, 512, None), label)
 
-
-def info(name):
-    return ObjectInfo(name, "e", 1)
-
-
-def test_class_names_are_numbered_in_sorted_order():
-    shards, names = number_classes(
-        [(info("a"), [named("dog")]), (info("b"), [named("cat")])]
-    )
-    assert names == ("cat", "dog")
-    assert [s.rows[0].label for s in shards] == [1, 0]
-
-
-def test_known_classes_keep_their_numbers():
-    shards, names = number_classes(
-        [(info("a"), [named("ant"), named("dog")])], ("dog",)
-    )
-    assert names == ("dog", "ant")
-    assert [row.label for row in shards[0].rows] == [1, 0]
-
-
-def test_integer_labels_are_unchanged():
-    shards, names = number_classes([(info("a"), [named(None, 12)])])
-    assert names == ()
-    assert shards[0].rows[0].label == 12
+    parts = [
+        (ObjectInfo("a", "e", 1), [row(each) for each in shard])
+        for shard in in_shards
+    ]
+    shards, names = number_classes(parts, known)
+    assert names == class_names
+    assert [[row.label for row in s.rows] for s in shards] == labels
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """Feature files: contents, atomic writes, bounded memory and disk."""
 
-from __future__ import annotations
-
 import json
 import os
 import tracemalloc
@@ -78,6 +76,9 @@ def test_table_has_all_rows_in_order(
     assert found.schema.field("features").type.shape == [2, 3]
     assert json.loads(found.schema.metadata[b"hapi"]) == ABOUT
 
+    write(path, [rows(0, 4)], names=())
+    assert table_of(path).column_names == ["key", "label", "features"]
+
 
 @pytest.mark.parametrize("names", [NAMES, ()])
 def test_archive_is_read_without_pickle(tmp_path, names):
@@ -91,12 +92,6 @@ def test_archive_is_read_without_pickle(tmp_path, names):
         assert found["keys"].tolist() == expected.keys
         assert found["class_names"].tolist() == list(names)
         assert json.loads(str(found["about"])) == ABOUT
-
-
-def test_table_without_class_names_has_no_column_for_them(tmp_path):
-    path = tmp_path / "features.parquet"
-    write(path, [rows(0, 4)], names=())
-    assert table_of(path).column_names == ["key", "label", "features"]
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)

@@ -1,7 +1,5 @@
 """Options of data sets and jobs are refused by name and value."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Frozen region on the client."""
 
-from __future__ import annotations
-
 import json
 import pickle
 from dataclasses import replace
@@ -51,14 +49,16 @@ def frozen_part():
     return frozen.eval()
 
 
+def region_of(transform=SMALL, device=CPU, **options):
+    model = (frozen_part(), Flat())
+    return FrozenRegion(model, None, transform, device, **options)
+
+
 def test_suffix_of_every_cut_gives_contiguous_features():
-    frozen = frozen_part()
-    region = FrozenRegion(
-        (frozen, Flat()), None, SMALL, CPU, forward_samples=2
-    )
+    region = region_of(forward_samples=2)
     images = torch.randn(3, 3, 32, 32)
     with torch.inference_mode():
-        expected = frozen(images)
+        expected = frozen_part()(images)
         for cut in range(region.num_cuts + 1):
             at_cut = region.device_graph.prefix(cut)(images).contiguous()
             found = region.run_suffix(cut, at_cut)
@@ -73,7 +73,7 @@ def test_suffix_of_every_cut_gives_contiguous_features():
 )
 def test_loader_workers_get_a_region_on_the_cpu(given, expected):
     meta = torch.device("meta")
-    region = FrozenRegion((frozen_part(), Flat()), None, SMALL, meta, given)
+    region = region_of(device=meta, forward_samples=given)
     assert region.forward_samples == (given or LARGEST_BATCH["cuda"])
     for copy in (
         region.on_cpu(),
@@ -86,23 +86,19 @@ def test_loader_workers_get_a_region_on_the_cpu(given, expected):
     assert region.on_cpu().forward_samples == 5
 
 
-@pytest.mark.parametrize(
-    ("channels", "expected"),
-    [
-        (MMAP_THRESHOLD_BYTES // 16 // (4 * 32 * 32), LARGEST_BATCH["cpu"]),
-        (MMAP_THRESHOLD_BYTES // 16 // (4 * 32 * 32) + 1, SMALL_BATCH_CPU),
-    ],
-)
-def test_forward_batch_is_small_if_its_tensors_would_be_mapped(
-    channels, expected
-):
-    body = nn.Sequential(nn.Conv2d(3, channels, 1), nn.AvgPool2d(32))
-    region = FrozenRegion((body.eval(), nn.Linear(1, 1)), None, SMALL, CPU)
-    assert region.forward_samples == expected
+def test_forward_batch_is_small_if_its_tensors_would_be_mapped():
+    largest = MMAP_THRESHOLD_BYTES // 16 // (4 * 32 * 32)
+    for channels, expected in (
+        (largest, LARGEST_BATCH["cpu"]),
+        (largest + 1, SMALL_BATCH_CPU),
+    ):
+        body = nn.Sequential(nn.Conv2d(3, channels, 1), nn.AvgPool2d(32))
+        region = FrozenRegion((body.eval(), nn.Linear(1, 1)), None, SMALL, CPU)
+        assert region.forward_samples == expected
 
 
 def test_region_is_optimised_for_the_device_but_not_in_its_package():
-    region = FrozenRegion((frozen_part(), Flat()), None, SMALL, CPU)
+    region = region_of()
     assert region.device_graph.is_fast
     ops = [str(n.target) for n in region.device_graph.suffix(0).graph.nodes]
     assert not any("batch_norm" in op for op in ops)
@@ -110,7 +106,7 @@ def test_region_is_optimised_for_the_device_but_not_in_its_package():
 
 
 def test_augmentation_of_the_job_overrides_that_of_the_transform():
-    model, image = (frozen_part(), Flat()), reference_image()
+    image = reference_image()
     own = Augmentation(scale=(0.2, 0.3))
     with_own = ImageTransform(36, 32, augmentation=own)
     training = Training(1, 2)
@@ -122,7 +118,7 @@ def test_augmentation_of_the_job_overrides_that_of_the_transform():
         (preset, Augmentation(), Augmentation()),
         (with_own, Augmentation(), Augmentation()),
     ):
-        region = FrozenRegion(model, None, transform, CPU, None, augment)
+        region = region_of(transform, augment=augment)
         assert region.transform.augmentation == augmentation
         assert torch.equal(region.decode(image), SMALL(decode_image(image)))
         digests.add(region._graph.digest)
@@ -146,9 +142,7 @@ def test_augmentation_of_the_job_overrides_that_of_the_transform():
 )
 def test_invalid_augmentation_is_named(transform, augment, message):
     with pytest.raises(ClientError, match=message) as caught:
-        FrozenRegion(
-            (frozen_part(), Flat()), None, transform, CPU, None, augment
-        )
+        region_of(transform, augment=augment)
     assert caught.value.code == "bad_configuration"
 
 
@@ -184,15 +178,13 @@ def test_facts_depend_on_the_frozen_part_only():
         assert facts_of((frozen, Flat()), None)["weights"] != pair["weights"]
 
 
-def test_facts_do_not_depend_on_the_release_of_torch(
-    monkeypatch,
-):
+def test_facts_do_not_depend_on_the_release_of_torch(monkeypatch):
     """The digest of the package does: it contains the versions."""
-    region = FrozenRegion(small_network(), "body", SMALL, CPU)
+    before = FrozenRegion(small_network(), "body", SMALL, CPU)
     monkeypatch.setattr("importlib.metadata.version", lambda name: "99.1")
-    other = FrozenRegion(small_network(), "body", SMALL, CPU)
-    assert other._graph.digest != region._graph.digest
-    assert other.facts == region.facts
+    after = FrozenRegion(small_network(), "body", SMALL, CPU)
+    assert after._graph.digest != before._graph.digest
+    assert after.facts == before.facts
 
 
 class Buffers(nn.Module):
@@ -210,17 +202,9 @@ class Buffers(nn.Module):
 
 
 def test_facts_cover_weights_of_every_dtype_and_shape():
+    tail = nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 2))
     digests = {
-        facts_of((Buffers(last).eval(), Flatten()), None)["weights"]
+        facts_of((Buffers(last).eval(), tail), None)["weights"]
         for last in (1.0, 2.0, 2.0)
     }
     assert len(digests) == 2
-
-
-class Flatten(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.scores = nn.Linear(3 * 32 * 32, 2)
-
-    def forward(self, features):
-        return self.scores(features.flatten(1))

@@ -1,7 +1,5 @@
 """Packages in the store: listing, reading and selection."""
 
-from __future__ import annotations
-
 import json
 import struct
 from datetime import datetime, timedelta, timezone
@@ -27,6 +25,7 @@ from hapi_splitter.package.writer import package_bytes
 from networks import small_network, small_transform
 from scripted_swift import Answer
 
+MIDNIGHT = "T00:00:00.000000"
 NOW = datetime(2026, 3, 31, 12, tzinfo=timezone.utc)
 HEAD = {
     "sample": [3, 8, 8],
@@ -50,36 +49,38 @@ def stored(start, days=0, length_bytes=7):
     return StoredPackage(digest, info)
 
 
-def test_head_is_that_of_the_package():
-    parts = split(small_network(), "body", transform=small_transform())
-    data = package_bytes(parts.frozen)
-    head = PackageHead.from_bytes(data[: head_bytes(data)])
-    assert head.sample_shape == parts.frozen.input_shape
-    assert head.num_cuts == len(parts.frozen.cuts)
-    assert head.output_shape == parts.frozen.cuts[-1].shape
-    assert head.last_module == parts.frozen.names[-1]
-    assert set(head.producer) == {"torch", "torchvision"}
+@pytest.fixture(scope="module")
+def frozen():
+    return split(small_network(), "body", transform=small_transform()).frozen
 
 
-def test_details_are_those_of_the_region():
-    parts = split(small_network(), "body", transform=small_transform())
-    data = package_bytes(parts.frozen)
-    read = []
-
+def details(data, read):
     def part(position, length):
         read.append(length)
         return data[position : position + length]
 
-    found = PackageDetails.read(part, data[: head_bytes(data)])
+    return PackageDetails.read(part, data[: head_bytes(data)])
+
+
+def test_head_and_details_are_those_of_the_region(frozen):
+    data = package_bytes(frozen)
+    head = PackageHead.from_bytes(data[: head_bytes(data)])
+    assert head.sample_shape == frozen.input_shape
+    assert head.num_cuts == len(frozen.cuts)
+    assert head.output_shape == frozen.cuts[-1].shape
+    assert head.last_module == frozen.names[-1]
+    assert set(head.producer) == {"torch", "torchvision"}
+
+    found = details(data, read := [])
     assert [
         (each.index, each.module, each.shape, each.sample_bytes)
         for each in found.cuts
     ] == [
         (cut.index, cut.name, cut.shape, cut.bytes_per_sample)
-        for cut in parts.frozen.cuts
+        for cut in frozen.cuts
     ]
-    assert found.transform == parts.frozen.transform.to_json()
-    weights = parts.frozen.weights.values()
+    assert found.transform == frozen.transform.to_json()
+    weights = frozen.weights.values()
     assert found.num_values == sum(each.numel() for each in weights)
     assert found.weight_bytes == sum(each.nbytes for each in weights)
     assert sum(read) < len(data) / 2
@@ -94,14 +95,9 @@ def test_details_are_those_of_the_region():
         (b'"call":', b'"cell":'),
     ],
 )
-def test_details_of_a_damaged_package_are_refused(old, new):
-    parts = split(small_network(), "body", transform=small_transform())
-    data = package_bytes(parts.frozen).replace(old, new)
+def test_details_of_a_damaged_package_are_refused(frozen, old, new):
     with pytest.raises(PackageError):
-        PackageDetails.read(
-            lambda position, length: data[position : position + length],
-            data[: head_bytes(data)],
-        )
+        details(package_bytes(frozen).replace(old, new), [])
 
 
 @pytest.mark.parametrize(
@@ -126,20 +122,12 @@ def test_damaged_head_is_refused(data):
 
 
 def test_only_packages_are_listed_with_the_newest_first(swift, connection):
+    digests = ("a" * 64, "b" * 64, "c" * 63, "D" * 64)
+    names = (*(f"{digest}.hapi" for digest in digests), "README")
+    entry = {"hash": "e", "bytes": 1}
     entries = [
-        {
-            "name": name,
-            "hash": "e",
-            "bytes": 1,
-            "last_modified": f"2026-01-0{day}T00:00:00.000000",
-        }
-        for name, day in (
-            ("a" * 64 + ".hapi", 1),
-            ("b" * 64 + ".hapi", 2),
-            ("README", 3),
-            ("c" * 63 + ".hapi", 4),
-            ("D" * 64 + ".hapi", 5),
-        )
+        entry | {"name": name, "last_modified": f"2026-01-0{day}{MIDNIGHT}"}
+        for day, name in enumerate(names, 1)
     ]
     swift.script(Answer(200, json.dumps(entries).encode()))
     found = list_packages(connection, "m")
@@ -177,20 +165,12 @@ def test_unreadable_package_gives_an_error_in_its_place(
 
 
 def test_packages_are_selected_by_prefix():
-    packages = [stored("a1"), stored("a2"), stored("b")]
-    assert select_packages(packages, ["A1", "b", "b0"]) == [
-        packages[0],
-        packages[2],
-    ]
-
-
-def test_all_ambiguous_and_unknown_prefixes_are_named():
-    packages = [stored("a1"), stored("a2"), stored("b")]
+    first, _, third = packages = [stored(d) for d in ("a1", "a2", "b")]
+    assert select_packages(packages, ["A1", "b", "b0"]) == [first, third]
     with pytest.raises(ClientError) as caught:
         select_packages(packages, ["b", "a", "ff", "ee"])
-    assert "'a' is ambiguous: a100000000000000, a2" in caught.value.message
-    assert "no package 'ff'" in caught.value.message
-    assert "no package 'ee'" in caught.value.message
+    for words in ("'a' is ambiguous: a100000000000000, a2", "'ff'", "'ee'"):
+        assert words in caught.value.message
 
 
 def test_age_is_counted_from_the_time_of_storage():

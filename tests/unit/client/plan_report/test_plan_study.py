@@ -1,27 +1,23 @@
 """``hapi plan`` without Swift, and the measurements behind it."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
-from hapi_client.cli.main import app
 from hapi_client.model.frozen_region import FrozenRegion
 from hapi_client.model.registry import (
     ModelSource,
     imagenet_transform,
     load_region,
 )
-from hapi_client.plan_report import plan_study
+from hapi_client.plan_report import machine_load, plan_study
 from hapi_client.plan_report.machine_load import (
     BackgroundLoad,
     background_load,
@@ -55,11 +51,7 @@ SCALES_COUNT_BYTES = 1000
     [
         ("resnet19", None, r"no model 'resnet19'; similar names: .*resnet18"),
         ("qqqqq", None, r"no model 'qqqqq'; choose from alexnet, .*\.\.\."),
-        (
-            "resnet18",
-            "DEFALT",
-            r"no weights 'DEFALT' of .*similar names: DEFAULT",
-        ),
+        ("resnet18", "DEFALT", r"no weights 'DEFALT' .* names: DEFAULT"),
     ],
 )
 def test_unknown_name_brings_similar_names(name, weights, message):
@@ -67,18 +59,48 @@ def test_unknown_name_brings_similar_names(name, weights, message):
         ModelSource(name, weights).build()
 
 
-def test_own_model_has_the_same_random_weights_each_time(
-    tmp_path, monkeypatch
-):
-    (tmp_path / "made_here.py").write_text(
-        "import torch\n\ndef build():\n    return torch.nn.Linear(3, 2)\n"
-    )
+def load(source, freeze=None, device="cpu"):
+    transform = imagenet_transform(32)
+    return load_region(ModelSource(source), freeze, transform, device)
+
+
+def test_own_models_are_built(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    first, second = (
-        ModelSource("made_here:build").build().state_dict() for _ in range(2)
+    Path("own_models.py").write_text(
+        "from torch import nn\n"
+        "def pair():\n"
+        "    return (nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten()),\n"
+        "            nn.Linear(3600, 2))\n"
+        "def whole():\n"
+        "    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(),\n"
+        "        nn.Flatten(), nn.Linear(4 * 30 * 30, 2))\n"
+        "number = 3\n"
     )
-    assert torch.equal(first["weight"], second["weight"])
+    assert load("own_models:whole", "0,1").num_cuts == 3
+    assert load("own_models:whole").num_cuts == 3
+    assert load("own_models:pair").num_cuts == 2
+    for name in ("own_models:number", "own_models:nothing", "no_module_x:f"):
+        with pytest.raises(ClientError, match="MODULE:FUNCTION"):
+            load(name)
+    # The same random weights each time.
+    source = ModelSource("own_models:whole")
+    first, second = (source.build().state_dict() for _ in range(2))
+    assert torch.equal(first["0.weight"], second["0.weight"])
+    with pytest.raises(ClientError, match="makes its own weights"):
+        ModelSource("own:build", checkpoint=Path("x.pt")).build()
+
+
+def test_unknown_device_or_module_is_named():
+    with pytest.raises(ClientError, match="device is 'tpu'"):
+        load("alexnet", "features", "tpu")
+    with pytest.raises(FreezeError, match="featurez"):
+        load("alexnet", "featurez")
+
+
+@pytest.fixture(scope="module")
+def region():
+    return FrozenRegion(small_network(), "body", SMALL, CPU)
 
 
 def test_background_load_is_an_assumption(region, monkeypatch):
@@ -93,11 +115,8 @@ def test_background_load_is_an_assumption(region, monkeypatch):
     )
 
     def load_notes(cores):
-        @contextmanager
-        def load():
-            yield BackgroundLoad(cores)
-
-        monkeypatch.setattr(plan_study, "background_load", load)
+        load = nullcontext(BackgroundLoad(cores))
+        monkeypatch.setattr(plan_study, "background_load", lambda: load)
         notes = advise(region, request, SilentReporter()).report.notes
         assert any("this machine: " in note for note in notes)
         return [note for note in notes if "other processes" in note]
@@ -120,24 +139,17 @@ def test_load_of_another_process_is_measured():
 
 
 def test_load_is_zero_if_the_system_does_not_report_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        "hapi_client.plan_report.machine_load.STAT", tmp_path / "none"
-    )
+    monkeypatch.setattr(machine_load, "STAT", tmp_path / "none")
     with background_load() as load:
         time.sleep(0.01)
     assert load.cores == 0
 
 
-@pytest.fixture(scope="module")
-def region():
-    return FrozenRegion(small_network(), "body", SMALL, CPU)
-
-
-def test_measured_cut_has_costs_of_all_encodings(
-    region,
-):
+def test_measured_cut_has_costs_of_all_encodings(region):
     facts = measure(region, reference_samples(region), ENCODINGS)
-
+    numbers = list(range(1, region.num_cuts + 1))
+    assert [each.index for each in cut_facts(region)] == numbers
+    assert facts.cuts[-1].shape == region.cut_shape(region.num_cuts)
     assert facts.num_probed == 8
     samples = facts.samples
     assert set(samples.wire_bytes) == set(samples.encode_seconds)
@@ -156,9 +168,7 @@ def test_measured_cut_has_costs_of_all_encodings(
     assert samples.decode_seconds > 0
 
 
-def test_copies_of_an_image_in_other_batches_do_not_compress(
-    region,
-):
+def test_copies_of_an_image_in_other_batches_do_not_compress(region):
     probed = reference_samples(region)
     some = probed.members[:SAMPLES_PER_SPAN]
 
@@ -188,74 +198,12 @@ def test_measuring_does_not_change_the_model(region):
     assert all(p.grad is None for p in region.tail.parameters())
 
 
-def test_undecodable_samples_are_left_out(
-    region,
-):
+def test_undecodable_samples_are_left_out(region):
     good = reference_samples(region)
     mixed = ProbeSamples((b"no image", *good.members[:2]), good.bytes_each)
-
     assert measure(region, mixed, ("float32",)).num_probed == 2
     with pytest.raises(ClientError, match="none of the samples"):
         measure(region, ProbeSamples((b"no",), 9.0), ("float32",))
-
-
-def test_all_cuts_are_listed(region):
-    facts = cut_facts(region)
-
-    assert [each.index for each in facts] == list(
-        range(1, region.num_cuts + 1)
-    )
-    assert facts[-1].shape == region.cut_shape(region.num_cuts)
-
-
-def test_own_models_are_built(tmp_path, monkeypatch):
-    module = "own_models"
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    (tmp_path / f"{module}.py").write_text(
-        "import torch\n"
-        "def pair():\n"
-        "    return (torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3),\n"
-        "                                torch.nn.Flatten()),\n"
-        "            torch.nn.Linear(3600, 2))\n"
-        "def whole():\n"
-        "    return torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3),\n"
-        "        torch.nn.ReLU(), torch.nn.Flatten(),\n"
-        "        torch.nn.Linear(4 * 30 * 30, 2))\n"
-        "number = 3\n",
-    )
-
-    listed = load_region(
-        ModelSource(f"{module}:whole"), "0,1", imagenet_transform(32), "cpu"
-    )
-    two = load_region(
-        ModelSource(f"{module}:pair"), None, imagenet_transform(32), "cpu"
-    )
-    unnamed = load_region(
-        ModelSource(f"{module}:whole"), None, imagenet_transform(32), "cpu"
-    )
-
-    assert listed.num_cuts == unnamed.num_cuts == 3
-    assert two.num_cuts == 2
-    for text in (f"{module}:number", f"{module}:nothing", "no_module_x:f"):
-        with pytest.raises(ClientError, match="MODULE:FUNCTION"):
-            load_region(ModelSource(text), None, imagenet_transform(32), "cpu")
-
-
-def test_unknown_device_or_module_is_named():
-    with pytest.raises(ClientError, match="device is 'tpu'"):
-        load_region(
-            ModelSource("alexnet"), "features", imagenet_transform(64), "tpu"
-        )
-    with pytest.raises(FreezeError, match="featurez"):
-        load_region(
-            ModelSource("alexnet"), "featurez", imagenet_transform(64), "cpu"
-        )
-
-
-def test_own_model_takes_no_checkpoint():
-    with pytest.raises(ClientError, match="makes its own weights"):
-        ModelSource("own:build", checkpoint=Path("x.pt")).build()
 
 
 class Outputs(torch.nn.Module):
@@ -307,33 +255,23 @@ def test_whole_region_is_measured_without_any_time_left(region, monkeypatch):
 
 
 def test_proxy_without_the_filter_names_the_remedy():
-    class Plain:
-        def require_hapi(self):
-            raise ClientError("no_hapi", "the proxy has no hapi filter")
-
-    connection: Any = Plain()
+    error = ClientError("no_hapi", "the proxy has no hapi filter")
+    connection = Mock(require_hapi=Mock(side_effect=error))
     with pytest.raises(ClientError) as caught:
         plan_study._require_hapi(connection)
     assert str(caught.value).count("no_hapi") == 1
     assert "filter; --no-upload" in caught.value.message
 
 
-def plan(*arguments):
-    result = CliRunner().invoke(app, ["plan", *arguments])
-    if result.exception and not isinstance(result.exception, SystemExit):
-        return 1, f"{result.output}{result.exception}"
-    return result.exit_code, result.output
-
-
-def test_plan_without_data_lists_its_assumptions(tmp_path):
-    status, text = plan(
-        "squeezenet1_1", "--freeze", "features", "--size", "64",
-        "--link", "20mbit", "--epochs", "3", "--samples", "5000",
-        "--json", str(tmp_path / "plan.json"),
-        "--plot", str(tmp_path / "plan.png"),
+def test_plan_without_data_lists_its_assumptions(hapi, capsys, tmp_path):
+    status = hapi(
+        "plan", "squeezenet1_1", "--freeze", "features",
+        "--size", "64", "--link", "20mbit", "--epochs", "3",
+        "--samples", "5000", "--json", tmp_path / "plan.json",
+        "--plot", tmp_path / "plan.png",
     )  # fmt: skip
-
-    assert status == 0, text
+    text, errors = capsys.readouterr()
+    assert status == 0, errors
     assert "assumed: images are like a photograph" in text
     assert "assumed: the storage side's worker" in text
     assert "link: 20 Mbit/s" in text
@@ -351,13 +289,13 @@ def test_plan_without_data_lists_its_assumptions(tmp_path):
     assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_plan_of_a_model_for_arrays(tmp_path):
-    status, text = plan(
-        "array_networks:text_network", "--array", "16:int64",
-        "--link", "20mbit", "--json", str(tmp_path / "plan.json"),
+def test_plan_of_a_model_for_arrays(hapi, capsys, tmp_path):
+    status = hapi(
+        "plan", "array_networks:text_network", "--array", "16:int64",
+        "--link", "20mbit", "--json", tmp_path / "plan.json",
     )  # fmt: skip
-
-    assert status == 0, text
+    text, errors = capsys.readouterr()
+    assert status == 0, errors
     assert "assumed: arrays hold random numbers" in text
     # A header of NumPy and 16 numbers, in a tar with a label.
     assert "stream: the sample, 2.05 kB" in text
@@ -387,15 +325,8 @@ def test_plan_of_a_model_for_arrays(tmp_path):
     ],
 )
 def test_wrong_options_are_refused_before_any_work(
-    arguments, text, monkeypatch
+    hapi, capsys, monkeypatch, arguments, text
 ):
-    def must_not_start(*_):
-        raise AssertionError("work has started")
-
-    monkeypatch.setattr(
-        "hapi_client.model.registry.FrozenRegion", must_not_start
-    )
-    status, output = plan(*arguments)
-
-    assert status != 0
-    assert text in " ".join(output.split())
+    monkeypatch.setattr("hapi_client.model.registry.FrozenRegion", None)
+    assert hapi("plan", *arguments) != 0
+    assert text in " ".join(capsys.readouterr().err.split())

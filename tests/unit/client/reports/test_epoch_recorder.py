@@ -1,8 +1,7 @@
 """Sums of one epoch, with an injected clock."""
 
-from __future__ import annotations
-
 from contextlib import suppress
+from unittest.mock import Mock
 
 import pytest
 
@@ -25,19 +24,6 @@ from hapi_client.swift.traffic_counters import Traffic
 READ_PLAN = index_order([8], SamplerConfig(4)).read_plan()
 
 
-class Bar:
-    def __init__(self, num_samples):
-        self.num_samples = num_samples
-        self.added: list[int] = []
-        self.is_open = True
-
-    def add(self, samples):
-        self.added.append(samples)
-
-    def close(self):
-        self.is_open = False
-
-
 class World:
     """A clock, a plan and the recorders of a job's epochs."""
 
@@ -45,7 +31,7 @@ class World:
         self.now = 50.0
         self.plan = PlanStatus()
         self.plans = PlanChangeCounter()
-        self.bars: list[Bar] = []
+        self.start_bar = Mock()
         self.recorder = self.new_recorder()
 
     def new_recorder(self):
@@ -53,24 +39,18 @@ class World:
             3,
             "train",
             plan_status=lambda: self.plan,
-            start_bar=self._start_bar,
+            start_bar=self.start_bar,
             plans=self.plans,
             clock=lambda: self.now,
         )
 
-    def _start_bar(self, num_samples):
-        self.bars.append(Bar(num_samples))
-        return self.bars[-1]
-
     @property
     def report(self):
-        assert self.recorder.report is not None
         return self.recorder.report
 
     def use_plan(self, cut, num_changes):
-        self.plan = PlanStatus(
-            f"cut {cut} · uint8", 2.0, ("link",), num_changes
-        )
+        label = f"cut {cut} · uint8"
+        self.plan = PlanStatus(label, 2.0, ("link",), num_changes)
 
 
 @pytest.fixture
@@ -78,42 +58,28 @@ def world():
     return World()
 
 
-def test_epoch_that_never_began_has_no_report(world):
-    assert world.recorder.report is None
-    world.recorder.end()
-    assert world.recorder.report is None
-
-
 def test_stages_of_the_loop_are_summed(world):
     recorder = world.recorder
     with recorder.running(READ_PLAN):
         for waited in (2.0, 3.0):
-            for stage, seconds in (
-                (WAITING, waited),
-                (LAYERS, 0.5),
-                (PLANNING, 0.25),
-            ):
+            seconds = {WAITING: waited, LAYERS: 0.5, PLANNING: 0.25}
+            for stage in seconds:
                 with recorder.stage(stage):
-                    world.now += seconds
+                    world.now += seconds[stage]
             recorder.came(7, 4, 0)
             recorder.delivered(4)
             with recorder.stage(TRAINING):
                 world.now += 1.0
     report = world.report
     world.now += 100
-
     assert report == world.report
     assert (report.epoch, report.split, report.name) == (3, "train", "epoch 3")
     assert report.is_finished
     assert report.samples == report.expected_samples == 8
     assert report.seconds == 8.5
     assert report.samples_per_second == pytest.approx(8 / 8.5)
-    assert report.loop_seconds == {
-        WAITING: 5.0,
-        LAYERS: 1.0,
-        TRAINING: 2.0,
-        PLANNING: 0.5,
-    }
+    sums = {WAITING: 5.0, LAYERS: 1.0, TRAINING: 2.0, PLANNING: 0.5}
+    assert report.loop_seconds == sums
     assert report.waiting_share == pytest.approx(5 / 8.5)
     assert report.samples_by_cut == {7: 8}
 
@@ -132,6 +98,9 @@ def test_epoch_that_was_left_or_failed_is_unfinished(world, batches):
 
 
 def test_running_epoch_has_a_preliminary_report(world):
+    assert world.report is None
+    world.recorder.end()
+    assert world.report is None  # it never began
     with world.recorder.running(READ_PLAN):
         world.now += 2
         world.recorder.delivered(4)
@@ -140,6 +109,10 @@ def test_running_epoch_has_a_preliminary_report(world):
         assert not report.is_finished
         world.recorder.delivered(4)
     assert world.report != report
+    # Without a plan nothing is predicted.
+    assert report.predicted_samples_per_second is None
+    assert report.measured_per_predicted is None
+    assert report.limited_by == ()
 
 
 def test_only_traffic_of_the_epoch_is_counted(world):
@@ -164,30 +137,23 @@ def test_only_traffic_of_the_epoch_is_counted(world):
 
 def test_times_of_spans_are_summed_by_stage(world):
     with world.recorder.running(READ_PLAN):
-        world.recorder.loaded(
-            SpanMetrics(read_seconds=3.0, decode_cpu_seconds=0.5)
+        raw = SpanMetrics(read_seconds=3.0, decode_cpu_seconds=0.5)
+        world.recorder.loaded(raw)
+        pushed = SpanMetrics(
+            server_seconds={"forward": 2.0, "send_blocked": 0.25},
+            server_cpu_seconds=1.5,
+            request_seconds=4.0,
+            unpack_cpu_seconds=1.0,
         )
-        world.recorder.loaded(
-            SpanMetrics(
-                server_seconds={"forward": 2.0, "send_blocked": 0.25},
-                server_cpu_seconds=1.5,
-                request_seconds=4.0,
-                unpack_cpu_seconds=1.0,
-            )
-        )
+        world.recorder.loaded(pushed)
     report = world.report
     assert report.fetch_seconds == {"fetch": 6.0, "decode": 1.5}
     stages = dict.fromkeys(("queue", "read", "decode", "encode"), 0.0)
-    assert report.storage_seconds == stages | {
-        "forward": 2.0,
-        "send_blocked": 0.25,
-    }
+    assert report.storage_seconds == stages | pushed.server_seconds
     assert report.storage_cpu_seconds == 1.5
 
 
-def test_prediction_is_compared_for_samples_read_under_a_plan(
-    world,
-):
+def test_prediction_is_compared_for_samples_read_under_a_plan(world):
     with world.recorder.running(READ_PLAN):
         world.now += 10  # without a plan
         world.recorder.delivered(4)
@@ -203,19 +169,8 @@ def test_prediction_is_compared_for_samples_read_under_a_plan(
     assert report.plan_changes == 3
 
 
-def test_without_a_plan_nothing_is_predicted(world):
-    with world.recorder.running(READ_PLAN):
-        world.now += 1
-        world.recorder.delivered(4)
-    report = world.report
-    assert report.predicted_samples_per_second is None
-    assert report.measured_per_predicted is None
-    assert report.limited_by == ()
-
-
 def plan_changes(*recorders):
-    reports = [recorder.report for recorder in recorders]
-    return [report.plan_changes for report in reports if report]
+    return [recorder.report.plan_changes for recorder in recorders]
 
 
 def test_plan_between_two_epochs_counts_for_the_second(world):
@@ -242,14 +197,15 @@ def test_nested_epoch_counts_its_own_plans(world):
 
 
 def test_bar_is_open_during_the_epoch(world):
-    assert not world.bars
+    world.start_bar.assert_not_called()
     with world.recorder.running(READ_PLAN):
-        (bar,) = world.bars
+        bar = world.start_bar.return_value
         world.recorder.delivered(4)
-        assert bar.is_open
+        bar.close.assert_not_called()
         world.recorder.end()
-        assert not bar.is_open
-    assert (bar.num_samples, bar.added) == (8, [4])
+        bar.close.assert_called_once_with()
+    world.start_bar.assert_called_once_with(8)
+    bar.add.assert_called_once_with(4)
 
 
 def test_stats_are_added_and_subtracted():

@@ -1,7 +1,5 @@
 """Progress bars, notes, logs and prints on one terminal."""
 
-from __future__ import annotations
-
 import io
 import logging
 import sys
@@ -50,47 +48,37 @@ def use_screen(monkeypatch):
     return use
 
 
-class Clock:
-    def __init__(self):
-        self.now = 100.0
-
-    def __call__(self):
-        return self.now
-
-
 class Bar(TqdmProgressBar):
     """A bar whose clock advances with its samples."""
 
     def __init__(self, samples=80, traffic=None):
-        self.clock = Clock()
+        self.now = 100.0
         super().__init__(
             "epoch 3",
             samples,
             lambda: PLAN,
             traffic or Traffic(),
-            clock=self.clock,
+            clock=lambda: self.now,
         )
 
     def advance(self, samples=10, seconds=1.0):
-        self.clock.now += seconds
+        self.now += seconds
         self.add(samples)
 
 
-# --- when a bar is shown ---
-
-
 @pytest.mark.parametrize(
-    ("progress", "environ", "wanted"),
+    ("progress", "value", "wanted"),
     [
-        (None, {}, None),
-        (None, {"HAPI_PROGRESS": ""}, None),
-        (None, {"HAPI_PROGRESS": "0"}, False),
-        (None, {"HAPI_PROGRESS": "1"}, True),
-        (True, {"HAPI_PROGRESS": "0"}, True),
-        (False, {"HAPI_PROGRESS": "1"}, False),
+        (None, None, None),
+        (None, "", None),
+        (None, "0", False),
+        (None, "1", True),
+        (True, "0", True),
+        (False, "1", False),
     ],
 )
-def test_program_precedes_the_environment(progress, environ, wanted):
+def test_program_precedes_the_environment(progress, value, wanted):
+    environ = {} if value is None else {"HAPI_PROGRESS": value}
     assert progress_wanted(progress, environ) is wanted
 
 
@@ -108,8 +96,13 @@ def is_shown(wanted):
 
 
 def test_bar_is_shown_on_a_terminal_unless_configured(monkeypatch, use_screen):
-    use_screen()
+    screen = use_screen()
     assert [is_shown(wanted) for wanted in (None, False)] == [True, False]
+    screen.truncate(0)
+    with monkeypatch.context() as worker:  # of a data loader
+        worker.setattr("torch.utils.data.get_worker_info", lambda: object())
+        assert not is_shown(True)
+    assert screen.getvalue() == ""
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     assert [is_shown(wanted) for wanted in (None, True)] == [False, True]
 
@@ -124,33 +117,13 @@ def test_bar_is_shown_in_a_notebook(monkeypatch):
     assert not is_shown(None)
 
 
-def test_worker_of_a_data_loader_shows_nothing(monkeypatch, use_screen):
-    screen = use_screen()
-    monkeypatch.setattr("torch.utils.data.get_worker_info", lambda: object())
-    assert not is_shown(True)
-    assert screen.getvalue() == ""
-
-
-class Sink:
-    """A stream that a program has replaced by an object with two methods."""
-
-    def write(self, text):
-        return len(text)
-
-    def flush(self):
-        pass
-
-
-@pytest.mark.parametrize("kind", ["sink", "closed", "none"])
-def test_replaced_stream_shows_no_bar(monkeypatch, kind):
+def test_replaced_stream_shows_no_bar(monkeypatch):
     closed = io.StringIO()
     closed.close()
-    stream = {"sink": Sink(), "closed": closed, "none": None}[kind]
-    monkeypatch.setattr(sys, "stderr", stream)
-    assert not is_shown(None)
-
-
-# --- what a bar shows ---
+    sink = SimpleNamespace(write=len, flush=lambda: None)
+    for stream in (sink, closed, None):
+        monkeypatch.setattr(sys, "stderr", stream)
+        assert not is_shown(None)
 
 
 def test_bar_shows_samples_rates_limit_and_plan(use_screen):
@@ -185,10 +158,13 @@ def test_closed_bar_leaves_neither_line_nor_thread(use_screen):
     bar = Bar()
     assert set(threading.enumerate()) == before
     assert screen.lines
+    kept = sys.stdout
     bar.close()
     bar.close()
     assert screen.lines == []
     assert sys.stdout is screen
+    kept.write("late\n")
+    assert screen.lines == ["late"]
 
 
 def test_interleaved_bars_restore_the_stream(use_screen):
@@ -201,9 +177,6 @@ def test_interleaved_bars_restore_the_stream(use_screen):
         first.close()
         second.close()
     assert sys.stdout is screen
-
-
-# --- what others write meanwhile ---
 
 
 def test_prints_are_above_the_bar(use_screen):
@@ -237,13 +210,20 @@ def test_incomplete_line_hides_the_bar_until_it_ends(use_screen):
     assert screen.lines[1:] == ["no end"]
 
 
-def test_prints_into_a_file_are_not_changed(monkeypatch, use_screen):
-    use_screen()
+def test_prints_into_a_file_and_logging_are_not_changed(
+    monkeypatch, use_screen
+):
+    screen = use_screen()
     file = io.StringIO()
     monkeypatch.setattr(sys, "stdout", file)
+    logger = logging.getLogger("hapi_client")
+    before = list(logger.handlers)
     bar = Bar()
     assert sys.stdout is file
+    assert logger.handlers == before  # pytest has configured the root
+    logger.warning("a warning")
     bar.close()
+    assert "a warning" not in screen.getvalue()
 
 
 def test_prints_and_warnings_are_above_all_bars(use_screen, monkeypatch):
@@ -266,26 +246,6 @@ def test_prints_and_warnings_are_above_all_bars(use_screen, monkeypatch):
     assert logger.handlers == []
 
 
-def test_configured_logging_is_not_changed(use_screen):
-    screen = use_screen()
-    logger = logging.getLogger("hapi_client")
-    before = list(logger.handlers)
-    bar = Bar()
-    assert logger.handlers == before  # pytest has configured the root
-    logger.warning("a warning")
-    bar.close()
-    assert "a warning" not in screen.getvalue()
-
-
-def test_stream_that_was_kept_still_works(use_screen):
-    screen = use_screen()
-    bar = Bar()
-    stream = sys.stdout
-    bar.close()
-    stream.write("late\n")
-    assert screen.lines == ["late"]
-
-
 def test_log_and_notes_of_a_command_are_above_a_bar(use_screen):
     screen = use_screen()
     handler, record = TqdmLogHandler(), logging.makeLogRecord({"msg": "a log"})
@@ -305,9 +265,6 @@ def test_log_is_written_while_another_thread_imports_tqdm(monkeypatch):
     output = io.StringIO()
     TqdmLogHandler(output).emit(logging.makeLogRecord({"msg": "a line"}))
     assert output.getvalue() == "a line\n"
-
-
-# --- files ---
 
 
 def test_file_has_a_bar_until_the_next_note(use_screen, monkeypatch):

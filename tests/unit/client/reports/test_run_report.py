@@ -1,7 +1,5 @@
 """Reports of a run: JSON, tables and page; ``hapi report``."""
 
-from __future__ import annotations
-
 import json
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
@@ -10,6 +8,7 @@ import pytest
 
 from full_disk import no_file_beyond
 from hapi_client.reports.epoch_report import (
+    LOOP_STAGES,
     EpochReport,
     report_body,
     report_from_body,
@@ -23,6 +22,7 @@ from hapi_client.reports.run_report import (
 )
 from hapi_client.reports.run_tables import essentials, tables
 from hapi_protocol.errors import ClientError
+from hapi_protocol.feature_stream import CLOCK_STAGES
 
 PUSHED = EpochReport(
     epoch=1,
@@ -32,22 +32,12 @@ PUSHED = EpochReport(
     received_bytes=12_000_000,
     sent_bytes=4_000,
     requests=20,
-    storage_seconds={
-        "queue": 1.0,
-        "read": 2.0,
-        "decode": 3.0,
-        "forward": 9.5,
-        "encode": 0.5,
-        "send_blocked": 0.25,
-    },
+    storage_seconds=dict(
+        zip(CLOCK_STAGES, (1.0, 2.0, 3.0, 9.5, 0.5, 0.25), strict=True)
+    ),
     storage_cpu_seconds=11.0,
     fetch_seconds={"fetch": 22.0, "decode": 1.5},
-    loop_seconds={
-        "waiting": 4.0,
-        "layers": 1.0,
-        "training": 2.0,
-        "planning": 0.0,
-    },
+    loop_seconds=dict(zip(LOOP_STAGES, (4.0, 1.0, 2.0, 0.0), strict=True)),
     samples_by_cut={0: 64, 42: 256},
     cached_samples=32,
     retries=1,
@@ -74,7 +64,7 @@ EVALUATED = replace(PUSHED, epoch=None, split="val")
 RUN = RunReport("resnet18 <on> swift://p/train", (STREAMED, PUSHED, EVALUATED))
 
 
-def test_json_keys_are_stable():
+def test_json_keys_are_stable_and_read_back():
     assert " ".join(sorted(report_body(PUSHED))) == (
         "cached_samples epoch expected_samples fallbacks fetch_seconds "
         "is_finished limited_by loop_seconds measured_per_predicted name plan "
@@ -84,12 +74,9 @@ def test_json_keys_are_stable():
         "storage_seconds waiting_share"
     )
     assert set(run_body(RUN)) == {"version", "title", "reports"}
-
-
-@pytest.mark.parametrize("report", RUN.reports)
-def test_json_form_is_read_back(report):
-    text = json.dumps(report_body(report) | {"key of a later release": 1})
-    assert report_from_body(json.loads(text)) == report
+    for report in RUN.reports:
+        text = json.dumps(report_body(report) | {"key of a later release": 1})
+        assert report_from_body(json.loads(text)) == report
 
 
 def test_text_of_a_report_has_its_figures():
@@ -110,11 +97,8 @@ def test_text_of_a_report_has_its_figures():
 
 def test_tables_have_a_row_for_each_epoch():
     for table in (*tables(RUN.reports).values(), essentials(RUN.reports)):
-        assert [row[0] for row in table.rows] == [
-            "epoch 0 *",
-            "epoch 1",
-            "val",
-        ]
+        names = [row[0] for row in table.rows]
+        assert names == ["epoch 0 *", "epoch 1", "val"]
         assert {len(row) for row in table.rows} == {len(table.header)}
     table = tables(RUN.reports)["Throughput"]
     row = dict(zip(table.header, table.rows[1], strict=True))
@@ -133,18 +117,9 @@ def test_page_has_figure_and_tables_and_loads_nothing():
     assert "src=" not in rest
     assert "http" not in rest
     assert html_page(RUN) == page
-
-
-@pytest.mark.parametrize(
-    "reports",
-    [
-        (),
-        (EpochReport(epoch=0, is_finished=False),),
-        tuple(replace(PUSHED, epoch=number) for number in range(150)),
-    ],
-)
-def test_page_of_any_number_of_epochs_is_written(reports):
-    assert "</html>" in html_page(RunReport("a run", reports))
+    many = tuple(replace(PUSHED, epoch=number) for number in range(150))
+    for reports in ((), (EpochReport(epoch=0, is_finished=False),), many):
+        assert "</html>" in html_page(RunReport("a run", reports))
 
 
 def test_format_is_chosen_by_the_suffix(tmp_path):
@@ -162,9 +137,8 @@ def test_format_is_chosen_by_the_suffix(tmp_path):
 
 
 def damaged(**changes):
-    body = run_body(RUN)
-    body["reports"][1].update(changes)
-    return json.dumps(body)
+    bodies = [report_body(STREAMED), report_body(PUSHED) | changes]
+    return json.dumps({"reports": bodies})
 
 
 @pytest.mark.parametrize(
@@ -199,11 +173,10 @@ def test_damaged_file_is_named_with_reason_and_remedy(tmp_path, text, reason):
 def test_command_prints_tables_and_writes_page_and_json(
     hapi, capsys, tmp_path
 ):
-    source = tmp_path / "train.json"
+    source, copy = tmp_path / "train.json", tmp_path / "copy.json"
     source.write_text(json.dumps({"model": "x", **run_body(RUN)}))
-    page, copy = tmp_path / "run.html", tmp_path / "copy.json"
-    arguments = ("--html", page, "--json", copy)
-    assert hapi("report", source, *arguments) == 0
+    page = tmp_path / "run.html"
+    assert hapi("report", source, "--html", page, "--json", copy) == 0
     out = capsys.readouterr().out
     for title, table in tables(RUN.reports).items():
         assert title in out
@@ -211,26 +184,17 @@ def test_command_prints_tables_and_writes_page_and_json(
     assert page.read_text() == html_page(RUN)
     assert read_reports(copy) == RUN
 
-
-def test_command_names_a_wrong_file(hapi, capsys, tmp_path):
     assert hapi("report", tmp_path / "no.json") == 1
     assert "no.json cannot be read" in capsys.readouterr().err
-    (tmp_path / "run.json").write_text(json.dumps(run_body(RUN)))
-    arguments = ("--html", "run.pdf")
-    assert hapi("report", tmp_path / "run.json", *arguments) == 1
+    assert hapi("report", source, "--html", "run.pdf") == 1
     assert "must end in .html" in capsys.readouterr().err
 
 
-def test_full_disk_keeps_the_previous_report(
-    tmp_path,
-):
+def test_full_disk_keeps_the_previous_report(tmp_path):
     path = tmp_path / "run.json"
     write_reports(path, (), "before")
     before = path.read_text()
-    with (
-        no_file_beyond(100),
-        pytest.raises(ClientError, match="make room"),
-    ):
+    with no_file_beyond(100), pytest.raises(ClientError, match="make room"):
         write_reports(path, RUN.reports, "after")
     assert path.read_text() == before
     assert [each.name for each in tmp_path.iterdir()] == ["run.json"]
