@@ -7,6 +7,9 @@ import threading
 import time
 import weakref
 from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
+from types import SimpleNamespace
+from unittest.mock import Mock, call
 
 import numpy as np
 import pytest
@@ -31,6 +34,7 @@ from hapi_client.sampling.sampler import (
     shuffled_order,
 )
 from hapi_client.swift.traffic_counters import Traffic
+from hapi_client.swift.transport import CancelScope
 from hapi_protocol.data_index import IndexRow, Span
 from hapi_protocol.errors import ClientError, HapiError, TooSlowError
 
@@ -39,16 +43,13 @@ CPU = torch.device("cpu")
 
 def make_spans(sizes):
     return [
-        Span(
-            f"{number}.tar",
-            "etag",
-            tuple(
-                IndexRow(row, f"{number}/{row}", row * 512, 512, 0)
-                for row in range(size)
-            ),
-        )
-        for number, size in enumerate(sizes)
+        Span(f"{n}.tar", "etag", tuple(row_of(n, row) for row in range(size)))
+        for n, size in enumerate(sizes)
     ]
+
+
+def row_of(span, row):
+    return IndexRow(row, f"{span}/{row}", row * 512, 512, 0)
 
 
 def value(span, row):
@@ -69,11 +70,8 @@ class Source:
         return 99
 
     def task(self, span, has_room, samples_left):
-        return SpanTask(
-            self.read_queue,
-            10 * len(span.rows),
-            lambda scope: self.load(span, scope),
-        )
+        load = partial(self.load, span)
+        return SpanTask(self.read_queue, 10 * len(span.rows), load)
 
     def load(self, span, scope):
         scope.wait(self.seconds)
@@ -89,22 +87,18 @@ class Source:
         return LoadedSpan(span, 0, features.reshape(-1, 1), failures)
 
 
-class FakeConnection:
-    def __init__(self):
-        self.traffic = Traffic()
-
-    def working_for(self, scope):
-        return nullcontext()
-
-    def cancel(self, scope):
-        scope.set_cancelled()
+def fake_connection():
+    return SimpleNamespace(
+        traffic=Traffic(),
+        working_for=nullcontext,
+        cancel=CancelScope.set_cancelled,
+    )
 
 
 def open_with(source, connection=None, **options):
     options = ReadConfig(**{"num_threads": 2, **options})
-    return lambda spans: Prefetcher(
-        connection or FakeConnection(), source, spans, options
-    )
+    connection = connection or fake_connection()
+    return lambda spans: Prefetcher(connection, source, spans, options)
 
 
 def make_loader(
@@ -118,13 +112,11 @@ def make_loader(
     **options,
 ):
     spans = make_spans(sizes)
+    labels = [[value(s, n) for n in range(len(s.rows))] for s in spans]
     counters = JobCounters()
     plan = LoaderPlan(
         spans=spans,
-        labels=[
-            np.array([value(s, n) for n in range(len(s.rows))], np.int64)
-            for s in spans
-        ],
+        labels=[np.array(each, np.int64) for each in labels],
         on_error=on_error,
         counters=counters,
         metrics=MetricsCollector(lambda: 0),
@@ -147,19 +139,12 @@ def rows_of(loader):
 
 
 SIZES = [5, 3, 7, 1]
-ALL = sorted(
-    value(span, row)
-    for span in make_spans(SIZES)
-    for row in range(len(span.rows))
-)
+ALL = [100.0 * span + row for span, n in enumerate(SIZES) for row in range(n)]
 
 
 def fetch_threads():
-    return [
-        t
-        for t in threading.enumerate()
-        if t.name.startswith(("hapi-raw", "hapi-pushdown"))
-    ]
+    names = ("hapi-raw", "hapi-pushdown")
+    return [t for t in threading.enumerate() if t.name.startswith(names)]
 
 
 @contextmanager
@@ -178,53 +163,38 @@ def no_thread_is_left():
     assert not fetch_threads()
 
 
-def in_thread(call):
-    thread = threading.Thread(target=call)
-    thread.start()
-    thread.join()
-
-
-def test_batches_are_in_index_order_with_their_labels():
+def test_batches_are_in_index_order_and_autograd_may_save_them():
     loader, _ = make_loader(Source(), SIZES)
     assert len(loader) == 4
-    assert rows_of(loader) == ALL
+    weight = torch.ones(1, requires_grad=True)
+    rows = []
+    for features, labels in loader:
+        assert features[:, 0].tolist() == labels.tolist()
+        rows += labels.tolist()
+        assert not features.is_inference()
+        assert (features.dtype, labels.dtype) == (torch.float32, torch.int64)
+        features.mul_(2)
+        (features * weight).sum().backward()
+    assert rows == ALL
+    assert weight.grad is not None
     with pytest.raises(RuntimeError, match="one epoch"):
         iter(loader)
 
 
-def test_shuffled_epoch_has_each_sample_once_with_its_label():
-    order = shuffled_order(
-        SIZES, SamplerConfig(4, buffer_spans=2), seed=0, epoch=0
-    )
-    loader, counters = make_loader(Source(), SIZES, order)
-    rows = rows_of(loader)
-    assert sorted(rows) == ALL
-    assert rows != ALL
-    assert counters.snapshot().samples == len(ALL)
-
-
 @pytest.mark.parametrize("num_threads", [1, 3])
 @pytest.mark.parametrize("ahead_bytes", [1, 10_000])
-def test_threads_and_memory_do_not_change_the_batches(
-    num_threads, ahead_bytes
-):
+def test_threads_and_memory_do_not_change_the_order(num_threads, ahead_bytes):
     def run(**options):
-        order = shuffled_order(SIZES, SamplerConfig(4), seed=5, epoch=1)
-        return rows_of(make_loader(Source(), SIZES, order, **options)[0])
+        settings = SamplerConfig(4, buffer_spans=2)
+        order = shuffled_order(SIZES, settings, seed=5, epoch=1)
+        loader, counters = make_loader(Source(), SIZES, order, **options)
+        rows = rows_of(loader)
+        assert sorted(rows) == ALL
+        assert counters.snapshot().samples == len(ALL)
+        return rows
 
-    assert run(num_threads=num_threads, ahead_bytes=ahead_bytes) == run()
-
-
-def test_features_are_ordinary_tensors_that_autograd_may_save():
-    loader, _ = make_loader(Source(), SIZES)
-    weight = torch.ones(1, requires_grad=True)
-    for features, labels in loader:
-        assert not features.is_inference()
-        assert features.dtype == torch.float32
-        assert labels.dtype == torch.int64
-        features.mul_(2)
-        (features * weight).sum().backward()
-    assert weight.grad is not None
+    rows = run(num_threads=num_threads, ahead_bytes=ahead_bytes)
+    assert rows == run() != ALL
 
 
 def test_samples_count_as_left_until_the_loop_asks_for_more():
@@ -257,7 +227,7 @@ class FirstSpanWaits(Source):
     def task(self, span, has_room, samples_left):
         if span.shard != "0.tar":
             return super().task(span, has_room, samples_left)
-        return SpanTask("pushdown", 1, lambda scope: self.wait(span, scope))
+        return SpanTask("pushdown", 1, partial(self.wait, span))
 
     def wait(self, span, scope):
         assert self.event.wait(20)
@@ -332,32 +302,27 @@ def test_bad_sample_is_an_error_that_names_it():
     assert "2.tar" in caught.value.message
 
 
-def test_skipped_samples_are_counted():
-    bad = {"0/0", "2/3", "3/0"}
+def test_samples_are_skipped_and_counted_and_a_batch_has_its_keys():
+    bad = {"0/1", "2/0", "2/1", "2/2", "2/3", "3/0"}
     loader, counters = make_loader(Source(bad), SIZES, on_error="skip")
-    assert rows_of(loader) == [v for v in ALL if v not in (0, 203, 300)]
-    assert counters.snapshot().skipped == 3
-
-
-def test_keys_are_those_of_the_last_batch():
-    bad = {"0/1", "2/0", "2/1", "2/2", "2/3"}
-    loader, _ = make_loader(Source(bad), SIZES, on_error="skip")
     assert loader.keys == []
-    num_samples = 0
-    for features, _ in loader:
+    rows = []
+    for features, labels in loader:
         parts = [key.split("/") for key in loader.keys]
         values = [100.0 * int(span) + int(row) for span, row in parts]
-        assert features[:, 0].tolist() == values
-        num_samples += len(values)
-    assert num_samples == sum(SIZES) - len(bad)
+        assert features[:, 0].tolist() == labels.tolist() == values
+        rows += values
+    assert rows == [v for v in ALL if v not in (1, 200, 201, 202, 203, 300)]
+    assert counters.snapshot().skipped == len(bad)
 
 
 def test_batch_without_samples_is_skipped():
     steps = []
+    sizes = [2, 2, 2, 2]
     loader, _ = make_loader(
         Source({"1/0", "1/1"}),
-        [2, 2, 2, 2],
-        index_order([2, 2, 2, 2], SamplerConfig(2)),
+        sizes,
+        index_order(sizes, SamplerConfig(2)),
         on_error="skip",
         delivered=steps.append,
     )
@@ -410,13 +375,9 @@ def test_step_that_other_ranks_take_is_an_error_without_samples():
     assert caught.value.details == {"key": "0/2"}
 
 
+# The second is not the prefetcher's own deadline.
 @pytest.mark.parametrize(
-    "error",
-    [
-        HapiError("does_not_fit", "x"),
-        # Not the prefetcher's own deadline.
-        TimeoutError("of something else"),
-    ],
+    "error", [HapiError("does_not_fit", "x"), TimeoutError("of another")]
 )
 def test_error_of_a_span_reaches_the_loop(error):
     loader, _ = make_loader(Source(error=error), SIZES)
@@ -435,9 +396,14 @@ def test_late_span_is_a_named_error_and_its_request_ends():
 
 @pytest.mark.parametrize("in_step", [False, True])
 def test_loop_gets_an_error_if_another_thread_closes_its_loader(in_step):
-    seconds = 0.0 if in_step else 30.0
-    loader, _ = make_loader(Source(seconds=seconds), [4] * 200, ahead_spans=4)
+    loader, _ = make_loader(
+        Source(seconds=0.0 if in_step else 30.0),
+        [4] * 200,
+        num_threads=1,
+        ahead_spans=4,
+    )
     timer = threading.Timer(0.2, loader.close)
+    started = time.monotonic()
     timer.start()
 
     def train():
@@ -446,26 +412,22 @@ def test_loop_gets_an_error_if_another_thread_closes_its_loader(in_step):
 
     with pytest.raises(ClientError, match="the loader was closed"):
         train()
+    assert time.monotonic() - started < 5
     timer.join()
 
 
-@pytest.mark.parametrize("begun", [False, True])
+@pytest.mark.parametrize("begun", ["no", "iterator", "all spans were read"])
 def test_loop_gets_an_error_if_its_loader_was_closed_before(begun):
-    loader, _ = make_loader(Source(), SIZES)
-    batches = iter(loader) if begun else None
-    in_thread(loader.close)
+    loader, _ = make_loader(Source(), [4] * 3, ahead_spans=3)
+    batches = None if begun == "no" else iter(loader)
+    if begun == "all spans were read":
+        next(batches)
+        time.sleep(0.1)
+    closing = threading.Thread(target=loader.close)
+    closing.start()
+    closing.join()
     with pytest.raises(ClientError, match="the loader was closed"):
         next(batches or iter(loader))
-
-
-def test_loop_gets_an_error_if_closed_after_all_spans_were_read():
-    loader, _ = make_loader(Source(), [4] * 3, ahead_spans=3)
-    batches = iter(loader)
-    next(batches)
-    time.sleep(0.1)
-    in_thread(loader.close)
-    with pytest.raises(ClientError, match="the loader was closed"):
-        next(batches)
 
 
 def test_loop_gets_an_error_after_it_moved_to_another_thread():
@@ -487,17 +449,6 @@ def test_loop_gets_an_error_after_it_moved_to_another_thread():
     loader.close()
     other.join(10)
     assert [error.code for error in errors] == ["not_connected"]
-
-
-def test_closing_ends_spans_that_have_not_begun():
-    prefetcher = open_with(Source(seconds=30.0), num_threads=1)(
-        make_spans([4, 4])
-    )
-    threading.Timer(0.2, prefetcher.close).start()
-    started = time.monotonic()
-    with pytest.raises(ClientError, match="closed"):
-        next(iter(prefetcher))
-    assert time.monotonic() - started < 5
 
 
 def test_prefetcher_may_be_closed_by_one_of_its_threads():
@@ -560,7 +511,7 @@ def test_wait_for_features_is_logged_once(
 ):
     monkeypatch.setattr("hapi_client.loading.prefetcher.QUIET_SECONDS", 0.1)
     spans = make_spans([2, 2])
-    connection = FakeConnection()
+    connection = fake_connection()
     connection.traffic.add(received_bytes=70_000_000)
 
     class Receiving(Source):
@@ -595,11 +546,6 @@ def leave_by_break(loader, wrapped):
         break
 
 
-def leave_by_return(loader, wrapped):
-    for _ in wrapped(loader):
-        return fetch_threads()
-
-
 def leave_by_break_after_an_error(loader, wrapped):
     for _ in wrapped(loader):
         try:
@@ -618,13 +564,7 @@ def leave_by_error(loader, wrapped):
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("wrapped", [iter, enumerate])
 @pytest.mark.parametrize(
-    "leave",
-    [
-        leave_by_break,
-        leave_by_return,
-        leave_by_break_after_an_error,
-        leave_by_error,
-    ],
+    "leave", [leave_by_break, leave_by_break_after_an_error, leave_by_error]
 )
 def test_leaving_the_loop_ends_all_although_loader_and_error_remain(
     leave, wrapped
@@ -675,40 +615,20 @@ def test_explicit_iterator_lasts_until_it_is_dropped_or_closed(close):
     assert fetch_threads() == []
 
 
-class ProgressBar:
-    """Counts the samples that it would show."""
-
-    def __init__(self, samples):
-        self.samples = samples
-        self.shown = 0
-        self.is_open = True
-
-    def add(self, samples):
-        assert self.is_open
-        self.shown += samples
-
-    def close(self):
-        self.is_open = False
-
-
 def recorded_loader(source, **options):
-    """Returns a loader, its counters and recorder, and its bars."""
-    bars = []
-
-    def start_bar(samples):
-        bars.append(ProgressBar(samples))
-        return bars[-1]
-
+    """Returns a loader, its counters and recorder, and the mock of a bar."""
+    start_bar = Mock()
     recorder = EpochRecorder(0, start_bar=start_bar)
-    loader, counters = make_loader(
-        source, SIZES, job={"recorder": recorder}, **options
-    )
-    return loader, counters, recorder, bars
+    job = {"recorder": recorder}
+    loader, counters = make_loader(source, SIZES, job=job, **options)
+    return loader, counters, recorder, start_bar
 
 
 def test_report_of_an_epoch_adds_up():
     source = Source({"0/1", "2/0"})
-    loader, counters, recorder, bars = recorded_loader(source, on_error="skip")
+    loader, counters, recorder, start_bar = recorded_loader(
+        source, on_error="skip"
+    )
     assert recorder.report is None
     for _ in loader:
         time.sleep(0.02)
@@ -721,17 +641,10 @@ def test_report_of_an_epoch_adds_up():
     assert report.seconds == pytest.approx(stats.seconds, abs=0.1)
     assert report.loop_seconds["training"] >= 4 * 0.02
     assert sum(report.loop_seconds.values()) <= report.seconds
-    assert [(bar.samples, bar.shown) for bar in bars] == [(16, 14)]
-
-
-def leave(loader):
-    for _ in loader:
-        break
-
-
-def raise_in_step(loader):
-    for _ in loader:
-        raise ZeroDivisionError
+    start_bar.assert_called_once_with(16)
+    *added, last = start_bar.return_value.mock_calls
+    assert sum(each.args[0] for each in added) == 14
+    assert last == call.close()
 
 
 def close_inside(loader):
@@ -747,18 +660,18 @@ def drop(loader):
 @pytest.mark.parametrize(
     ("end", "error"),
     [
-        (leave, None),
-        (raise_in_step, None),
+        (partial(leave_by_break, wrapped=iter), None),
+        (partial(leave_by_error, wrapped=iter), None),
         (close_inside, None),
         (drop, None),
         (rows_of, HapiError("does_not_fit", "x")),
     ],
 )
 def test_epoch_that_is_left_is_reported_as_unfinished(end, error):
-    loader, _, recorder, bars = recorded_loader(Source(error=error))
-    with suppress(ZeroDivisionError, HapiError):
+    loader, _, recorder, start_bar = recorded_loader(Source(error=error))
+    with suppress(ValueError, HapiError):
         end(loader)
     gc.collect()
     assert not recorder.report.is_finished
     assert recorder.report.samples == 4
-    assert not bars[0].is_open
+    assert start_bar.return_value.mock_calls[-1] == call.close()

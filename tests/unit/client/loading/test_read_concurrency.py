@@ -30,11 +30,8 @@ class World:
             MAX_READS,
             lambda: int(self.received),
             self._changed,
-            clock=self._clock,
+            clock=lambda: self.now,
         )
-
-    def _clock(self):
-        return self.now
 
     def _changed(self):
         self.num_changes += 1
@@ -89,28 +86,21 @@ class World:
         return [self.read(max_reads) for _ in range(number)]
 
 
-def test_limit_is_one_if_a_single_read_saturates_the_link():
-    world = World(link=500)
-    assert world.limits(6) == [1, 4, 1, 1, 1, 1]
-    assert world.limiter.equivalent_reads == 4
-
-
-def test_limit_is_highest_if_spans_are_short():
-    world = World(link=5000)
-    assert world.limits(5) == [1, 4, 4, 4, 4]
-    assert world.limiter.equivalent_reads == 1
-
-
-def test_limit_is_highest_if_flows_are_slow():
-    world = World(link=2000, flow=500)
-    assert world.limits(9) == [1, 4, 2, 4, 4, 4, 4, 4, 4]
-    assert world.limiter.equivalent_reads == 1
-
-
-def test_limit_is_two_if_that_hides_the_wait_for_the_first_byte():
-    world = World(link=1000, flow=900, between=0.02)
-    assert world.limits(7) == [1, 4, 2, 2, 2, 2, 2]
-    assert world.limiter.equivalent_reads == 2
+@pytest.mark.parametrize(
+    ("link", "limits", "equivalent"),
+    [
+        ({"link": 500}, [1, 4, 1, 1, 1, 1], 4),
+        ({"link": 5000}, [1, 4, 4, 4, 4], 1),
+        ({"link": 2000, "flow": 500}, [1, 4, 2, 4, 4, 4, 4, 4, 4], 1),
+        # Two hide the wait for the first byte.
+        ({"link": 1000, "flow": 900, "between": 0.02}, [1, 4, *[2] * 5], 2),
+    ],
+    ids=["one read saturates", "short spans", "slow flows", "wait"],
+)
+def test_limit_is_what_the_link_needs(link, limits, equivalent):
+    world = World(**link)
+    assert world.limits(len(limits)) == limits
+    assert world.limiter.equivalent_reads == equivalent
 
 
 def test_throughput_of_a_short_time_does_not_count():
@@ -130,18 +120,20 @@ def test_throughput_is_measured_again_after_some_reads():
     assert found[-1] == 1
 
 
-def test_limit_rises_if_flows_become_slow():
+@pytest.mark.parametrize(
+    ("change", "number", "last"),
+    [
+        ({"flow": 100}, 20, [4]),
+        ({"link": 250}, 40, [1] * 10),
+        ({"link": 100_000}, 20, [4] * 10),
+    ],
+    ids=["slow flows", "slow link", "fast link"],
+)
+def test_limit_follows_a_link_that_changes(change, number, last):
     world = World(link=500)
     world.limits(10)
-    world.flow = 100
-    assert world.limits(20)[-1] == 4
-
-
-def test_limit_stays_if_the_link_becomes_slow():
-    world = World(link=500)
-    world.limits(10)
-    world.link = 250
-    assert world.limits(40)[-10:] == [1] * 10
+    vars(world).update(change)
+    assert world.limits(number)[-len(last) :] == last
 
 
 def test_throughput_of_a_fast_link_does_not_count_on_a_slow_one():
@@ -150,13 +142,6 @@ def test_throughput_of_a_fast_link_does_not_count_on_a_slow_one():
     assert world.limits(50)[1:] == [MAX_READS] * 49
     world.link = 500
     assert world.limits(50) == [4, *[1] * 49]
-
-
-def test_limit_rises_if_the_link_becomes_fast():
-    world = World(link=500)
-    world.limits(10)
-    world.link = 100_000
-    assert world.limits(20)[-10:] == [MAX_READS] * 10
 
 
 def test_decoding_does_not_delay_reads():

@@ -8,13 +8,12 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from hapi_client import Connection, Credentials
 from hapi_client.planning import cache_listing as module
 from hapi_client.planning.cache_listing import CacheListing
-from hapi_client.planning.cache_tracker import CacheTracker, Entry
+from hapi_client.planning.cache_tracker import CacheTracker
 from hapi_client.swift.transport import CancelScope
 from hapi_protocol.data_index import IndexRow, Span
-from scripted_swift import Answer, scripted_swift
+from scripted_swift import Answer
 
 INFO = Answer(200, b'{"hapi": {"version": 1, "cache": true}}')
 
@@ -25,8 +24,8 @@ class Tracker(CacheTracker):
     def __init__(self):
         super().__init__("readwrite")
         self.identify("digest", "exact")
-        self.pages: list[set[Entry]] = []
-        self.whole: set[Entry] | None = None
+        self.pages = []
+        self.whole = None
 
     def add(self, entries):
         self.pages.append(set(entries))
@@ -52,24 +51,26 @@ def spans(*shards):
 ONE_SPLIT = (spans("train/a.tar"),)
 
 
-def listed(tracker, *answers, splits=ONE_SPLIT, times=1):
-    """Returns the queries, except those of ``/info``."""
-    with scripted_swift() as swift:
+@pytest.fixture
+def listed(swift, connection):
+    """Returns the queries of listings, except those of ``/info``."""
+
+    def queries(tracker, *answers, splits=ONE_SPLIT, times=1):
         swift.script(*answers)
-        login = Credentials.v1(swift.auth_url, "test:tester", "testing")
-        with Connection(login) as connection:
-            listing = CacheListing(connection, "photos", splits, tracker)
-            for _ in range(times):
-                listing.read()
+        listing = CacheListing(connection, "photos", splits, tracker)
+        for _ in range(times):
+            listing.read()
         paths = [urlsplit(each.path) for each in swift.requests]
-    return [
-        parse_qs(path.query, keep_blank_values=True)
-        for path in paths
-        if path.path != "/info"
-    ]
+        return [
+            parse_qs(path.query, keep_blank_values=True)
+            for path in paths
+            if path.path != "/info"
+        ]
+
+    return queries
 
 
-def test_all_pages_are_read_and_tracked_at_once():
+def test_all_pages_are_read_and_tracked_at_once(listed):
     tracker = Tracker()
     queries = listed(
         tracker,
@@ -98,29 +99,25 @@ def test_all_pages_are_read_and_tracked_at_once():
         ([spans("a//b.tar", "a//c.tar")], ["photos/a//"]),
     ],
 )  # fmt: skip
-def test_only_the_folders_of_the_data_are_listed(splits, sources):
+def test_only_the_folders_of_the_data_are_listed(listed, splits, sources):
     answers = [each for _ in sources for each in (INFO, page(None))]
     queries = listed(Tracker(), *answers, splits=splits)
     assert [each["source"] for each in queries] == [[s] for s in sources]
 
 
 @pytest.mark.parametrize("status", [401, 403])
-def test_refused_listing_is_not_repeated(status, caplog):
+def test_refused_listing_is_not_repeated(listed, status, caplog):
     tracker = Tracker()
     # A 401 is tried again with another token.
     refusals = [Answer(status)] * (2 if status == 401 else 1)
     queries = listed(tracker, INFO, *refusals, times=3)
     assert len(queries) == len(refusals)
     assert tracker.whole is None
-    state = tracker.state()
-    assert state is not None
-    assert state.hit_rate == 0.0
+    assert tracker.state().hit_rate == 0.0
     assert not [r for r in caplog.records if r.levelno >= logging.WARNING]
 
 
-def test_a_failure_is_logged_once_and_changes_nothing(
-    caplog,
-):
+def test_a_failure_is_logged_once_and_changes_nothing(listed, caplog):
     tracker = Tracker()
     answers = [INFO, page("m", "photos/train/a.tar"), Answer(503)]
     queries = listed(tracker, *answers, INFO, Answer(503), times=2)
@@ -132,7 +129,7 @@ def test_a_failure_is_logged_once_and_changes_nothing(
     assert "cannot list the cached features of photos" in caplog.text
 
 
-def test_a_listing_ends_at_its_deadline(monkeypatch, caplog):
+def test_a_listing_ends_at_its_deadline(listed, monkeypatch, caplog):
     monkeypatch.setattr(module, "LISTING_SECONDS", 0.0)
     tracker = Tracker()
     assert listed(tracker, INFO) == []
@@ -141,21 +138,14 @@ def test_a_listing_ends_at_its_deadline(monkeypatch, caplog):
 
 
 @pytest.mark.parametrize("mode", ["off", "readwrite"])
-def test_nothing_is_listed_without_a_cache_or_a_model(mode):
+def test_nothing_is_listed_without_a_cache_or_a_model(listed, mode):
     assert listed(CacheTracker(mode)) == []
 
 
-def test_a_listing_is_read_in_a_thread_of_its_own():
+def test_a_listing_is_read_in_a_thread_of_its_own(swift, connection):
     tracker = Tracker()
-    with scripted_swift() as swift:
-        swift.script(INFO, page(None, "photos/train/a.tar"))
-        login = Credentials.v1(swift.auth_url, "test:tester", "testing")
-        with Connection(login) as connection:
-            listing = CacheListing(
-                connection, "photos", [spans("train/a.tar")], tracker
-            )
-            listing.start(CancelScope())
-            assert listing._thread is not None
-            listing._thread.join(20)
-    assert tracker.whole is not None
+    swift.script(INFO, page(None, "photos/train/a.tar"))
+    listing = CacheListing(connection, "photos", ONE_SPLIT, tracker)
+    listing.start(CancelScope())
+    listing._thread.join(20)
     assert len(tracker.whole) == 1

@@ -9,6 +9,7 @@ from hapi_protocol.data_index import IndexRow, Span
 from hapi_protocol.headers import cache_key, feature_etag
 from hapi_protocol.transforms import Training
 from hapi_splitter.planner.cache_plan import CacheState
+from simulated_tiers import Clock
 
 DEEP = (9, "float32")
 EARLY = (3, "float32")
@@ -38,16 +39,9 @@ def entry(span, transform="eval", tag="exact"):
     return span.shard, cache_key(etag, span.byte_range)
 
 
-class Clock:
-    now = 100.0
-
-    def __call__(self):
-        return self.now
-
-
 @pytest.fixture
 def clock():
-    return Clock()
+    return Clock(100.0)
 
 
 def tracker_of(clock, mode="readwrite", variants=1):
@@ -60,6 +54,8 @@ def tracker_of(clock, mode="readwrite", variants=1):
 def test_listed_features_are_found(clock):
     tracker = tracker_of(clock)
     assert tracker.cached_route(FIRST, None) is None
+    tracker.replace([entry(FIRST, tag="of another torch")], clock())
+    assert tracker.cached_route(FIRST, None) is None
     tracker.replace([entry(FIRST)], clock())
     assert tracker.cached_route(FIRST, None) == DEEP
     for other in (
@@ -70,12 +66,6 @@ def test_listed_features_are_found(clock):
     ):
         assert tracker.cached_route(other, None) is None
     assert tracker.cached_route(FIRST, Training(7, 0)) is None
-
-
-def test_entries_of_a_worker_with_other_numerics_are_not_found(clock):
-    tracker = tracker_of(clock)
-    tracker.replace([entry(FIRST, tag="another torch")], clock())
-    assert tracker.cached_route(FIRST, None) is None
 
 
 def test_routes_in_use_are_read_the_fastest_first(clock):
@@ -109,25 +99,17 @@ def test_responses_show_what_is_cached(clock, states, is_cached):
     assert (tracker.cached_route(FIRST, None) == DEEP) is is_cached
 
 
-def test_entries_missing_in_a_listing_are_forgotten(clock):
-    tracker = tracker_of(clock)
-    tracker.record(DEEP, FIRST, None, "hit")
-    tracker.record(DEEP, SECOND, None, "store")
-    clock.now += 60
-    tracker.replace([entry(FIRST)], clock())
-    assert tracker.cached_route(FIRST, None) == DEEP
-    assert tracker.cached_route(SECOND, None) is None
-
-
-def test_new_entries_may_be_missing_in_a_listing(clock):
+def test_entries_missing_in_a_listing_are_forgotten_unless_new(clock):
     tracker = tracker_of(clock)
     tracker.record(DEEP, FIRST, None, "store")
+    tracker.record(DEEP, SECOND, None, "hit")
     clock.now += 1
     tracker.replace([], clock())
     assert tracker.cached_route(FIRST, None) == DEEP
     clock.now += 60
-    tracker.replace([], clock())
+    tracker.replace([entry(SECOND)], clock())
     assert tracker.cached_route(FIRST, None) is None
+    assert tracker.cached_route(SECOND, None) == DEEP
 
 
 def test_page_of_a_listing_only_adds_entries(clock):

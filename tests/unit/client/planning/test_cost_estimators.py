@@ -108,9 +108,7 @@ def test_link_is_estimated_from_the_first_read_that_waits(job, flows):
     assert rates[-1] == pytest.approx(3.2e6, rel=0.1)
 
 
-def test_faster_link_is_found_if_reads_no_longer_wait(
-    job,
-):
+def test_faster_link_is_found_if_reads_no_longer_wait(job):
     job.estimates.link = LinkEstimator(2e6)
     fast = WindowMetrics(
         5.0,
@@ -129,9 +127,7 @@ def test_faster_link_is_found_if_reads_no_longer_wait(
     assert rates[-1] == pytest.approx(20.0)
 
 
-def test_link_is_not_estimated_from_a_window_without_bytes(
-    job,
-):
+def test_link_is_not_estimated_from_a_window_without_bytes(job):
     idle = WindowMetrics(
         5.0, samples={RAW: 64}, reading_share=0.9, raw_read_seconds=20.0
     )
@@ -152,12 +148,7 @@ def test_link_is_not_estimated_from_a_window_without_bytes(
     ],
 )
 def test_server_share_follows_the_load_and_the_read_queue(
-    job,
-    samples,
-    cpu_busy,
-    push_seconds,
-    max_pushed,
-    share,
+    job, samples, cpu_busy, push_seconds, max_pushed, share
 ):
     window = WindowMetrics(
         5.0,

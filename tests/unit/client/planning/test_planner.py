@@ -9,7 +9,7 @@ import threading
 import time
 import weakref
 from types import SimpleNamespace
-from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -17,7 +17,6 @@ from hapi_client.metrics.window_collector import MetricsCollector
 from hapi_client.metrics.window_metrics import WindowMetrics
 from hapi_client.planning import planner as planning
 from hapi_client.planning.cost_estimators import CostEstimators
-from hapi_client.planning.device_profile import LocalFacts
 from hapi_client.planning.inputs import RemainingWork
 from hapi_client.planning.loop_probe import TrainingThreadProbe
 from hapi_client.planning.planner import JobPlanner
@@ -54,9 +53,8 @@ class Connection:
 
 
 def planner_of(connection):
-    parts: Any = SimpleNamespace(connection=connection, measure=None)
     return JobPlanner(
-        parts,
+        SimpleNamespace(connection=connection, measure=None),
         CostEstimators(pushdown_concurrency=lambda: 4, train_on_cpu=True),
         RouteScheduler({RAW_ROUTE: 1.0}),
         MetricsCollector(lambda: 0),
@@ -75,31 +73,24 @@ def threads():
     ],
 )
 def test_attempts_that_fail_are_logged_and_repeated(
-    error,
-    text,
-    caplog,
-    monkeypatch,
+    error, text, caplog, monkeypatch
 ):
     monkeypatch.setattr(planning, "RETRY_SECONDS", 0.01)
     connection = Connection(error)
     planner = planner_of(connection)
     planner.begin()
-    try:
+    with contextlib.closing(planner):
         assert planner.wait(5)
         deadline = time.monotonic() + 5
         while connection.attempts < 3 and time.monotonic() < deadline:
             time.sleep(0.01)
-    finally:
-        planner.close()
     assert connection.attempts >= 3
     assert text in caplog.text
     assert planner.plan is None
     assert not threads()
 
 
-def test_thread_ends_if_the_planner_is_dropped(
-    caplog,
-):
+def test_thread_ends_if_the_planner_is_dropped(caplog):
     # A log record would keep the error, and with it the planner.
     caplog.set_level(logging.ERROR)
     planner = planner_of(Connection(ClientError("not_connected", "none")))
@@ -120,10 +111,8 @@ PROBE = ProbeSamples((), 1.0)
 
 
 def test_error_of_measuring_is_left_to_the_planning_thread():
-    def fail(probe):
-        raise ClientError("bad_sample", "none of the samples decodes")
-
-    measurement = TrainingThreadProbe(fail)
+    error = ClientError("bad_sample", "none of the samples decodes")
+    measurement = TrainingThreadProbe(Mock(side_effect=error))
     measurement.request(PROBE)
     measurement.span_arrived()
 
@@ -133,16 +122,7 @@ def test_error_of_measuring_is_left_to_the_planning_thread():
 
 
 def test_measurement_can_be_repeated_after_an_interrupt():
-    asked = []
-    measured: Any = SimpleNamespace()
-
-    def measure(probe):
-        asked.append(probe)
-        if len(asked) == 1:
-            raise KeyboardInterrupt
-        found: LocalFacts = measured
-        return found
-
+    measure = Mock(side_effect=[KeyboardInterrupt, "facts"])
     measurement = TrainingThreadProbe(measure)
     measurement.request(PROBE)
     with pytest.raises(KeyboardInterrupt):
@@ -150,10 +130,10 @@ def test_measurement_can_be_repeated_after_an_interrupt():
     assert "ended during the measurement" in str(measurement.take_failure())
 
     measurement.span_arrived()
-    assert asked == [PROBE]
+    measure.assert_called_once_with(PROBE)
     measurement.request(PROBE)
     measurement.span_arrived()
-    assert measurement.facts is measured
+    assert measurement.facts == "facts"
 
 
 @pytest.mark.parametrize(
@@ -167,14 +147,11 @@ def test_measurement_can_be_repeated_after_an_interrupt():
     ],
 )
 def test_job_does_not_measure_near_its_end(
-    monkeypatch,
-    epochs,
-    so_far,
-    reason,
+    monkeypatch, epochs, so_far, reason
 ):
     planner = planner_of(Connection(RuntimeError()))
     asked = []
-    parts: Any = planner._parts
+    parts = planner._parts
     parts.remaining_work = RemainingWork(200, epochs)
     parts.samples_so_far = lambda: so_far
     parts.earlier_samples = lambda: 0

@@ -67,9 +67,7 @@ def test_no_route_runs_further_ahead_than_allowed_when_others_are_full(
         assert ahead <= MAX_AHEAD_SPANS * max(sizes) + 1e-6
 
 
-def test_route_without_room_is_skipped_until_too_far_behind(
-    halves,
-):
+def test_route_without_room_is_skipped_until_too_far_behind(halves):
     chosen = [halves.choose(10, raw_only) for _ in range(50)]
     assert chosen == ["raw"] * 4 + [None] * 46
     # Spans that had to wait add no deficit.
@@ -90,27 +88,17 @@ def test_changed_weights_apply_at_once():
 @pytest.mark.parametrize(
     "weights", [{}, {"a": 0.5}, {"a": 1.5, "b": -0.5}, {"a": 0.6, "b": 0.6}]
 )
-def test_weights_that_are_no_shares_are_refused(
-    weights,
-):
+def test_weights_that_are_no_shares_are_refused(weights):
     with pytest.raises(ValueError, match="do not sum to 1"):
         RouteScheduler(weights)
 
 
-def test_avoided_route_gets_its_deficit_of_a_few_spans_later(
-    halves,
-):
+def test_avoided_route_gets_its_deficit_of_a_few_spans_later(halves):
     last = [halves.choose(8, always, {"raw"}) for _ in range(20)]
     first = [halves.choose(8, always) for _ in range(20)]
     assert last == ["push"] * 20
     assert first[:3] == ["raw"] * 3
     assert 11 <= first.count("raw") <= 13
-
-
-def test_span_waits_if_only_an_avoided_route_has_room(
-    halves,
-):
-    assert halves.choose(8, raw_only, {"raw"}) is None
 
 
 def test_other_routes_keep_their_shares_while_one_is_avoided():
@@ -122,9 +110,9 @@ def test_other_routes_keep_their_shares_while_one_is_avoided():
     assert alone.count("b") <= 8
 
 
-def test_only_route_is_used_although_it_is_avoided():
-    scheduler = RouteScheduler({"a": 1.0})
-    assert scheduler.choose(8, always, {"a"}) == "a"
+def test_avoided_route_is_used_only_if_there_is_no_other(halves):
+    assert halves.choose(8, raw_only, {"raw"}) is None
+    assert RouteScheduler({"a": 1.0}).choose(8, always, {"a"}) == "a"
 
 
 SLOW_RAW = {"raw": 4.0, "push": 0.5}
@@ -148,12 +136,7 @@ SLOW_PUSH = {"raw": 0.1, "push": 3.0}
     ],
 )
 def test_routes_that_finish_after_all_others_are_stragglers(
-    raw_weight,
-    seconds,
-    rate,
-    left,
-    unfinished,
-    stragglers,
+    raw_weight, seconds, rate, left, unfinished, stragglers
 ):
     weights = {"raw": raw_weight, "push": 1 - raw_weight}
     found = straggling_routes(weights, seconds, rate, left, unfinished)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from itertools import zip_longest
+from itertools import chain, product, zip_longest
 
 import pytest
 from hypothesis import assume, given
@@ -20,14 +20,6 @@ from hapi_client.sampling.sampler import (
 SIZES = st.lists(st.integers(1, 70), min_size=0, max_size=30)
 BATCH = st.integers(1, 50)
 PARTITIONS = st.builds(EpochPartition, st.integers(1, 6), st.integers(1, 4))
-
-EXPECTED = [
-    (0, 1), (1, 1), (0, 2), (2, 0), (2, 2), (1, 0), (0, 0), (2, 3), (2, 1)
-]  # fmt: skip
-EXPECTED_OF_PARTITIONS = [
-    [(0, 0), (2, 0), (0, 1), (2, 1)],
-    [(0, 2), (2, 3), (1, 0), (2, 2), (1, 1)],
-]
 
 
 def config(batch_size=8, *numbers, **options):
@@ -93,16 +85,8 @@ def shared_epochs(draw):
     return order, ranks, workers
 
 
-def all_readers(ranks, workers, first_step=0):
-    return [
-        Reader(rank, ranks, worker, workers, first_step)
-        for rank in range(ranks)
-        for worker in range(workers)
-    ]
-
-
 @given(SIZES, BATCH, PARTITIONS, st.integers(0, 5), st.integers(1, 9))
-def test_each_sample_is_delivered_exactly_once(
+def test_epoch_is_complete_in_few_pieces_and_bounded_memory(
     sizes, batch, partition, epoch, buffer
 ):
     settings = SamplerConfig(batch, partition, buffer)
@@ -110,22 +94,25 @@ def test_each_sample_is_delivered_exactly_once(
     got = delivered(order)
     assert len(got) == sum(sizes)
     assert set(got) == everything(sizes)
+    plan = order.read_plan()
+    assert len(plan.pieces) <= len(sizes) + partition.num_partitions - 1
+    width = max(1, buffer // partition.batch_partitions)
+    max_waiting = width * partition.num_partitions * max(sizes, default=0)
+    fetched = num_delivered = 0
+    opened = -1
+    for each in plan.batches:
+        for position in each.positions.tolist():
+            while opened < position:
+                opened += 1
+                fetched += len(plan.pieces[opened])
+            assert fetched - num_delivered <= max_waiting
+            num_delivered += 1
 
 
 @given(SIZES, BATCH)
 def test_index_order_is_that_of_the_index(sizes, batch):
     order = index_order(sizes, config(batch))
     assert delivered(order) == sorted(everything(sizes))
-
-
-@given(shared_epochs())
-def test_readers_read_each_row_once(shared):
-    order, ranks, workers = shared
-    read = Counter()
-    for reader in all_readers(ranks, workers):
-        read += rows_read(order.read_plan(reader))
-    assert set(read.values()) <= {1}
-    assert set(read) == set(delivered(order))
 
 
 @given(shared_epochs())
@@ -141,13 +128,20 @@ def test_all_ranks_have_every_step_with_equal_batches(shared):
 
 
 @given(shared_epochs(), st.data())
-def test_samples_of_a_step_do_not_depend_on_readers_and_resume(shared, data):
+def test_readers_share_the_samples_of_each_step_and_resume(shared, data):
     order, ranks, workers = shared
     first = data.draw(st.just(0) | st.integers(0, order.num_steps))
+    read = Counter()
     together = {}
-    for reader in all_readers(ranks, workers, first):
-        for step, samples in samples_of(order.read_plan(reader)).items():
+    for worker, rank in product(range(workers), range(ranks)):
+        read += rows_read(
+            order.read_plan(Reader(rank, ranks, worker, workers))
+        )
+        plan = order.read_plan(Reader(rank, ranks, worker, workers, first))
+        for step, samples in samples_of(plan).items():
             together.setdefault(step, []).extend(samples)
+    assert set(read.values()) <= {1}
+    assert set(read) == set(delivered(order))
     alone = samples_of(order.read_plan())
     assert {step: sorted(each) for step, each in together.items()} == {
         step: sorted(each) for step, each in alone.items() if step >= first
@@ -158,48 +152,14 @@ def test_samples_of_a_step_do_not_depend_on_readers_and_resume(shared, data):
 def test_workers_alternate_as_in_a_data_loader(shared):
     order, _, workers = shared
     for first in (0, 1, 5):
+        readers = [Reader(0, 1, n, workers, first) for n in range(workers)]
         steps = [
-            [
-                batch.step
-                for batch in order.read_plan(
-                    Reader(0, 1, worker, workers, first)
-                ).batches
-            ]
-            for worker in range(workers)
+            [batch.step for batch in order.read_plan(reader).batches]
+            for reader in readers
         ]
-        alternating = [
-            step
-            for each in zip_longest(*steps)
-            for step in each
-            if step is not None
-        ]
+        turns = chain.from_iterable(zip_longest(*steps))
+        alternating = [step for step in turns if step is not None]
         assert alternating == list(range(first, order.num_steps))
-
-
-@given(SIZES, BATCH, PARTITIONS, st.integers(1, 9))
-def test_waiting_samples_are_bounded(sizes, batch, partition, buffer):
-    settings = SamplerConfig(batch, partition, buffer)
-    plan = shuffled_order(sizes, settings, seed=1, epoch=0).read_plan()
-    width = max(1, buffer // partition.batch_partitions)
-    max_waiting = width * partition.num_partitions * max(sizes, default=0)
-    fetched = num_delivered = 0
-    opened = -1
-    for each in plan.batches:
-        for position in each.positions.tolist():
-            while opened < position:
-                opened += 1
-                fetched += len(plan.pieces[opened])
-            assert fetched - num_delivered <= max_waiting
-            num_delivered += 1
-
-
-@given(SIZES, BATCH, PARTITIONS)
-def test_few_spans_are_cut_into_pieces(sizes, batch, partition):
-    order = shuffled_order(
-        sizes, SamplerConfig(batch, partition), seed=2, epoch=1
-    )
-    pieces = order.read_plan().pieces
-    assert len(pieces) <= len(sizes) + partition.num_partitions - 1
 
 
 def test_single_partition_leaves_spans_whole():
@@ -220,30 +180,30 @@ def test_another_seed_or_epoch_gives_another_order(change, partition):
     assert delivered(one) == delivered(shuffled_order(sizes, settings, **base))
 
 
-def test_order_is_the_same_in_every_release():
-    settings = config(4, buffer_spans=2)
+@pytest.mark.parametrize(
+    ("partition", "expected"),
+    [
+        ((1, 1), [[(0, 1), (1, 1), (0, 2), (2, 0)],
+                  [(2, 2), (1, 0), (0, 0), (2, 3)],
+                  [(2, 1)]]),
+        ((2, 2), [[(0, 0), (2, 0), (0, 1), (2, 1)],
+                  [(0, 2), (2, 3), (1, 0), (2, 2), (1, 1)]]),
+    ],
+)  # fmt: skip
+def test_order_is_the_same_in_every_release(partition, expected):
+    settings = config(4, *partition, buffer_spans=2)
     order = shuffled_order([3, 2, 4], settings, seed=7, epoch=2)
-    assert delivered(order) == EXPECTED
-
-
-def test_partitioned_order_is_the_same_in_every_release():
-    settings = config(4, 2, 2, buffer_spans=2)
-    order = shuffled_order([3, 2, 4], settings, seed=7, epoch=2)
-    assert (
-        list(samples_of(order.read_plan()).values()) == EXPECTED_OF_PARTITIONS
-    )
+    assert list(samples_of(order.read_plan()).values()) == expected
 
 
 @pytest.mark.parametrize("partition", [(1, 1), (8, 1), (8, 4)])
-def test_batch_mixes_spans(partition):
+def test_order_is_well_shuffled(partition):
     order = shuffled_order([64] * 300, config(32, *partition), seed=0, epoch=0)
     mixed = [len(set(b.positions.tolist())) for b in order.read_plan().batches]
     assert min(mixed) >= 4
 
-
-@pytest.mark.parametrize("partition", [(1, 1), (8, 1), (8, 4)])
-def test_position_in_the_index_does_not_predict_the_step(partition):
-    """The rank correlation of 100 spans is below three deviations."""
+    # The rank correlation of index and step of 100 spans is below three
+    # deviations.
     sizes = [16] * 100
     order = shuffled_order(sizes, config(16, *partition), seed=5, epoch=0)
     places = [16 * span + row for span, row in delivered(order)]

@@ -57,47 +57,48 @@ def connect(fast):
     return opened
 
 
-# --- environment ------------------------------------------------------------
+V1_USER = {"auth_url": "http://v1/auth", "username": "u", "password": "k"}
+APPLICATION_USER = {
+    "auth_url": "http://v3/v3",
+    "application_credential_id": "ac1",
+    "application_credential_secret": "of-ac1",
+}
 
 
 @pytest.mark.parametrize(
-    ("environ", "plugin", "source"),
+    ("environ", "source", "plugin", "options"),
     [
-        (V1, "v1", "ST_AUTH"),
-        (V3, "v3password", "OS_AUTH_URL"),
-        ({**V3, **V1}, "v1", "ST_AUTH"),
-        ({**V3, **APPLICATION}, "v3applicationcredential", "OS_AUTH_URL"),
-    ],
-)
-def test_first_set_variable_selects_the_plugin(environ, plugin, source):
-    found = Credentials.from_environment(environ)
-    assert (found.plugin, found.source) == (plugin, source)
-    assert found.make_plugin().auth_url == found.auth_url
-    for secret in ("'k'", "of-ann", "of-ac1"):
-        assert secret not in repr(found)
-
-
-@pytest.mark.parametrize(
-    ("environ", "options"),
-    [
-        (V1, {"auth_url": "http://v1/auth", "username": "u", "password": "k"}),
-        (V3, {**USER, "user_domain_id": "default"}),
+        (V1, "ST_AUTH", "v1", V1_USER),
+        ({**V3, **V1}, "ST_AUTH", "v1", V1_USER),
+        (
+            V3,
+            "OS_AUTH_URL",
+            "v3password",
+            {**USER, "user_domain_id": "default"},
+        ),
         (
             {**V3, "OS_USER_DOMAIN_NAME": "people"},
+            "OS_AUTH_URL",
+            "v3password",
             {**USER, "user_domain_name": "people"},
         ),
         (
             {**V3, **APPLICATION},
-            {
-                "auth_url": "http://v3/v3",
-                "application_credential_id": "ac1",
-                "application_credential_secret": "of-ac1",
-            },
+            "OS_AUTH_URL",
+            "v3applicationcredential",
+            APPLICATION_USER,
         ),
     ],
 )
-def test_plugin_options_come_from_the_environment(environ, options):
-    assert Credentials.from_environment(environ).options == options
+def test_first_set_variable_selects_the_plugin_with_its_options(
+    environ, source, plugin, options
+):
+    found = Credentials.from_environment(environ)
+    assert (found.plugin, found.source) == (plugin, source)
+    assert found.options == options
+    assert found.make_plugin().auth_url == found.auth_url
+    for secret in ("'k'", "of-ann", "of-ac1"):
+        assert secret not in repr(found)
 
 
 @pytest.mark.parametrize(
@@ -137,9 +138,6 @@ def test_missing_or_bad_variable_is_named(environ, message):
 def test_interface_is_read_from_either_variable(environ, interface):
     found = Credentials.from_environment({**V3, **environ})
     assert found.interface == interface
-
-
-# --- clouds.yaml ------------------------------------------------------------
 
 
 @pytest.fixture
@@ -190,20 +188,15 @@ def test_cloud_gives_all_settings_and_merges_secrets(clouds):
 
 
 def test_environment_overrides_the_cloud(clouds):
-    found = Credentials.from_environment(
-        {
-            **clouds,
-            "OS_INTERFACE": "admin",
-            "OS_INSECURE": "false",
-            "OS_STORAGE_URL": "http://store/v1/A",
-        }
-    )
+    variables = {
+        "OS_INTERFACE": "admin",
+        "OS_INSECURE": "false",
+        "OS_STORAGE_URL": "http://store/v1/A",
+    }
+    found = Credentials.from_environment({**clouds, **variables})
     assert found.interface == "admin"
     assert found.tls.verify is True
     assert found.storage_url == "http://store/v1/A"
-
-
-def test_v1_variables_come_before_a_cloud(clouds):
     assert Credentials.from_environment({**clouds, **V1}).source == "ST_AUTH"
 
 
@@ -234,7 +227,7 @@ def test_missing_openstacksdk_names_the_extra(monkeypatch):
 
 
 def test_clouds_log_in_with_either_auth(connect, clouds, tmp_path):
-    path = Path(clouds["OS_CLIENT_CONFIG_FILE"])
+    path = tmp_path / "clouds.yaml"
     with scripted_swift() as swift:
         swift.script(INFO)
         service = IdentityService(USERS)
@@ -249,9 +242,6 @@ def test_clouds_log_in_with_either_auth(connect, clouds, tmp_path):
                 with connect({**clouds, "OS_CLOUD": name}) as connection:
                     assert connection.account == account
                     assert connection.require_hapi()
-
-
-# --- endpoints and TLS ------------------------------------------------------
 
 
 @pytest.mark.parametrize("interface", ["public", "internal", "admin"])
@@ -289,26 +279,17 @@ def tls_servers(authority, *, asks_clients=False):
         yield v1, {**V3, "OS_AUTH_URL": service.url}, swift
 
 
-def test_ca_bundle_is_used_for_both_services(connect, authority):
+def test_ca_bundle_is_used_for_both_services_before_that_of_requests(
+    connect, authority, tmp_path, monkeypatch
+):
+    other = certificates.Authority(tmp_path, "other")
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", other.ca_file)
     trust = {"OS_CACERT": authority.ca_file}
     with tls_servers(authority) as (v1, v3, swift):
         for environ in (v1, v3):
             with connect({**environ, **trust}) as connection:
                 assert connection.require_hapi()
     assert len(swift.requests) == 2
-
-
-def test_ca_bundle_overrides_that_of_requests(
-    connect, authority, tmp_path, monkeypatch
-):
-    other = certificates.Authority(tmp_path, "other")
-    monkeypatch.setenv("REQUESTS_CA_BUNDLE", other.ca_file)
-    trust = {"OS_CACERT": authority.ca_file}
-    with (
-        tls_servers(authority) as (v1, _, _),
-        connect({**v1, **trust}) as connection,
-    ):
-        assert connection.require_hapi()
 
 
 def test_unknown_authority_is_refused_without_retries(

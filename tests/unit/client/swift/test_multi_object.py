@@ -141,10 +141,7 @@ def test_row_without_a_status_is_refused(swift, connection):
     ("status", "kind"), [(404, RightsError), (503, UnavailableError)]
 )
 def test_refused_request_fails_before_any_row_without_a_retry(
-    swift,
-    connection,
-    status,
-    kind,
+    swift, connection, status, kind
 ):
     swift.script(Answer(status))
     with pytest.raises(kind):
@@ -154,10 +151,7 @@ def test_refused_request_fails_before_any_row_without_a_retry(
 
 @pytest.mark.parametrize("reads_all", [True, False])
 def test_response_is_closed_after_its_reader(
-    swift,
-    connection,
-    monkeypatch,
-    reads_all,
+    swift, connection, monkeypatch, reads_all
 ):
     bodies: list[ResponseBody] = []
     original = Connection._open
