@@ -81,9 +81,7 @@ def test_prefix_suffix_and_tail_equal_the_model_at_every_cut(subject, fast):
                 assert_equivalent(parts.tail(features), expected)
 
 
-def test_loaded_package_equals_exported_region_bit_for_bit(
-    subject,
-):
+def test_loaded_package_equals_exported_region_bit_for_bit(subject):
     frozen, loaded = subject.parts.frozen, subject.loaded
     samples = subject.samples()
     # Fast regions, as on both tiers: in-place weights of a package have

@@ -7,10 +7,7 @@ import torch
 from torch import nn
 
 from hapi_protocol.errors import FreezeError
-from hapi_splitter.freezing.split_model import (
-    default_freeze,
-    split,
-)
+from hapi_splitter.freezing.split_model import default_freeze, split
 from hapi_splitter.package.reader import load_package
 from hapi_splitter.package.writer import package_bytes
 

@@ -10,28 +10,12 @@ import pytest
 
 from framed_objects import framed
 from hapi_protocol.errors import AnnotationError
-from hapi_protocol.multi_object import (
-    END,
-    ObjectEntry,
-    iter_objects,
-    padding,
-)
+from hapi_protocol.multi_object import END, ObjectEntry, iter_objects, padding
 
 MAX_BYTES = 5000
 NAMES = (
-    "a.jpg",
-    "a.png",
-    "a",
-    "a.tar.gz",
-    "dir/a.jpg",
-    "/leading",
-    "../up",
-    "00000001.json",
-    "a\nb",
-    "ü.jpg",
-    "日" * 341,
-    "x" * 1024,
-    "a.jpg",
+    *("a.jpg", "a.png", "a", "a.tar.gz", "dir/a.jpg", "/leading", "../up"),
+    *("00000001.json", "a\nb", "ü.jpg", "日" * 341, "x" * 1024, "a.jpg"),
 )
 
 
@@ -63,15 +47,10 @@ def read(data, num_objects):
 
 def test_objects_with_any_name_survive_the_framing():
     objects = sample()
-
     assert list(read(framed(objects), len(objects))) == objects
-
-
-def test_body_is_a_tar_without_names_of_objects():
-    objects = sample()
+    # The tar has no names of objects.
     with tarfile.open(fileobj=io.BytesIO(framed(objects))) as archive:
         members = [(info.name, info.size) for info in archive]
-
     assert members[:3] == [
         ("00000000.json", members[0][1]),
         ("00000000.img", 0),
@@ -88,6 +67,10 @@ def test_another_number_of_objects_is_refused(difference):
 
 
 def test_object_over_the_limit_is_skipped_with_an_error():
+    assert json.loads(ObjectEntry(0, "a", 200, "e").meta()) == {
+        "status": 200,
+        "etag": "e",
+    }
     objects = [
         (ObjectEntry(0, "long", 200, "e"), bytes(MAX_BYTES + 1)),
         (ObjectEntry(1, "next", 200, "f"), b"next"),
@@ -100,21 +83,9 @@ def test_object_over_the_limit_is_skipped_with_an_error():
     assert following == objects[1]
 
 
-def test_meta_is_status_and_etag():
-    entry = ObjectEntry(0, "a", 200, "e")
-
-    assert json.loads(entry.meta()) == {"status": 200, "etag": "e"}
-
-
 def entry_of(position=0, **changes):
-    fields = {
-        "index": 0,
-        "key": "a",
-        "status": 404,
-        "etag": None,
-        "error": "not_found: x",
-        **changes,
-    }
+    fields = {"index": 0, "key": "a", "status": 404, "etag": None}
+    fields |= {"error": "not_found: x", **changes}
     return member(f"{position:08d}.json", json.dumps(fields).encode())
 
 

@@ -17,17 +17,14 @@ from hapi_protocol.transforms import (
 numbers = st.integers(0, MAX_NUMBER)
 
 
-def test_eval_is_not_a_training_transform():
-    assert parse_transform("eval") is None
-
-
 @given(seed=numbers, epoch=numbers)
 def test_training_survives_its_text(seed, epoch):
     training = Training(seed, epoch)
     assert parse_transform(str(training)) == training
 
 
-def test_text_of_training():
+def test_accepted_texts():
+    assert parse_transform("eval") is None
     text = f"train;seed=0;epoch={MAX_NUMBER}"
     assert parse_transform(text) == Training(0, MAX_NUMBER)
 

@@ -95,9 +95,7 @@ def option(problem, cut, encoding):
 
 
 @pytest.mark.parametrize("rate", [None, 2e5])
-def test_changed_bandwidth_equals_a_problem_built_with_it(
-    rate,
-):
+def test_changed_bandwidth_equals_a_problem_built_with_it(rate):
     one_off = StartupCost(3e6, 2.0, 1.0, upload_bytes_per_second=rate)
     wide = replace(CONDITIONS, link_bytes_per_second=3e6)
     built = build(one_off=one_off, conditions=wide)
@@ -333,11 +331,7 @@ def test_invalid_conditions_are_refused(changes, message):
         ((), 1, ()),
     ],
 )
-def test_candidate_cuts(
-    sizes,
-    raw_bytes,
-    expected,
-):
+def test_candidate_cuts(sizes, raw_bytes, expected):
     cuts = [
         CutFacts(index, "n", "aten.relu.default", (1,), size, flops)
         for index, (size, flops) in enumerate(sizes, 1)

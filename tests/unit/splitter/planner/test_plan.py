@@ -148,9 +148,7 @@ def test_no_named_plan_is_faster(problem):
 
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(problems())
-def test_plan_is_feasible_and_its_weights_sum_to_one(
-    problem,
-):
+def test_plan_is_feasible_and_its_weights_sum_to_one(problem):
     plan = solve(problem)
     assert sum(weight for _, weight in plan.mix) == pytest.approx(1)
     assert all(weight > 0 for _, weight in plan.mix)
@@ -251,9 +249,7 @@ def test_higher_startup_cost_never_helps(problem, costs):
 
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(problems())
-def test_push_down_is_chosen_from_the_break_even_samples(
-    problem,
-):
+def test_push_down_is_chosen_from_the_break_even_samples(problem):
     plan = solve_fast(problem)
     if plan.pays_from_samples is None:
         assert not plan.pushes
