@@ -81,9 +81,12 @@ def png_header(width, height):
 
 
 @pytest.mark.filterwarnings("error")
-def test_number_of_pixels_is_limited_from_the_header():
+def test_huge_image_is_refused_from_its_header():
     with pytest.raises(SampleError, match=r"50000x50000 .* over the limit"):
         decode_image(png_header(50_000, 50_000))
+
+
+def test_max_pixels_is_enforced():
     assert decode_image(picture(), max_pixels=1200).shape == (3, 30, 40)
     with pytest.raises(SampleError, match="limit of 1199 pixels"):
         decode_image(picture(), max_pixels=1199)

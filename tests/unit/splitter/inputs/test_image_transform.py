@@ -156,7 +156,7 @@ def test_from_preset_takes_the_weights_function_and_no_other():
     transform = ImageTransform.from_preset(ResNet18_Weights.DEFAULT.transforms)
     assert (transform.resize_size, transform.crop_size) == (256, 224)
     with pytest.raises(TypeError, match="type Identity is not supported"):
-        ImageTransform.from_preset(torch.nn.Identity)
+        ImageTransform.from_preset(lambda: torch.nn.Identity())
 
 
 @pytest.mark.parametrize(

@@ -83,9 +83,9 @@ def by_epochs(plan, epochs, hit_rate, cached):
 def test_remaining_seconds_equal_a_simulation_by_epoch(epochs, part, hit_rate):
     case = problem(epochs)
     plan = evaluate(case, [(STREAM, 1 - part), (LAST, part)], "auto")
-    assert remaining_seconds(
-        case, plan, CacheState(hit_rate)
-    ) == pytest.approx(by_epochs(plan, epochs, hit_rate, 0.5e-3), rel=1e-5)
+    expected = by_epochs(plan, epochs, hit_rate, 0.5e-3)
+    seconds = remaining_seconds(case, plan, CacheState(hit_rate))
+    assert seconds == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -142,9 +142,8 @@ def test_client_without_memory_for_streaming_pushes_all():
 
 
 def test_missing_worker_is_not_used():
-    case = problem_of(
-        (STREAM, LAST), {**CAPACITIES, "server cpu": 0.0}, last_cut=9
-    )
+    capacities = {**CAPACITIES, "server cpu": 0.0}
+    case = problem_of((STREAM, LAST), capacities, last_cut=9)
     plan = solve_with_cache(replace(case, epochs=50), CacheState())
     assert weights_of(plan) == {0: 1.0}
 
