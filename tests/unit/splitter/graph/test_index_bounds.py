@@ -141,7 +141,8 @@ def flips(count):
 
 def lookup_after(*calls):
     """Returns a program that looks up the result of calls."""
-    return Program(1, (*calls, Call(EMBEDDING, (Ref(1), Ref(1 + len(calls))))))
+    last = Ref(1 + len(calls)) if calls else Ref(0)
+    return Program(1, (*calls, Call(EMBEDDING, (Ref(1), last))))
 
 
 MANY = (Call(EMBEDDING, (Ref(1), Ref(0))),) * (MAX_LOOKUPS + 1)
@@ -149,25 +150,6 @@ WIDE = (
     Call("aten.unsqueeze.default", (Ref(0), 1)),
     Call("aten.expand.default", (Ref(2), (Affine(1), MAX_IDS, 4))),
 )
-
-
-@pytest.mark.parametrize(
-    ("program", "form", "message"),
-    [
-        (Program(1, MANY), IDS, "more than 512 lookups"),
-        (lookup_after(*WIDE), IDS, "at most 131072 per sample"),
-        (Program(1, MANY[:1]), LONG, "at most 131072 per sample"),
-        (
-            lookup_after(*flips(MAX_MOVES + 1)),
-            IDS,
-            "at most 131072 per sample",
-        ),
-    ],
-    ids=["lookups", "expanded ids", "ids", "moves"],
-)
-def test_number_of_lookups_ids_and_moves_is_bounded(program, form, message):
-    with pytest.raises(PackageError, match=message):
-        infer(program, {1: TABLE}, form)
 
 
 def test_ids_are_followed_through_many_moves():
@@ -209,32 +191,30 @@ def test_computed_ids_are_refused(calls):
         infer(lookup_after(*calls), {1: TABLE}, IDS)
 
 
-@pytest.mark.parametrize(
-    ("table", "form"),
-    [
-        (torch.randn(0, 3), IDS),
-        (TABLE, SampleForm((4,))),
-        (torch.zeros(4, dtype=torch.int64), IDS),
-    ],
-    ids=["empty", "float ids", "no rows"],
-)
-def test_unsafe_table_or_ids_are_refused(table, form):
-    with pytest.raises(PackageError):
-        infer(Program(1, MANY[:1]), {1: table}, form)
+ONE, OUTSIDE = {1: TABLE}, {1: TABLE, 2: torch.tensor([[99]])}
+NUMBERS = {1: torch.zeros(4, dtype=torch.int64)}
+SELF = Program(0, (Call(EMBEDDING, (Ref(0), Ref(0))),))
+CONSTANT = Program(2, (Call(EMBEDDING, (Ref(1), Ref(2))),))
+TOO_MANY_IDS = "at most 131072 per sample"
+REFUSED = {
+    "many lookups": (Program(1, MANY), ONE, IDS, "more than 512 lookups"),
+    "expanded ids": (lookup_after(*WIDE), ONE, IDS, TOO_MANY_IDS),
+    "many ids": (lookup_after(), ONE, LONG, TOO_MANY_IDS),
+    "moves": (lookup_after(*flips(MAX_MOVES + 1)), ONE, IDS, TOO_MANY_IDS),
+    "empty table": (lookup_after(), {1: torch.randn(0, 3)}, IDS, ""),
+    "float ids": (lookup_after(), ONE, SampleForm((4,)), ""),
+    "no rows": (lookup_after(), NUMBERS, IDS, ""),
+    "samples as table": (SELF, {}, IDS, "cannot be checked"),
+    "constant ids out of range": (CONSTANT, OUTSIDE, IDS, "cannot be checked"),
+}
 
 
 @pytest.mark.parametrize(
-    ("args", "weights"),
-    [
-        ((Ref(0), Ref(0)), {}),
-        ((Ref(1), Ref(2)), {1: TABLE, 2: torch.tensor([[99]])}),
-    ],
-    ids=["samples as table", "constant ids out of range"],
+    ("program", "weights", "form", "message"), REFUSED.values(), ids=REFUSED
 )
-def test_table_must_be_constant_and_ids_from_the_input(args, weights):
-    program = Program(len(weights), (Call(EMBEDDING, args),))
-    with pytest.raises(PackageError, match="cannot be checked"):
-        infer(program, weights, IDS)
+def test_unsafe_lookup_is_refused(program, weights, form, message):
+    with pytest.raises(PackageError, match=message):
+        infer(program, weights, form)
 
 
 class Shifted(nn.Embedding):
