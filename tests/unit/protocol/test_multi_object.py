@@ -96,6 +96,14 @@ def member(name, data, kind=tarfile.REGTYPE):
 
 
 GOOD = entry_of(error=None)
+WRONG_FIELDS = [{"index": 1}, {"index": None}, {"key": None}, {"label": 1}]
+WRONG_FIELDS += [
+    {"status": "404"},
+    {"status": None},
+    {"etag": 5},
+    {"error": 5},
+]
+WRONG_TEXTS = [b"{", b"[]", b'{"index": 0}', bytes(70_000)]
 
 
 def test_bodies_of_these_tests_are_valid_without_their_fault():
@@ -113,18 +121,8 @@ def test_bodies_of_these_tests_are_valid_without_their_fault():
         bytes(2048),
         b"\xff" * 2048,
         entry_of(1, index=1) + END,
-        entry_of(index=1) + END,
-        entry_of(index=None) + END,
-        entry_of(key=None) + END,
-        entry_of(status="404") + END,
-        entry_of(status=None) + END,
-        entry_of(etag=5) + END,
-        entry_of(error=5) + END,
-        entry_of(label=1) + END,
-        member("00000000.json", b"{") + END,
-        member("00000000.json", b"[]") + END,
-        member("00000000.json", b'{"index": 0}') + END,
-        member("00000000.json", bytes(70_000)) + END,
+        *(entry_of(**fields) + END for fields in WRONG_FIELDS),
+        *(member("00000000.json", text) + END for text in WRONG_TEXTS),
         member("00000000.json", b"{}", tarfile.SYMTYPE) + END,
         GOOD + END,
         GOOD + entry_of(1, index=1) + END,

@@ -138,35 +138,36 @@ def _pax(records, kind=tarfile.XHDTYPE):
     return head.tobuf(tarfile.USTAR_FORMAT) + records + padding
 
 
+TWO_IMAGES = tar_of(("a.jpg", bytes(600)), ("a.png", bytes(600)))
+DAMAGED = [
+    *(THREE[:1000], THREE[:100], b"x" * 600),
+    *(_link(kind) for kind in NO_FILES),
+    _header(0, tarfile.GNUTYPE_SPARSE),
+    _pax(b"") + _continued_sparse(),
+    _pax(b"22 GNU.sparse.map=0,1\n") + _header(1),
+    tar_of(("a.jpg", b"1"), ("a.jpg", b"2")),
+]
+EXCESSIVE = [
+    _header(10**12),
+    *(_header(10**11, kind) for kind in EXTENDED),
+    _pax(b"21 size=999999999999\n") + _header(0),
+    _pax(b"", tarfile.XGLTYPE) * 200 + _header(0),
+    _pax(bytes(40_000)) * 2 + _header(0),
+    _pax(b"11 size=-1\n") + _header(0),
+    tar_of(("a.json", b" " * 70_000)),
+    tar_of(("a.cls", b"1" * 70_000)),
+    tar_of((f"a.{'e' * 300}", b""), format=tarfile.PAX_FORMAT),
+    tar_of((f"{'k' * 90}/{'n' * 80}.jpg", b"")),
+    TWO_IMAGES,
+    tar_of(*((f"a.{i}", b"") for i in range(40))),
+]
+
+
 @pytest.mark.parametrize(
     ("data", "code"),
     [
-        (THREE[:1000], "damaged_shard"),
-        (THREE[:100], "damaged_shard"),
-        (b"x" * 600, "damaged_shard"),
-        *((_link(kind), "damaged_shard") for kind in NO_FILES),
-        (_header(0, tarfile.GNUTYPE_SPARSE), "damaged_shard"),
-        (_pax(b"") + _continued_sparse(), "damaged_shard"),
-        (_pax(b"22 GNU.sparse.map=0,1\n") + _header(1), "damaged_shard"),
-        (_header(10**12), "limit_exceeded"),
-        *((_header(10**11, kind), "limit_exceeded") for kind in EXTENDED),
-        (_pax(b"21 size=999999999999\n") + _header(0), "limit_exceeded"),
-        (_pax(b"", tarfile.XGLTYPE) * 200 + _header(0), "limit_exceeded"),
-        (_pax(bytes(40_000)) * 2 + _header(0), "limit_exceeded"),
-        (_pax(b"11 size=-1\n") + _header(0), "limit_exceeded"),
-        (tar_of(("a.json", b" " * 70_000)), "limit_exceeded"),
-        (tar_of(("a.cls", b"1" * 70_000)), "limit_exceeded"),
-        (
-            tar_of((f"a.{'e' * 300}", b""), format=tarfile.PAX_FORMAT),
-            "limit_exceeded",
-        ),
-        (tar_of((f"{'k' * 90}/{'n' * 80}.jpg", b"")), "limit_exceeded"),
-        (tar_of(("a.jpg", b"1"), ("a.jpg", b"2")), "damaged_shard"),
-        (
-            tar_of(("a.jpg", bytes(600)), ("a.png", bytes(600))),
-            "limit_exceeded",
-        ),
-        (tar_of(*((f"a.{i}", b"") for i in range(40))), "limit_exceeded"),
+        *((data, "damaged_shard") for data in DAMAGED),
+        *((data, "limit_exceeded") for data in EXCESSIVE),
     ],
 )
 def test_damage_and_excess_are_refused_by_name(data, code):
@@ -195,10 +196,7 @@ class CountingReader:
         (tar_of(("a.json", b" " * 70_000))[:512], Limits()),
         (_header(1 << 30, tarfile.XHDTYPE), Limits()),
         (_pax(b"19 size=1073741824\n") + _header(0), Limits()),
-        (
-            tar_of(("a.jpg", bytes(600)), ("a.png", bytes(600)))[:2048],
-            Limits(max_sample_bytes=1000),
-        ),
+        (TWO_IMAGES[:2048], Limits(max_sample_bytes=1000)),
         (
             tar_of(("a.jpg", b"1"), ("a.png", bytes(600)))[:1536],
             Limits(max_members_per_sample=1),

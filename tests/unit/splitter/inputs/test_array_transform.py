@@ -100,6 +100,9 @@ def with_pickle():
     return sink.getvalue()
 
 
+CODE = "{'descr': exit(), 'fortran_order': 0, 'shape': (2, 3)}"
+LONG_INTEGERS = "{'descr': '<f4', 'fortran_order': False, 'shape': (2L, 3L)}"
+OF_24 = "bytes of values, expected 24 for (2, 3) of float"
 UNREADABLE = "damaged .npy: unreadable header"
 
 
@@ -110,14 +113,8 @@ BAD = {
     "zip of arrays": (b"PK\x03\x04" + GOOD, "not a NumPy array (.npy)"),
     "other version": (header("{}", (3, 0)), "a .npy of format 3.0; supp"),
     "cut in its header": (GOOD[:40], "truncated .npy: the header is inc"),
-    "cut in its values": (
-        GOOD[:-1],
-        "truncated .npy: 23 bytes of values, expected 24 for (2, 3) of float",
-    ),
-    "more than its values": (
-        GOOD + b"x",
-        "damaged .npy: 25 bytes of values, expected 24 for (2, 3) of float",
-    ),
+    "cut in its values": (GOOD[:-1], f"truncated .npy: 23 {OF_24}"),
+    "more than its values": (GOOD + b"x", f"damaged .npy: 25 {OF_24}"),
     "no values": (header_with(), "truncated .npy: 0 bytes of values"),
     "long header": (
         header(" " * (MAX_HEADER_BYTES + 1)),
@@ -130,17 +127,11 @@ BAD = {
     "nested header": (header("(" * 1000), UNREADABLE),
     "signs": (header("-" * 1000 + "1"), UNREADABLE),
     "no dictionary": (header("[1, 2]"), UNREADABLE),
-    "code": (
-        header("{'descr': exit(), 'fortran_order': 0, 'shape': (2, 3)}"),
-        UNREADABLE,
-    ),
+    "code": (header(CODE), UNREADABLE),
     "missing field": (header("{'shape': (2, 3)}"), UNREADABLE),
     "no dtype": (header_with(descr="<q9"), UNREADABLE),
     "no flag": (header_with(fortran=7), UNREADABLE),
-    "Python 2": (
-        header("{'descr': '<f4', 'fortran_order': False, 'shape': (2L, 3L)}"),
-        "a .npy header of Python 2; save the array again",
-    ),
+    "Python 2": (header(LONG_INTEGERS), "a .npy header of Python 2; save"),
     "other shape": (
         npy(np.zeros((3, 2), np.float32)),
         "an array of shape (3, 2); the model takes (2, 3)",

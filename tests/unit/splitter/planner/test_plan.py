@@ -604,24 +604,13 @@ def test_invalid_weights_are_refused(weights, message):
 UNKNOWN = Option(2, "uint8", {"link": 1.0}, 0, 0)
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (
-            lambda: evaluate(case(), [(UNKNOWN, 1.0)], "custom"),
-            "cut 2 · uint8 is not among",
-        ),
-        (lambda: solve(case(link=0.0)), "no option can run: there is no lin"),
-        (
-            lambda: Resource("link", -1.0, "bytes/s"),
-            r"capacity of 'link' .* not -1",
-        ),
-    ],
-    ids=["unknown option", "no bandwidth", "negative capacity"],
-)
-def test_what_no_plan_can_use_is_refused(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()
+def test_what_no_plan_can_use_is_refused():
+    with pytest.raises(ValueError, match="cut 2 · uint8 is not among"):
+        evaluate(case(), [(UNKNOWN, 1.0)], "custom")
+    with pytest.raises(ValueError, match="no option can run: there is no lin"):
+        solve(case(link=0.0))
+    with pytest.raises(ValueError, match=r"capacity of 'link' .* not -1"):
+        Resource("link", -1.0, "bytes/s")
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from functools import partial
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -231,19 +232,12 @@ def test_gpu_raises_the_modelled_peak_and_never_lowers_it(
     monkeypatch, allocated, factor
 ):
     frozen = small_region()
-    working = [
-        each - frozen.parameter_bytes
-        for each in peak_bytes_by_cut(frozen, CPU)
-    ]
-    monkeypatch.setattr(
-        profile,
-        "_allocated_bytes",
-        lambda frozen, device: round(allocated * working[-1]),
-    )
+    weights = frozen.parameter_bytes
+    working = [each - weights for each in peak_bytes_by_cut(frozen, CPU)]
+    measured = Mock(return_value=round(allocated * working[-1]))
+    monkeypatch.setattr(profile, "_allocated_bytes", measured)
     found = peak_bytes_by_cut(frozen, torch.device("cuda:0"))
-    assert list(found) == [
-        frozen.parameter_bytes + round(factor * each) for each in working
-    ]
+    assert list(found) == [weights + round(factor * each) for each in working]
 
 
 class FakeEvent:
