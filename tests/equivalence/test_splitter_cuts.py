@@ -81,9 +81,7 @@ def test_prefix_suffix_and_tail_equal_the_model_at_every_cut(subject, fast):
                 assert_equivalent(parts.tail(features), expected)
 
 
-def test_loaded_package_equals_exported_region_bit_for_bit(
-    subject,
-):
+def test_loaded_package_equals_exported_region_bit_for_bit(subject):
     frozen, loaded = subject.parts.frozen, subject.loaded
     samples = subject.samples()
     # Fast regions, as on both tiers: in-place weights of a package have
@@ -109,10 +107,7 @@ def test_prefix_and_suffix_do_not_modify_input_or_weights(subject, fast):
         frozen = frozen.to("cpu", fast=True)
     samples = subject.samples()[:1]
     original = samples.clone()
-    weights = {
-        name: buffer.clone()
-        for name, buffer in frozen.suffix(0).named_buffers()
-    }
+    weights = {n: b.clone() for n, b in frozen.suffix(0).named_buffers()}
     with torch.inference_mode():
         for cut in frozen.cuts[::3]:
             crossing = frozen.prefix(cut.index)(samples).clone()
@@ -130,7 +125,8 @@ def test_user_module_with_branches_is_equivalent_at_every_cut():
     model = BranchedNet().eval()
     parts = split(model, "mix", sample_shape=(3, 16, 16))
     samples = torch.randn(4, 3, 16, 16)
-    assert parts.frozen.num_cuts > 3
+    last = parts.frozen.num_cuts
+    assert last > 3
     with torch.inference_mode():
         expected = model(samples)
         for frozen in (parts.frozen, parts.frozen.to("cpu", fast=True)):
@@ -138,12 +134,8 @@ def test_user_module_with_branches_is_equivalent_at_every_cut():
                 crossing = frozen.prefix(cut.index)(samples)
                 features = frozen.suffix(cut.index)(crossing)
                 assert_equivalent(parts.tail(features.contiguous()), expected)
-
-
-def test_cut_zero_and_last_cut_are_the_ends_of_the_region():
-    frozen = split(BranchedNet(), "mix", sample_shape=(3, 16, 16)).frozen
-    samples = torch.randn(2, 3, 16, 16)
-    features = frozen.prefix(frozen.num_cuts)(samples)
-    assert torch.equal(frozen.prefix(0)(samples), samples)
-    assert torch.equal(frozen.suffix(0)(samples), features)
-    assert torch.equal(frozen.suffix(frozen.num_cuts)(features), features)
+            # Cut 0 and the last one are the ends of the region.
+            features = frozen.prefix(last)(samples)
+            assert torch.equal(frozen.prefix(0)(samples), samples)
+            assert torch.equal(frozen.suffix(0)(samples), features)
+            assert torch.equal(frozen.suffix(last)(features), features)

@@ -7,10 +7,7 @@ import torch
 from torch import nn
 
 from hapi_protocol.errors import FreezeError
-from hapi_splitter.freezing.split_model import (
-    default_freeze,
-    split,
-)
+from hapi_splitter.freezing.split_model import default_freeze, split
 from hapi_splitter.package.reader import load_package
 from hapi_splitter.package.writer import package_bytes
 
@@ -145,46 +142,34 @@ def test_tail_of_an_untraceable_model_has_the_models_gradients(form, training):
     samples, labels = torch.randn(6, *SHAPE), torch.arange(6) % 4
     features = parts.frozen.suffix(0)(samples)
 
-    torch.manual_seed(1)
-    expected_loss = nn.functional.cross_entropy(net(samples)["logits"], labels)
-    expected_loss.backward()
-    expected = gradients(net)
-    net.zero_grad()
-    torch.manual_seed(1)
-    actual_loss = nn.functional.cross_entropy(
-        parts.tail(features)["logits"], labels
-    )
-    actual_loss.backward()
+    def trained(model, inputs):
+        net.zero_grad()
+        torch.manual_seed(1)
+        loss = nn.functional.cross_entropy(model(inputs)["logits"], labels)
+        loss.backward()
+        return loss, gradients(net)
+
+    expected_loss, expected = trained(net, samples)
+    actual_loss, actual = trained(parts.tail, features)
 
     torch.testing.assert_close(actual_loss, expected_loss)
-    actual = gradients(net)
     assert actual.keys() == expected.keys() != set()
     for name, gradient in expected.items():
         torch.testing.assert_close(actual[name], gradient)
 
 
-def test_shallow_trace_does_not_change_mode_or_statistics():
+@FORMS
+def test_split_does_not_change_mode_or_statistics(form):
     net = network().train()
     state = {k: v.clone() for k, v in net.state_dict().items()}
-    parts = split(net, "body", sample_shape=SHAPE)
+    tail = parts_of(net, form).tail
     assert all(module.training for module in net.modules())
     for key, value in net.state_dict().items():
         assert torch.equal(value, state[key])
-    assert parts.tail.get_submodule("neck") is net.neck
+    assert tail.get_submodule("neck") is net.neck
 
 
-def test_tail_of_two_modules_keeps_its_mode():
-    net = network().train()
-    head = Head(net)
-    parts = split((Body(net), head), sample_shape=SHAPE)
-    assert parts.tail is head
-    assert all(module.training for module in net.modules())
-
-
-def test_default_freeze_of_an_untraceable_model_is_a_child():
+def test_freeze_points_of_an_untraceable_model_are_its_children():
     assert default_freeze(network(), sample_shape=SHAPE) == "neck"
-
-
-def test_name_inside_an_untraceable_module_is_refused():
     with pytest.raises(FreezeError, match=r"two modules .*\(frozen, tail\)"):
         split(network(), "body.conv", sample_shape=SHAPE)

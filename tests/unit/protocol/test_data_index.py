@@ -30,6 +30,8 @@ def test_index_survives_its_own_bytes():
     assert DataIndex.from_bytes(INDEX.to_bytes()) == INDEX
     assert len(INDEX) == 8
     assert INDEX.etags == {"a.tar": "e1", "b.tar": "e2"}
+    new = ShardIndex("a.tar", "e9", (IndexRow(0, "z", 0, 9, 1),))
+    assert INDEX.replace([new]).shards == (new, INDEX.shards[1])
 
 
 @given(st.integers(1, 10), st.integers(50, 900))
@@ -42,11 +44,6 @@ def test_spans_partition_the_index_within_their_limits(samples, size):
         assert len(span.rows) <= samples
         assert len(span.rows) == 1 or span.byte_range.length_bytes <= size
         assert span.samples.last - span.samples.first == len(span.rows) - 1
-
-
-def test_replace_exchanges_shards_by_name():
-    new = ShardIndex("a.tar", "e9", (IndexRow(0, "z", 0, 9, 1),))
-    assert INDEX.replace([new]).shards == (new, INDEX.shards[1])
 
 
 def feature_stream():

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 
 import pytest
 
-from hapi_protocol.errors import AnnotationError
+from hapi_protocol.errors import AnnotationError, UnavailableError
 from hapi_protocol.headers import SampleRange
 from hapi_protocol.job_messages import (
     JobGrant,
@@ -17,6 +18,7 @@ from hapi_protocol.job_messages import (
     Usage,
 )
 from hapi_protocol.json_messages import MAX_MESSAGE_BYTES
+from stub_worker import stub_profile
 
 IDENTITY = ModelIdentity("AUTH_a", "models", "é/x.hapi", "e" * 32, 1234)
 JOB = JobRequest(
@@ -38,11 +40,7 @@ INDEX_JOB = dataclasses.replace(
     JOB, kind="index", model=None, cut=0, samples=None
 )
 MULTI_JOB = dataclasses.replace(
-    JOB,
-    samples=None,
-    source_etag="",
-    source_length_bytes=None,
-    num_objects=7,
+    JOB, samples=None, source_etag="", source_length_bytes=None, num_objects=7
 )
 
 USAGE = Usage(
@@ -76,63 +74,70 @@ def test_message_survives_its_own_body(message):
     assert type(message).from_body(message.to_body()) == message
 
 
+@pytest.mark.parametrize(
+    "message", [GRANT, USAGE, stub_profile("d" * 64, 3), PROFILE_REQUEST]
+)
+def test_worker_of_another_release_is_unavailable(message):
+    read = type(message).from_body
+    fields = json.loads(message.to_body())
+    assert fields["version"] == 1
+    with pytest.raises(UnavailableError) as caught:
+        read(json.dumps({**fields, "version": 2}).encode())
+    assert caught.value.status == 503
+    assert "run filter and worker of one release" in caught.value.message
+    assert read(json.dumps(fields).encode()) == message
+    del fields["version"]
+    with pytest.raises(AnnotationError):
+        read(json.dumps(fields).encode())
+
+
 def test_identity_survives_its_own_header():
     assert IDENTITY.to_json().isascii()
     assert ModelIdentity.from_json(IDENTITY.to_json()) == IDENTITY
 
 
+ENDLESS = {**vars(IDENTITY), "length_bytes": True}
+
+
+def bad(message, field, *values):
+    """Returns a case for each value that the field must not have."""
+    return [(message, field, {field: value}) for value in values]
+
+
 @pytest.mark.parametrize(
     ("message", "field", "changes"),
     [
-        (JOB, "kind", {"kind": "training"}),
-        (JOB, "charged_account", {"charged_account": ""}),
-        (JOB, "charged_account", {"charged_account": 5}),
-        (JOB, "model", {"model": None}),
+        *bad(JOB, "kind", "training"),
+        *bad(JOB, "charged_account", "", 5),
+        *bad(JOB, "model", None),
         (JOB, "model.container", {"model": {"account": "a"}}),
-        (
-            JOB,
-            "model.length_bytes",
-            {"model": {**vars(IDENTITY), "length_bytes": True}},
-        ),
-        (JOB, "cut", {"cut": 0}),
-        (JOB, "cut", {"cut": -1}),
-        (JOB, "cut", {"cut": 1.5}),
-        (JOB, "cut", {"cut": True}),
-        (JOB, "samples", {"samples": [5, 3]}),
-        (JOB, "samples", {"samples": [-1, 3]}),
-        (JOB, "samples", {"samples": "0-3"}),
+        (JOB, "model.length_bytes", {"model": ENDLESS}),
+        *bad(JOB, "cut", 0, -1, 1.5, True),
+        *bad(JOB, "samples", [5, 3], [-1, 3], "0-3"),
         (JOB, "samples", {"samples": None, "ranged": True}),
-        (JOB, "ranged", {"ranged": "yes"}),
-        (JOB, "is_split", {"is_split": None}),
-        (JOB, "source_etag", {"source_etag": ""}),
-        (JOB, "source_length_bytes", {"source_length_bytes": None}),
-        (JOB, "source_length_bytes", {"source_length_bytes": 2**64}),
-        (MULTI_JOB, "num_objects", {"num_objects": 0}),
-        (MULTI_JOB, "num_objects", {"num_objects": -1}),
-        (MULTI_JOB, "num_objects", {"num_objects": True}),
+        *bad(JOB, "ranged", "yes"),
+        *bad(JOB, "is_split", None),
+        *bad(JOB, "source_etag", ""),
+        *bad(JOB, "source_length_bytes", None, 2**64),
+        *bad(MULTI_JOB, "num_objects", 0, -1, True),
         (MULTI_JOB, "source_etag", {"num_objects": None}),
-        (MULTI_JOB, "source_length_bytes", {"source_length_bytes": 5}),
-        (MULTI_JOB, "samples", {"samples": [0, 3]}),
+        *bad(MULTI_JOB, "source_length_bytes", 5),
+        *bad(MULTI_JOB, "samples", [0, 3]),
         (MULTI_JOB, "num_objects", {"kind": "index", "model": None, "cut": 0}),
-        (USAGE, "kind", {"kind": "profile"}),
-        (USAGE, "charged_account", {"charged_account": ""}),
-        (USAGE, "model_digest", {"model_digest": ""}),
-        (USAGE, "samples", {"samples": -1}),
-        (USAGE, "samples", {"samples": 1.5}),
-        (USAGE, "device_seconds", {"device_seconds": -0.1}),
-        (USAGE, "device_seconds", {"device_seconds": float("nan")}),
-        (USAGE, "decode_seconds", {"decode_seconds": float("inf")}),
-        (USAGE, "decode_seconds", {"decode_seconds": 10**400}),
-        (USAGE, "cpu_seconds", {"cpu_seconds": True}),
-        (USAGE, "cpu_seconds", {"cpu_seconds": "1"}),
-        (USAGE, "sent_bytes", {"sent_bytes": None}),
-        (USAGE, "outcome", {"outcome": "lost"}),
-        (USAGE, "reason", {"reason": None}),
-        (PROFILE_REQUEST, "charged_account", {"charged_account": ""}),
-        (PROFILE_REQUEST, "charged_account", {"charged_account": 3}),
-        (PROFILE_REQUEST, "model", {"model": None}),
+        *bad(USAGE, "kind", "profile"),
+        *bad(USAGE, "charged_account", ""),
+        *bad(USAGE, "model_digest", ""),
+        *bad(USAGE, "samples", -1, 1.5),
+        *bad(USAGE, "device_seconds", -0.1, math.nan),
+        *bad(USAGE, "decode_seconds", math.inf, 10**400),
+        *bad(USAGE, "cpu_seconds", True, "1"),
+        *bad(USAGE, "sent_bytes", None),
+        *bad(USAGE, "outcome", "lost"),
+        *bad(USAGE, "reason", None),
+        *bad(PROFILE_REQUEST, "charged_account", "", 3),
+        *bad(PROFILE_REQUEST, "model", None),
         (PROFILE_REQUEST, "model.account", {"model": {}}),
-        (PROFILE_REQUEST, "trans_id", {"trans_id": None}),
+        *bad(PROFILE_REQUEST, "trans_id", None),
     ],
 )
 def test_bad_field_is_refused_by_name(message, field, changes):
@@ -152,16 +157,11 @@ def test_encoding_of_a_job_request_is_made_canonical():
     assert caught.value.code == "unknown_encoding"
 
 
+LONG = JOB.to_body() + b" " * MAX_MESSAGE_BYTES
+
+
 @pytest.mark.parametrize(
-    "body",
-    [
-        b"",
-        b"[]",
-        b"null",
-        b"{",
-        b"[" * 50_000,
-        JOB.to_body() + b" " * MAX_MESSAGE_BYTES,
-    ],
+    "body", [b"", b"[]", b"null", b"{", b"[" * 50_000, LONG]
 )
 def test_other_bodies_are_refused(body):
     with pytest.raises(AnnotationError) as caught:

@@ -10,28 +10,12 @@ import pytest
 
 from framed_objects import framed
 from hapi_protocol.errors import AnnotationError
-from hapi_protocol.multi_object import (
-    END,
-    ObjectEntry,
-    iter_objects,
-    padding,
-)
+from hapi_protocol.multi_object import END, ObjectEntry, iter_objects, padding
 
 MAX_BYTES = 5000
 NAMES = (
-    "a.jpg",
-    "a.png",
-    "a",
-    "a.tar.gz",
-    "dir/a.jpg",
-    "/leading",
-    "../up",
-    "00000001.json",
-    "a\nb",
-    "ü.jpg",
-    "日" * 341,
-    "x" * 1024,
-    "a.jpg",
+    *("a.jpg", "a.png", "a", "a.tar.gz", "dir/a.jpg", "/leading", "../up"),
+    *("00000001.json", "a\nb", "ü.jpg", "日" * 341, "x" * 1024, "a.jpg"),
 )
 
 
@@ -63,15 +47,10 @@ def read(data, num_objects):
 
 def test_objects_with_any_name_survive_the_framing():
     objects = sample()
-
     assert list(read(framed(objects), len(objects))) == objects
-
-
-def test_body_is_a_tar_without_names_of_objects():
-    objects = sample()
+    # The tar has no names of objects.
     with tarfile.open(fileobj=io.BytesIO(framed(objects))) as archive:
         members = [(info.name, info.size) for info in archive]
-
     assert members[:3] == [
         ("00000000.json", members[0][1]),
         ("00000000.img", 0),
@@ -88,6 +67,10 @@ def test_another_number_of_objects_is_refused(difference):
 
 
 def test_object_over_the_limit_is_skipped_with_an_error():
+    assert json.loads(ObjectEntry(0, "a", 200, "e").meta()) == {
+        "status": 200,
+        "etag": "e",
+    }
     objects = [
         (ObjectEntry(0, "long", 200, "e"), bytes(MAX_BYTES + 1)),
         (ObjectEntry(1, "next", 200, "f"), b"next"),
@@ -100,21 +83,9 @@ def test_object_over_the_limit_is_skipped_with_an_error():
     assert following == objects[1]
 
 
-def test_meta_is_status_and_etag():
-    entry = ObjectEntry(0, "a", 200, "e")
-
-    assert json.loads(entry.meta()) == {"status": 200, "etag": "e"}
-
-
 def entry_of(position=0, **changes):
-    fields = {
-        "index": 0,
-        "key": "a",
-        "status": 404,
-        "etag": None,
-        "error": "not_found: x",
-        **changes,
-    }
+    fields = {"index": 0, "key": "a", "status": 404, "etag": None}
+    fields |= {"error": "not_found: x", **changes}
     return member(f"{position:08d}.json", json.dumps(fields).encode())
 
 
@@ -125,6 +96,14 @@ def member(name, data, kind=tarfile.REGTYPE):
 
 
 GOOD = entry_of(error=None)
+WRONG_FIELDS = [{"index": 1}, {"index": None}, {"key": None}, {"label": 1}]
+WRONG_FIELDS += [
+    {"status": "404"},
+    {"status": None},
+    {"etag": 5},
+    {"error": 5},
+]
+WRONG_TEXTS = [b"{", b"[]", b'{"index": 0}', bytes(70_000)]
 
 
 def test_bodies_of_these_tests_are_valid_without_their_fault():
@@ -142,18 +121,8 @@ def test_bodies_of_these_tests_are_valid_without_their_fault():
         bytes(2048),
         b"\xff" * 2048,
         entry_of(1, index=1) + END,
-        entry_of(index=1) + END,
-        entry_of(index=None) + END,
-        entry_of(key=None) + END,
-        entry_of(status="404") + END,
-        entry_of(status=None) + END,
-        entry_of(etag=5) + END,
-        entry_of(error=5) + END,
-        entry_of(label=1) + END,
-        member("00000000.json", b"{") + END,
-        member("00000000.json", b"[]") + END,
-        member("00000000.json", b'{"index": 0}') + END,
-        member("00000000.json", bytes(70_000)) + END,
+        *(entry_of(**fields) + END for fields in WRONG_FIELDS),
+        *(member("00000000.json", text) + END for text in WRONG_TEXTS),
         member("00000000.json", b"{}", tarfile.SYMTYPE) + END,
         GOOD + END,
         GOOD + entry_of(1, index=1) + END,

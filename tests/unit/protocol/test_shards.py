@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import io
 import tarfile
+from functools import partial
 from random import Random
+from types import SimpleNamespace
 
 import pytest
 
@@ -55,6 +57,7 @@ def test_members_with_one_key_make_one_sample():
     assert samples[1].label_and_meta() == (None, None)
     assert samples[2].member(IMAGE) == b"three"
     assert samples[2].label_and_meta() == (None, '{"k": 1}')
+    assert samples_of(tar_of()) == samples_of(b"") == []
 
 
 def test_range_of_whole_members_gives_the_same_samples():
@@ -67,19 +70,13 @@ def test_range_of_whole_members_gives_the_same_samples():
     assert ranged == whole[1:]
 
 
-class OneByteReader:
-    """A stream that returns one byte per read."""
-
-    def __init__(self, data):
-        self._stream = io.BytesIO(data)
-
-    def read(self, size):
-        return self._stream.read(min(size, 1))
-
-
 def test_short_reads_change_nothing():
-    stream = OneByteReader(THREE)
+    stream = SimpleNamespace(read=partial(one_byte, io.BytesIO(THREE)))
     assert list(iter_samples(stream, name="s")) == samples_of(THREE)
+
+
+def one_byte(stream, size):
+    return stream.read(min(size, 1))
 
 
 @pytest.mark.parametrize("format", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
@@ -107,22 +104,21 @@ def test_label_is_an_integer_or_a_name_in_meta(text, expected):
     assert sample.label_and_meta() == expected
 
 
-def test_empty_archives_have_no_samples():
-    assert samples_of(tar_of()) == []
-    assert samples_of(b"") == []
+NO_FILES = (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE)
+NO_FILES += (tarfile.CHRTYPE, tarfile.BLKTYPE, b"Z")
+EXTENDED = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE)
+EXTENDED += (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
 
 
 def _link(kind):
     info = tarfile.TarInfo("a.jpg")
-    info.type = kind
-    info.linkname = "/etc/passwd"
+    info.type, info.linkname = kind, "/etc/passwd"
     return info.tobuf(tarfile.USTAR_FORMAT)
 
 
 def _header(size, kind=tarfile.REGTYPE):
     info = tarfile.TarInfo("a.jpg")
-    info.type = kind
-    info.size = size
+    info.type, info.size = kind, size
     return info.tobuf(tarfile.GNU_FORMAT)
 
 
@@ -137,53 +133,41 @@ def _continued_sparse():
 
 def _pax(records, kind=tarfile.XHDTYPE):
     head = tarfile.TarInfo("pax")
-    head.type = kind
-    head.size = len(records)
+    head.type, head.size = kind, len(records)
     padding = bytes(-len(records) % 512)
     return head.tobuf(tarfile.USTAR_FORMAT) + records + padding
+
+
+TWO_IMAGES = tar_of(("a.jpg", bytes(600)), ("a.png", bytes(600)))
+DAMAGED = [
+    *(THREE[:1000], THREE[:100], b"x" * 600),
+    *(_link(kind) for kind in NO_FILES),
+    _header(0, tarfile.GNUTYPE_SPARSE),
+    _pax(b"") + _continued_sparse(),
+    _pax(b"22 GNU.sparse.map=0,1\n") + _header(1),
+    tar_of(("a.jpg", b"1"), ("a.jpg", b"2")),
+]
+EXCESSIVE = [
+    _header(10**12),
+    *(_header(10**11, kind) for kind in EXTENDED),
+    _pax(b"21 size=999999999999\n") + _header(0),
+    _pax(b"", tarfile.XGLTYPE) * 200 + _header(0),
+    _pax(bytes(40_000)) * 2 + _header(0),
+    _pax(b"11 size=-1\n") + _header(0),
+    tar_of(("a.json", b" " * 70_000)),
+    tar_of(("a.cls", b"1" * 70_000)),
+    tar_of((f"a.{'e' * 300}", b""), format=tarfile.PAX_FORMAT),
+    tar_of((f"{'k' * 90}/{'n' * 80}.jpg", b"")),
+    TWO_IMAGES,
+    tar_of(*((f"a.{i}", b"") for i in range(40))),
+]
 
 
 @pytest.mark.parametrize(
     ("data", "code"),
     [
-        (THREE[:1000], "damaged_shard"),
-        (THREE[:100], "damaged_shard"),
-        (b"x" * 600, "damaged_shard"),
-        (_link(tarfile.SYMTYPE), "damaged_shard"),
-        (_link(tarfile.LNKTYPE), "damaged_shard"),
-        (_link(tarfile.FIFOTYPE), "damaged_shard"),
-        (_link(tarfile.CHRTYPE), "damaged_shard"),
-        (_link(tarfile.BLKTYPE), "damaged_shard"),
-        (_link(b"Z"), "damaged_shard"),
-        (_header(0, tarfile.GNUTYPE_SPARSE), "damaged_shard"),
-        (_pax(b"") + _continued_sparse(), "damaged_shard"),
-        (_pax(b"22 GNU.sparse.map=0,1\n") + _header(1), "damaged_shard"),
-        (_header(10**12), "limit_exceeded"),
-        (_header(10**11, tarfile.XHDTYPE), "limit_exceeded"),
-        (_header(10**11, tarfile.GNUTYPE_LONGNAME), "limit_exceeded"),
-        (_pax(b"21 size=999999999999\n") + _header(0), "limit_exceeded"),
-        (_header(10**11, tarfile.XGLTYPE), "limit_exceeded"),
-        (_header(10**11, tarfile.SOLARIS_XHDTYPE), "limit_exceeded"),
-        (_header(10**11, tarfile.GNUTYPE_LONGLINK), "limit_exceeded"),
-        (_pax(b"", tarfile.XGLTYPE) * 200 + _header(0), "limit_exceeded"),
-        (_pax(bytes(40_000)) * 2 + _header(0), "limit_exceeded"),
-        (_pax(b"11 size=-1\n") + _header(0), "limit_exceeded"),
-        (tar_of(("a.json", b" " * 70_000)), "limit_exceeded"),
-        (tar_of(("a.cls", b"1" * 70_000)), "limit_exceeded"),
-        (
-            tar_of((f"a.{'e' * 300}", b""), format=tarfile.PAX_FORMAT),
-            "limit_exceeded",
-        ),
-        (tar_of((f"{'k' * 90}/{'n' * 80}.jpg", b"")), "limit_exceeded"),
-        (tar_of(("a.jpg", b"1"), ("a.jpg", b"2")), "damaged_shard"),
-        (
-            tar_of(("a.jpg", bytes(600)), ("a.png", bytes(600))),
-            "limit_exceeded",
-        ),
-        (
-            tar_of(*((f"a.{i}", b"") for i in range(40))),
-            "limit_exceeded",
-        ),
+        *((data, "damaged_shard") for data in DAMAGED),
+        *((data, "limit_exceeded") for data in EXCESSIVE),
     ],
 )
 def test_damage_and_excess_are_refused_by_name(data, code):
@@ -212,18 +196,12 @@ class CountingReader:
         (tar_of(("a.json", b" " * 70_000))[:512], Limits()),
         (_header(1 << 30, tarfile.XHDTYPE), Limits()),
         (_pax(b"19 size=1073741824\n") + _header(0), Limits()),
-        (
-            tar_of(("a.jpg", bytes(600)), ("a.png", bytes(600)))[:2048],
-            Limits(max_sample_bytes=1000),
-        ),
+        (TWO_IMAGES[:2048], Limits(max_sample_bytes=1000)),
         (
             tar_of(("a.jpg", b"1"), ("a.png", bytes(600)))[:1536],
             Limits(max_members_per_sample=1),
         ),
-        (
-            tar_of(("a.jpg", b"1"), ("a.jpg", bytes(600)))[:1536],
-            Limits(),
-        ),
+        (tar_of(("a.jpg", b"1"), ("a.jpg", bytes(600)))[:1536], Limits()),
     ],
 )
 def test_excess_is_refused_before_it_is_read(start, limits):
@@ -235,11 +213,7 @@ def test_excess_is_refused_before_it_is_read(start, limits):
 
 @pytest.mark.parametrize(
     ("member", "max_members"),
-    [
-        (_header(0, tarfile.DIRTYPE), 10_001),
-        (_header(0), 2),
-        (_pax(b""), 129),
-    ],
+    [(_header(0, tarfile.DIRTYPE), 10_001), (_header(0), 2), (_pax(b""), 129)],
 )
 def test_endless_empty_members_are_refused(member, max_members):
     stream = CountingReader(member * 20_000)
@@ -280,20 +254,15 @@ def _fix_checksums(data):
 @pytest.mark.parametrize("records", [b"garbage", b"12 size=abc\n", b"\0"])
 def test_garbage_in_an_extended_header_is_ignored_or_refused(records):
     # The result depends on the release of the standard library.
-    found: object
     try:
-        found = [
-            each.members for each in samples_of(_pax(records) + _header(0))
-        ]
+        found = [s.members for s in samples_of(_pax(records) + _header(0))]
     except UnsupportedError as error:
         found = error.code
     assert found in ("damaged_shard", [{"jpg": b""}])
 
 
 def test_endless_directories_are_refused():
-    info = tarfile.TarInfo("d")
-    info.type = tarfile.DIRTYPE
-    data = info.tobuf() * 20
+    data = _header(0, tarfile.DIRTYPE) * 20
     with pytest.raises(UnsupportedError, match="empty members"):
         samples_of(data, limits=Limits(max_skipped_members=10))
 
@@ -332,5 +301,4 @@ def test_missing_member_is_named(members, medium, words):
 def test_medium_of_a_member_is_its_last_extension():
     members = {"left.NPY": b"array", "seg.png": b"image", "jpg.txt": b"text"}
     sample = Sample(0, "a", 0, members=members)
-    assert sample.member(ARRAY) == b"array"
-    assert sample.member(IMAGE) == b"image"
+    assert (sample.member(ARRAY), sample.member(IMAGE)) == (b"array", b"image")

@@ -23,13 +23,11 @@ def control_groups(folder, line, limits):
     return membership, groups
 
 
-def test_quota_limits_the_cores(tmp_path):
-    paths = control_groups(
-        tmp_path,
-        "1:cpu:/\n0::/pod/box\n",
-        {"pod/box/cpu.max": "50000 100000\n"},
-    )
-    assert allowed_cores(*paths) == 0.5
+def test_quota_limits_the_cores_up_to_the_affinity(tmp_path):
+    line = "1:cpu:/\n0::/pod/box\n"
+    for quota, cores in (("50000", 0.5), ("100000000", AFFINITY)):
+        limits = {"pod/box/cpu.max": f"{quota} 100000\n"}
+        assert allowed_cores(*control_groups(tmp_path, line, limits)) == cores
 
 
 @pytest.mark.parametrize(("pod", "box"), [("20000", "max"), ("max", "20000")])
@@ -48,13 +46,6 @@ def test_lowest_limit_of_nested_groups_applies(tmp_path, pod, box):
     assert allowed_memory_bytes(*paths) == 2000
 
 
-def test_quota_above_the_affinity_is_ignored(tmp_path):
-    paths = control_groups(
-        tmp_path, "0::/\n", {"cpu.max": "100000000 100000\n"}
-    )
-    assert allowed_cores(*paths) == AFFINITY
-
-
 @pytest.mark.parametrize(
     ("line", "limits"),
     [
@@ -69,7 +60,4 @@ def test_without_limits_affinity_applies(tmp_path, line, limits):
     paths = control_groups(tmp_path, line, limits)
     assert allowed_cores(*paths) == AFFINITY
     assert allowed_memory_bytes(*paths) is None
-
-
-def test_without_a_membership_file_there_are_no_limits(tmp_path):
     assert allowed_memory_bytes(tmp_path / "none", tmp_path) is None

@@ -8,10 +8,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from hapi_protocol.errors import FreezeError
-from hapi_splitter.freezing.split_model import (
-    default_freeze,
-    split,
-)
+from hapi_splitter.freezing.split_model import default_freeze, split
 from reference_models import BranchedNet
 
 SHAPE = (3, 16, 16)
@@ -52,17 +49,13 @@ class Residual(nn.Module):
         return self.after(self.body(x) * x)
 
 
-class TiedWeights(nn.Module):
-    """A model of two layers with one weight."""
+def tied_modules():
+    first, second = nn.Linear(4, 4), nn.Linear(4, 4)
+    second.weight = first.weight
+    return nn.Sequential(first), nn.Sequential(nn.ReLU(), second)
 
-    def __init__(self):
-        super().__init__()
-        self.first = nn.Linear(4, 4)
-        self.second = nn.Linear(4, 4)
-        self.second.weight = self.first.weight
 
-    def forward(self, x):
-        return self.second(torch.relu(self.first(x)))
+TIED = nn.Sequential(*(layer for part in tied_modules() for layer in part))
 
 
 class CalledTwice(nn.Module):
@@ -75,11 +68,22 @@ class CalledTwice(nn.Module):
         return self.layer(self.middle(self.layer(x)))
 
 
+def those(*names):
+    return lambda name, module: name in names
+
+
 def assert_equivalent(model, parts):
     samples = torch.randn(3, *parts.frozen.input_shape)
     with torch.inference_mode():
         features = parts.frozen.suffix(0)(samples)
         torch.testing.assert_close(parts.tail(features), model(samples))
+
+
+HEAD = {"head.weight", "head.bias"}
+
+
+FIRST = ("embed", "", "blocks.0")
+TOKENS = ["embed", "token", "position"]
 
 
 def trained(parts):
@@ -90,96 +94,64 @@ def trained(parts):
     "freeze",
     [
         "blocks.1",
-        ["embed", "token", "position", "blocks.0", "blocks.1"],
+        [*TOKENS, "blocks.0", "blocks.1"],
         lambda name, module: name not in ("blocks.2", "head", "unused"),
     ],
     ids=["name", "list", "function"],
 )
-def test_equivalent_forms_of_freeze_give_the_same_split(
-    freeze,
-):
+def test_equivalent_forms_of_freeze_give_the_same_split(freeze):
     model = TokenNet().eval()
     parts = split(model, freeze, sample_shape=SHAPE)
     assert parts.frozen.cuts[-1].shape == (5, 8)
-    assert trained(parts) == {
-        "blocks.2.weight",
-        "blocks.2.bias",
-        "head.weight",
-        "head.bias",
-    }
+    assert trained(parts) == HEAD | {"blocks.2.weight", "blocks.2.bias"}
     assert_equivalent(model, parts)
 
 
 def test_function_is_called_once_per_module_with_parameters():
     model = TokenNet().eval()
-    calls: list[tuple[str, nn.Module]] = []
+    calls = {}
 
     def freeze(name, module):
-        calls.append((name, module))
+        assert name not in calls
+        calls[name] = module
         return not name.startswith("head")
 
     parts = split(model, freeze, sample_shape=SHAPE)
-    assert [name for name, _ in calls] == [
-        "",
-        "embed",
-        "blocks.0",
-        "blocks.1",
-        "blocks.2",
-        "unused",
-        "head",
-    ]
-    assert all(model.get_submodule(n) is module for n, module in calls)
+    blocks = ["blocks.0", "blocks.1", "blocks.2"]
+    assert list(calls) == ["", "embed", *blocks, "unused", "head"]
+    assert all(model.get_submodule(n) is module for n, module in calls.items())
     assert parts.freeze == "token, position, embed, blocks and 1 more"
-    assert trained(parts) == {"head.weight", "head.bias"}
+    assert trained(parts) == HEAD
     assert_equivalent(model, parts)
 
 
 def test_module_list_ends_with_its_last_module():
     model = TokenNet().eval()
     parts = split(model, "blocks", sample_shape=SHAPE)
-    assert trained(parts) == {"head.weight", "head.bias"}
+    assert trained(parts) == HEAD
+
+
+@pytest.mark.parametrize(
+    ("model", "freeze", "last", "message"),
+    [
+        (TokenNet, ["embed", "blocks.0"], "blocks.0", "'token', 'position'; "),
+        (TokenNet, [*TOKENS, "blocks.1"], "blocks.1", "'blocks.0'; add"),
+        (BranchedNet, ["stem", "mix"], "mix", "'left', 'right'; add them to"),
+        (TokenNet, those("", "blocks.0"), "token", "'embed'; freeze them too"),
+        (TokenNet, those(*FIRST, "head"), "head", "'blocks.1', 'blocks.2'; f"),
+    ],
+)
+def test_modules_before_the_last_must_be_frozen(model, freeze, last, message):
+    expected = rf"'{last}' is frozen, but .* run before its end: {message}"
+    with pytest.raises(FreezeError, match=expected) as caught:
+        split(model(), freeze, sample_shape=SHAPE)
+    assert caught.value.code == "cannot_freeze"
 
 
 @pytest.mark.parametrize(
     ("model", "freeze", "code", "message"),
     [
-        (
-            TokenNet(),
-            ["embed", "blocks.0"],
-            "cannot_freeze",
-            r"'blocks.0' is frozen, but .* run before its end: 'token', "
-            r"'position'; add them to the list",
-        ),
-        (
-            TokenNet(),
-            ["embed", "token", "position", "blocks.1"],
-            "cannot_freeze",
-            r"'blocks.1' is frozen, but .* end: 'blocks.0'; add",
-        ),
-        (
-            BranchedNet(),
-            ["stem", "mix"],
-            "cannot_freeze",
-            r"'mix' is frozen, but .* end: 'left', 'right'; add",
-        ),
-        (
-            TokenNet(),
-            lambda name, module: name in ("", "blocks.0"),
-            "cannot_freeze",
-            r"'token' is frozen, but .* end: 'embed'; freeze them too",
-        ),
-        (
-            TokenNet(),
-            lambda name, module: name in ("embed", "", "blocks.0", "head"),
-            "cannot_freeze",
-            r"'head' is frozen, but .* end: 'blocks.1', 'blocks.2'; freeze",
-        ),
-        (
-            TokenNet(),
-            lambda name, module: False,
-            "cannot_freeze",
-            "is true for none of the 7 modules of TokenNet",
-        ),
+        (TokenNet(), those(), "cannot_freeze", "true for none of the 7 modul"),
         (TokenNet(), ["embed", "blokcs.0"], "unknown_freeze", "blocks.0"),
         (TokenNet(), ["unused"], "unknown_freeze", "'unused'.* never called"),
         (TokenNet(), [], "unknown_freeze", "at least one name"),
@@ -191,10 +163,13 @@ def test_module_list_ends_with_its_last_module():
             BranchedNet(),
             ["stem.weight"],
             "unknown_freeze",
-            "belongs to 'stem'; name 'stem'",
+            "belongs to 'stem'",
         ),
+        (BranchedNet(), "mxi", "unknown_freeze", r"'mxi'.*not in.*mix"),
+        (nn.Bilinear(3, 3, 2), "x", "cannot_trace", "takes 2 tensors"),
+        (nn.Sequential(nn.Linear(7, 2)), "0", "cannot_trace", "does not run"),
     ],
-)  # fmt: skip
+)
 def test_invalid_freeze_is_refused_with_a_reason(model, freeze, code, message):
     with pytest.raises(FreezeError, match=message) as caught:
         split(model, freeze, sample_shape=SHAPE)
@@ -227,27 +202,29 @@ def test_list_must_name_running_statistics():
 
 def test_lazy_modules_are_refused_and_not_initialised():
     model = UnscaledNorms()
-    with pytest.raises(FreezeError, match="no shape yet"):
-        split(model, "body", sample_shape=SHAPE)
-    with pytest.raises(FreezeError, match="no shape yet"):
-        split((nn.Conv2d(3, 4, 3), model.head), sample_shape=SHAPE)
-    with pytest.raises(FreezeError, match="no shape yet"):
-        default_freeze(model, sample_shape=SHAPE)
+    for refused in (
+        lambda: split(model, "body", sample_shape=SHAPE),
+        lambda: split((nn.Conv2d(3, 4, 3), model.head), sample_shape=SHAPE),
+        lambda: default_freeze(model, sample_shape=SHAPE),
+    ):
+        with pytest.raises(FreezeError, match="no shape yet"):
+            refused()
     assert is_lazy(model.head[1].weight)
+
+
+TWO_TENSORS = (
+    r"2 tensors are needed after it \(stem \[4, 16, 16\], body_0 "
+    r"\[4, 16, 16\]\).*: 'stem' before it, 'after' after it"
+)
 
 
 @pytest.mark.parametrize(
     ("model", "freeze", "message"),
     [
-        (
-            Residual(),
-            "body.0",
-            r"2 tensors are needed after it \(stem \[4, 16, 16\], body_0 "
-            r"\[4, 16, 16\]\).*: 'stem' before it, 'after' after it",
-        ),
+        (Residual(), "body.0", TWO_TENSORS),
         (BranchedNet(), "left", r"2 .* 'stem' before it, 'mix' after it"),
-        (TiedWeights(), "first", r"'first\.weight' is used before and after"),
-        (TiedWeights(), ["first"], r"'first\.weight' is used before and"),
+        (TIED, "0", r"'0\.weight' is used before and after"),
+        (TIED, ["0"], r"'0\.weight' is used before and after"),
         (CalledTwice(), "middle", r"'layer\.weight' is used before and after"),
     ],
 )
@@ -259,7 +236,7 @@ def test_refusal_names_tensors_neighbours_or_shared_parameters(
         split(model, freeze, sample_shape=SHAPE if is_image else (4,))
 
 
-def test_compiled_model_is_split_like_its_original():
+def test_compiled_models_are_split_like_their_originals():
     model = TokenNet().eval()
     compiled = torch.compile(model)
     for freeze in ("blocks.1", "_orig_mod.blocks.1"):
@@ -268,29 +245,25 @@ def test_compiled_model_is_split_like_its_original():
         assert_equivalent(model, parts)
     assert default_freeze(compiled, sample_shape=SHAPE) == "blocks"
 
-
-def test_compiled_submodule_is_split_like_its_original():
     model = Residual().eval()
     expected = split(model, "after", sample_shape=SHAPE).frozen
-    model.body = torch.compile(model.body)  # type: ignore[assignment]
+    model.body = torch.compile(model.body)
     parts = split(model, "after", sample_shape=SHAPE)
     assert parts.frozen.program == expected.program
 
 
 def test_residual_sum_is_frozen_with_its_block():
-    class Block(nn.Module):
+    class Block(CalledTwice):
         def __init__(self):
             super().__init__()
-            self.stem = nn.Linear(4, 4)
-            self.body = nn.Linear(4, 4)
             self.head = nn.Linear(4, 2)
 
         def forward(self, x):
-            x = self.stem(x)
-            return self.head(x + self.body(x))
+            x = self.layer(x)
+            return self.head(x + self.middle(x))
 
     model = Block().eval()
-    parts = split(model, "body", sample_shape=(4,))
+    parts = split(model, "middle", sample_shape=(4,))
     assert parts.last == "add"
     assert_equivalent(model, parts)
 
@@ -300,9 +273,7 @@ def test_residual_sum_is_frozen_with_its_block():
     [nn.DataParallel, nn.parallel.DistributedDataParallel],
     ids=lambda wrapper: wrapper.__name__,
 )
-def test_model_wrapped_for_several_devices_is_refused(
-    wrapper,
-):
+def test_model_wrapped_for_several_devices_is_refused(wrapper):
     wrapped = wrapper.__new__(wrapper)  # no devices, no process group
     nn.Module.__init__(wrapped)
     wrapped.module = TokenNet()
@@ -313,82 +284,46 @@ def test_model_wrapped_for_several_devices_is_refused(
         default_freeze(wrapped, sample_shape=SHAPE)
 
 
-class TwoResults(nn.Module):
-    def forward(self, x):
-        return x * 2, x
-
-
-def tied_modules():
-    first, second = nn.Linear(4, 4), nn.Linear(4, 4)
-    second.weight = first.weight
-    return nn.Sequential(first), nn.Sequential(nn.ReLU(), second)
+TUPLE = nn.MaxPool1d(1, return_indices=True)
 
 
 @pytest.mark.parametrize(
-    ("build", "freeze", "code", "message"),
+    ("model", "message"),
     [
-        (
-            lambda: (nn.Linear(4, 4), nn.Linear(4, 2)),
-            "0",
-            "cannot_freeze",
-            r"'0' cannot be combined with two modules \(frozen, tail\)",
-        ),
-        (
-            tied_modules,
-            None,
-            "cannot_freeze",
-            r"parameter '1\.weight' is the frozen module's '0\.weight'",
-        ),
-        (
-            lambda: (nn.Linear(4, 4), nn.Linear(3, 2)),
-            None,
-            "cannot_freeze",
-            r"tail Linear does not accept .* samples of shape \(4,\)",
-        ),
-        (
-            lambda: (TwoResults(), nn.Linear(4, 2)),
-            None,
-            "cannot_freeze",
-            "TwoResults returns a tuple, and only one tensor can be sent",
-        ),
-        (
-            lambda: (nn.Linear(5, 4), nn.Linear(4, 2)),
-            None,
-            "cannot_trace",
-            r"frozen module Linear does not run .* of shape \(4,\)",
-        ),
-        (lambda: (nn.Linear(4, 4),), None, "cannot_freeze", "two modules"),
-        (lambda: "resnet18", None, "cannot_freeze", "model must be a module"),
+        (tied_modules(), r"'1\.weight' is the frozen module's '0\.weight'"),
+        ((nn.Linear(4, 4), nn.Linear(3, 2)), "tail Linear does not accept"),
+        ((TUPLE, nn.Linear(4, 2)), "MaxPool1d returns a tuple, and only one"),
+        ((nn.Linear(5, 4), nn.Linear(4, 2)), "frozen module Linear does not"),
+        ((nn.Linear(4, 4),), "two modules"),
+        ("resnet18", "model must be a module"),
     ],
 )
-def test_invalid_two_modules_are_refused_with_a_reason(
-    build, freeze, code, message
-):
+def test_invalid_two_modules_are_refused_with_a_reason(model, message):
     with pytest.raises(FreezeError, match=message) as caught:
-        split(build(), freeze, sample_shape=(4,))
+        split(model, None, sample_shape=(4,))
+    is_untraceable = "does not run" in caught.value.message
+    code = "cannot_trace" if is_untraceable else "cannot_freeze"
     assert caught.value.code == code
+    with pytest.raises(FreezeError, match="'0' cannot be combined with two"):
+        split((nn.Linear(4, 4), nn.Linear(4, 2)), "0", sample_shape=(4,))
 
 
-def test_tail_with_data_dependent_control_flow_is_accepted():
-    class Branching(nn.Module):
-        def forward(self, x):
-            return x if x.sum() > 0 else -x
+class Branching(nn.Module):
+    """A model whose control flow depends on values."""
 
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.layer(x) if x.sum() > 0 else x
+
+
+def test_data_dependent_control_flow_must_be_in_the_tail():
     tail = Branching()
     parts = split((nn.Linear(4, 4), tail), sample_shape=(4,))
     assert parts.tail is tail
     assert parts.freeze == "(frozen, tail)"
-
-
-def test_untraceable_model_is_refused_with_a_remedy():
-    class Branching(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = nn.Linear(4, 4)
-
-        def forward(self, x):
-            return self.layer(x) if x.sum() > 0 else x
-
     with pytest.raises(
         FreezeError, match=r"or give two modules .*\(frozen, tail\)"
     ) as caught:

@@ -27,6 +27,14 @@ def batch_after(*calls):
     return infer(program, {1: torch.randn(6, 6)}, FORM)[-1].batch
 
 
+FLAT = [
+    ("permute.default", (X, (1, 0, 2))),
+    ("reshape.default", (Ref(2), (Affine(4), 6))),
+]
+ATTENTION = "scaled_dot_product_attention.default"
+WINDOWS = ((2, 2), (1, 1), (0, 0), (1, 1))
+
+
 @pytest.mark.parametrize(
     ("calls", "expected"),
     [
@@ -37,17 +45,10 @@ def batch_after(*calls):
         ([("reshape.default", (X, (Affine(4), 6)))], Batch(0, 1, 4)),
         ([("reshape.default", (X, (Affine(24),)))], Batch(0, 1, 24)),
         ([("reshape.default", (X, (B, 2, 12)))], Batch(0)),
+        (FLAT, Batch(0, 4, 1)),
         (
             [
-                ("permute.default", (X, (1, 0, 2))),
-                ("reshape.default", (Ref(2), (Affine(4), 6))),
-            ],
-            Batch(0, 4, 1),
-        ),
-        (
-            [
-                ("permute.default", (X, (1, 0, 2))),
-                ("reshape.default", (Ref(2), (Affine(4), 6))),
+                *FLAT,
                 ("linear.default", (Ref(3), W, None)),
                 ("reshape.default", (Ref(4), (4, B, 6))),
             ],
@@ -63,11 +64,8 @@ def batch_after(*calls):
         (
             [
                 ("unsqueeze.default", (X, 1)),
-                ("im2col.default", (Ref(2), (2, 2), (1, 1), (0, 0), (1, 1))),
-                (
-                    "col2im.default",
-                    (Ref(3), (4, 6), (2, 2), (1, 1), (0, 0), (1, 1)),
-                ),
+                ("im2col.default", (Ref(2), *WINDOWS)),
+                ("col2im.default", (Ref(3), (4, 6), *WINDOWS)),
             ],
             Batch(0),
         ),
@@ -105,10 +103,7 @@ def test_batch_position_is_tracked(calls, expected):
         ],
         [
             ("permute.default", (X, (1, 0, 2))),
-            (
-                "scaled_dot_product_attention.default",
-                (Ref(2), Ref(2), Ref(2), None, 0.0, False, None),
-            ),
+            (ATTENTION, (Ref(2), Ref(2), Ref(2), None, 0.0, False, None)),
         ],
         # The batches are in two dimensions: [B, B, ...].
         [
@@ -126,10 +121,10 @@ def test_batch_position_is_tracked(calls, expected):
         ],
         [
             ("unsqueeze.default", (X, 0)),
-            ("im2col.default", (Ref(2), (2, 2), (1, 1), (0, 0), (1, 1))),
+            ("im2col.default", (Ref(2), *WINDOWS)),
         ],
         # Three dimensions mean one image whose channels are the samples.
-        [("im2col.default", (X, (2, 2), (1, 1), (0, 0), (1, 1)))],
+        [("im2col.default", (X, *WINDOWS))],
         [
             ("permute.default", (X, (1, 0, 2))),
             (
@@ -144,25 +139,27 @@ def test_batch_position_is_tracked(calls, expected):
         ],
     ],
 )
-def test_program_that_mixes_samples_is_refused(
-    calls,
-):
+def test_program_that_mixes_samples_is_refused(calls):
     with pytest.raises(PackageError, match=r"would mix samples|cannot run"):
         batch_after(*calls)
 
 
+def lowered(*calls, weights):
+    count = len(weights)
+    program = Program(count, tuple(Call(f"aten.{op}", a) for op, a in calls))
+    values = infer(program, weights, FORM)
+    module = lower(program, values, weights, 0, count + len(calls))
+    called = [n for n in module.graph.nodes if n.op.startswith("call")]
+    return module, [str(node.target) for node in called]
+
+
 def test_dead_buffers_are_reused_but_not_the_input():
-    program = Program(
-        0,
-        (
-            Call("aten.relu.default", (X,)),
-            Call("aten.exp.default", (Ref(1),)),
-            Call("aten.add.Tensor", (X, Ref(2), 1)),
-        ),
+    module, called = lowered(
+        ("relu.default", (X,)),
+        ("exp.default", (Ref(1),)),
+        ("add.Tensor", (X, Ref(2), 1)),
+        weights={},
     )
-    values = infer(program, {}, FORM)
-    module = lower(program, values, {}, 0, 3)
-    called = [str(n.target) for n in module.graph.nodes if n.op[:4] == "call"]
     assert called == [
         "aten.relu.default",
         "aten.exp_.default",
@@ -176,35 +173,27 @@ def test_dead_buffers_are_reused_but_not_the_input():
 
 
 def test_buffer_read_through_a_view_is_not_reused():
-    program = Program(
-        0,
-        (
-            Call("aten.exp.default", (X,)),
-            Call("aten.permute.default", (Ref(1), (0, 2, 1))),
-            Call("aten.relu.default", (Ref(1),)),
-            Call("aten.matmul.default", (Ref(2), Ref(3))),
-        ),
+    module, called = lowered(
+        ("exp.default", (X,)),
+        ("permute.default", (Ref(1), (0, 2, 1))),
+        ("relu.default", (Ref(1),)),
+        ("matmul.default", (Ref(2), Ref(3))),
+        weights={},
     )
-    module = lower(program, infer(program, {}, FORM), {}, 0, 4)
-    targets = [str(node.target) for node in module.graph.nodes]
-    assert "aten.relu_.default" not in targets
+    assert "aten.relu_.default" not in called
     samples = torch.randn(2, *SAMPLE)
     expected = samples.exp().permute(0, 2, 1) @ samples.exp().relu()
     assert torch.equal(module(samples), expected)
 
 
 def test_constant_repeated_per_sample_is_not_overwritten():
-    program = Program(
-        1,
-        (
-            Call("aten.expand.default", (Ref(1), (B, 4, 6))),
-            Call("aten.add.Tensor", (Ref(2), X, 1)),
-        ),
-    )
     weight = torch.randn(1, 4, 6)
     original = weight.clone()
-    values = infer(program, {1: weight}, FORM)
-    module = lower(program, values, {1: weight}, 0, 3)
+    module, _ = lowered(
+        ("expand.default", (Ref(1), (B, 4, 6))),
+        ("add.Tensor", (Ref(2), X, 1)),
+        weights={1: weight},
+    )
     samples = torch.randn(3, *SAMPLE)
     assert torch.equal(module(samples), weight + samples)
     assert torch.equal(weight, original)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch import nn
@@ -15,7 +13,6 @@ from hapi_splitter.package.reader import load_package
 from hapi_splitter.package.writer import package_bytes
 
 SHAPE = (4, 8, 8)
-Function = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Frozen(nn.Module):
@@ -75,13 +72,15 @@ def overwritten(x):
     ],
 )
 def test_package_computes_the_same_as_the_module(function):
-    model, region = loaded(function)
-    for batch in (1, 2, 5):
+    assert_same_features(*loaded(function), batches=(1, 2, 5))
+
+
+def assert_same_features(model, region, batches=(3,)):
+    for batch in batches:
         samples = torch.randn(batch, *SHAPE)
         with torch.inference_mode():
-            torch.testing.assert_close(
-                region.prefix(region.num_cuts)(samples), model(samples)
-            )
+            found = region.prefix(region.num_cuts)(samples)
+            torch.testing.assert_close(found, model(samples))
 
 
 def test_batch_constant_is_stored_once():
@@ -93,33 +92,30 @@ def test_batch_constant_is_stored_once():
 
 def test_views_of_one_weight_are_separate_weights():
     table = torch.randn(2, 8)
-    model, region = loaded(lambda x: x * table[0] + table[1] * table.sum(0))
-    samples = torch.randn(3, *SHAPE)
-    with torch.inference_mode():
-        found = region.prefix(region.num_cuts)(samples)
-        torch.testing.assert_close(found, model(samples))
+    parts = loaded(lambda x: x * table[0] + table[1] * table.sum(0))
+    assert_same_features(*parts)
+
+
+def numbered(x):
+    return x + torch.arange(x.shape[0]).view(-1, 1, 1, 1)
 
 
 @pytest.mark.parametrize(
     ("function", "operator"),
     [
-        # A different value for each sample.
-        (
-            lambda x: x + torch.arange(x.shape[0]).view(-1, 1, 1, 1),
-            "aten.view.default",
-        ),
+        (numbered, "aten.view.default"),
         (lambda x: x + torch.rand(x.shape[0], 1, 1, 1), "aten.rand.default"),
         (lambda x: x + torch.rand(8), "aten.rand.default"),
         (lambda x: F.adaptive_max_pool2d(x, 3), "aten.adaptive_max_pool2d"),
         (
-            lambda x: F.max_pool2d(x, 2, return_indices=True)[1] * 1.0,
+            lambda x: F.max_pool2d_with_indices(x, 2)[1] * 1.0,
             "aten.max_pool2d_with_indices",
         ),
         (lambda x: x.cumsum(0), "aten.cumsum.default"),
         (lambda x: x.repeat(1, 2, 2, 1), "aten.repeat.default"),
         (lambda x: F.dropout(x, 0.5, training=True), "dropout"),
     ],
-)  # fmt: skip
+)
 def test_unsupported_operator_is_named(function, operator):
     with pytest.raises(FreezeError, match=operator) as caught:
         loaded(function)
@@ -128,11 +124,14 @@ def test_unsupported_operator_is_named(function, operator):
 
 @pytest.mark.parametrize(("p", "training"), [(0.5, False), (0.0, True)])
 def test_inactive_dropout_is_removed(p, training):
-    model, frozen = loaded(lambda x: F.dropout(x, p, training=training))
-    x = torch.randn(3, *SHAPE)
-    torch.testing.assert_close(
-        frozen.prefix(frozen.num_cuts)(x), model(x).detach()
-    )
+    parts = loaded(lambda x: F.dropout(x, p, training=training))
+    assert_same_features(*parts)
+
+
+def masked(x):
+    """Differs only in later samples."""
+    groups = torch.arange(x.shape[0]) // 3
+    return x + groups.reshape(-1, 1, 1, 1).float()
 
 
 @pytest.mark.parametrize(
@@ -140,21 +139,11 @@ def test_inactive_dropout_is_removed(p, training):
     [
         lambda x: F.scaled_dot_product_attention(x, x, x, dropout_p=0.5),
         lambda x: x / x.shape[0],
+        masked,
     ],
-    ids=["random attention", "divided by the batch"],
+    ids=["random attention", "divided by the batch", "masked"],
 )
-def test_calls_that_packages_cannot_hold_are_refused(
-    function,
-):
+def test_calls_that_packages_cannot_hold_are_refused(function):
     with pytest.raises(FreezeError) as caught:
         loaded(function)
     assert caught.value.code in ("unknown_op", "cannot_trace")
-
-
-def test_value_that_differs_only_in_later_samples_is_refused():
-    def masked(x):
-        groups = torch.arange(x.shape[0]) // 3
-        return x + groups.reshape(-1, 1, 1, 1).float()
-
-    with pytest.raises(FreezeError):
-        loaded(masked)

@@ -43,6 +43,7 @@ CPU = torch.device("cpu")
 assert_close = partial(torch.testing.assert_close, rtol=1e-4, atol=1e-5)
 EMBEDDING = "aten.embedding.default"
 IDS = SampleForm((4,), torch.int64)
+LONG = SampleForm((MAX_IDS + 1,), torch.int64)
 TABLE = torch.randn(10, 3)
 
 
@@ -51,50 +52,41 @@ def text():
     return split(text_network(), "body", transform=TOKENS).frozen
 
 
+def assert_equivalent_at_every_cut(before, after, samples, expected):
+    with torch.inference_mode():
+        for cut in range(before.num_cuts + 1):
+            assert_close(
+                after.suffix(cut)(before.prefix(cut)(samples)), expected
+            )
+
+
 def test_text_model_is_equivalent_at_every_cut(text):
     loaded = load_package(package_bytes(text))
     assert loaded.transform == TOKENS
     assert loaded.form == SampleForm((NUM_TOKENS,), torch.int64)
-    whole = text_network().eval()
     ids = loaded.examples(5)
     assert ids.dtype == torch.int64
     assert 0 <= ids.min() < ids.max() < NUM_IDS
-    with torch.inference_mode():
-        expected = whole.body(ids).mean(1)
-        for region in (loaded, loaded.to("cpu", fast=True)):
-            for cut in range(region.num_cuts + 1):
-                features = region.suffix(cut)(region.prefix(cut)(ids))
-                assert_close(features, expected)
+    expected = text_network().eval().body(ids).mean(1).detach()
+    for region in (loaded, loaded.to("cpu", fast=True)):
+        assert_equivalent_at_every_cut(region, region, ids, expected)
 
 
-def test_ids_are_not_a_cut(text):
+def test_ids_are_no_cut_and_the_region_can_be_profiled(text):
     assert text.num_cuts > 3
     assert {cut.dtype for cut in text.cuts} == {"float32"}
-
-
-def test_samples_do_not_influence_one_another(text):
     probe_batchwise(text)
-
-
-def test_text_model_can_be_profiled(text):
     (profile,) = profile_region(text, CPU, batches=[2], budget_seconds=0.1)
     assert profile.cut_seconds[-1] > 0
 
 
-class Wide(nn.Module):
-    """A model with a large table of which a sample needs few rows."""
-
-    def __init__(self):
-        super().__init__()
-        self.table = nn.Embedding(100_000, 8)
-        self.head = nn.Linear(8, 2)
-
-    def forward(self, ids):
-        return self.head(self.table(ids).mean(1))
+def looked_up(table):
+    return nn.Sequential(table, nn.Flatten(), nn.Linear(NUM_TOKENS * 8, 2))
 
 
 def test_lookup_costs_memory_and_work_only_for_its_rows():
-    frozen = split(Wide(), "table", transform=TOKENS).frozen
+    wide = looked_up(nn.Embedding(100_000, 8))
+    frozen = split(wide, "0", transform=TOKENS).frozen
     samples = needs_of(frozen, 1).peak_bytes(64) - frozen.parameter_bytes
     # Ids and rows, a copy of each, rounded up.
     exact = 64 * NUM_TOKENS * 2 * (8 + 8 * 4)
@@ -139,40 +131,30 @@ def test_program_without_a_lookup_has_no_limits():
     assert limits_of(program) is None
 
 
-def test_number_of_lookups_ids_and_moves_is_bounded():
-    many = (Call(EMBEDDING, (Ref(1), Ref(0))),) * (MAX_LOOKUPS + 1)
-    with pytest.raises(PackageError, match="more than 512 lookups"):
-        infer(Program(1, many), {1: TABLE}, IDS)
-    wide = (
-        Call("aten.unsqueeze.default", (Ref(0), 1)),
-        Call("aten.expand.default", (Ref(2), (Affine(1), MAX_IDS, 4))),
-        Call(EMBEDDING, (Ref(1), Ref(3))),
-    )
-    with pytest.raises(PackageError, match="at most 131072 per sample"):
-        infer(Program(1, wide), {1: TABLE}, IDS)
-    large = SampleForm((MAX_IDS + 1,), torch.int64)
-    with pytest.raises(PackageError, match="at most 131072 per sample"):
-        infer(Program(1, many[:1]), {1: TABLE}, large)
-    flips = [
+def flips(count):
+    """Returns calls that flip the ids again and again."""
+    return [
         Call("aten.flip.default", (Ref(node and node + 1), (1,)))
-        for node in range(MAX_MOVES + 1)
+        for node in range(count)
     ]
-    last = Call(EMBEDDING, (Ref(1), Ref(MAX_MOVES + 2)))
-    with pytest.raises(PackageError, match="at most 131072 per sample"):
-        infer(Program(1, (*flips, last)), {1: TABLE}, IDS)
+
+
+def lookup_after(*calls):
+    """Returns a program that looks up the result of calls."""
+    last = Ref(1 + len(calls)) if calls else Ref(0)
+    return Program(1, (*calls, Call(EMBEDDING, (Ref(1), last))))
+
+
+MANY = (Call(EMBEDDING, (Ref(1), Ref(0))),) * (MAX_LOOKUPS + 1)
+WIDE = (
+    Call("aten.unsqueeze.default", (Ref(0), 1)),
+    Call("aten.expand.default", (Ref(2), (Affine(1), MAX_IDS, 4))),
+)
 
 
 def test_ids_are_followed_through_many_moves():
-    flips = [
-        Call("aten.flip.default", (Ref(node and node + 1), (1,)))
-        for node in range(99)
-    ]
-    calls = (
-        *flips,
-        Call("aten.select.int", (Ref(100), 1, 0)),
-        Call(EMBEDDING, (Ref(1), Ref(101))),
-    )
-    assert limits_of(Program(1, calls), TABLE) == [0, 0, 0, 10]
+    first = Call("aten.select.int", (Ref(100), 1, 0))
+    assert limits_of(lookup_after(*flips(99), first), TABLE) == [0, 0, 0, 10]
 
 
 @pytest.mark.parametrize(
@@ -186,8 +168,7 @@ def test_ids_are_followed_through_many_moves():
     ],
 )
 def test_moved_ids_are_accepted(call):
-    program = Program(1, (call, Call(EMBEDDING, (Ref(1), Ref(2)))))
-    assert infer(program, {1: TABLE}, IDS)[-1].shape[-1] == 3
+    assert infer(lookup_after(call), {1: TABLE}, IDS)[-1].shape[-1] == 3
 
 
 COMPUTED = {
@@ -206,62 +187,55 @@ COMPUTED = {
 
 @pytest.mark.parametrize("calls", COMPUTED.values(), ids=COMPUTED)
 def test_computed_ids_are_refused(calls):
-    last = Call(EMBEDDING, (Ref(1), Ref(1 + len(calls))))
-    program = Program(1, (*calls, last))
     with pytest.raises(PackageError, match="cannot be checked"):
-        infer(program, {1: TABLE}, IDS)
+        infer(lookup_after(*calls), {1: TABLE}, IDS)
+
+
+ONE, OUTSIDE = {1: TABLE}, {1: TABLE, 2: torch.tensor([[99]])}
+NUMBERS = {1: torch.zeros(4, dtype=torch.int64)}
+SELF = Program(0, (Call(EMBEDDING, (Ref(0), Ref(0))),))
+CONSTANT = Program(2, (Call(EMBEDDING, (Ref(1), Ref(2))),))
+TOO_MANY_IDS = "at most 131072 per sample"
+REFUSED = {
+    "many lookups": (Program(1, MANY), ONE, IDS, "more than 512 lookups"),
+    "expanded ids": (lookup_after(*WIDE), ONE, IDS, TOO_MANY_IDS),
+    "many ids": (lookup_after(), ONE, LONG, TOO_MANY_IDS),
+    "moves": (lookup_after(*flips(MAX_MOVES + 1)), ONE, IDS, TOO_MANY_IDS),
+    "empty table": (lookup_after(), {1: torch.randn(0, 3)}, IDS, ""),
+    "float ids": (lookup_after(), ONE, SampleForm((4,)), ""),
+    "no rows": (lookup_after(), NUMBERS, IDS, ""),
+    "samples as table": (SELF, {}, IDS, "cannot be checked"),
+    "constant ids out of range": (CONSTANT, OUTSIDE, IDS, "cannot be checked"),
+}
 
 
 @pytest.mark.parametrize(
-    ("table", "form"),
-    [
-        (torch.randn(0, 3), IDS),
-        (TABLE, SampleForm((4,))),
-        (torch.zeros(4, dtype=torch.int64), IDS),
-    ],
-    ids=["empty", "float ids", "no rows"],
+    ("program", "weights", "form", "message"), REFUSED.values(), ids=REFUSED
 )
-def test_unsafe_table_or_ids_are_refused(table, form):
-    program = Program(1, (Call(EMBEDDING, (Ref(1), Ref(0))),))
-    with pytest.raises(PackageError):
-        infer(program, {1: table}, form)
+def test_unsafe_lookup_is_refused(program, weights, form, message):
+    with pytest.raises(PackageError, match=message):
+        infer(program, weights, form)
 
 
-@pytest.mark.parametrize(
-    ("args", "weights"),
-    [
-        ((Ref(0), Ref(0)), {}),
-        ((Ref(1), Ref(2)), {1: TABLE, 2: torch.tensor([[99]])}),
-    ],
-    ids=["samples as table", "constant ids out of range"],
-)
-def test_table_must_be_constant_and_ids_from_the_input(args, weights):
-    program = Program(len(weights), (Call(EMBEDDING, args),))
-    with pytest.raises(PackageError, match="cannot be checked"):
-        infer(program, weights, IDS)
-
-
-class Shifted(nn.Module):
-    """Ids that are computed before they are looked up."""
-
-    def __init__(self):
-        super().__init__()
-        self.table = nn.Embedding(100, 8)
-        self.head = nn.Linear(8, 2)
+class Shifted(nn.Embedding):
+    """Computes ids before it looks them up."""
 
     def forward(self, ids):
-        return self.head(self.table(ids + 1).mean(1))
+        return super().forward(ids + 1)
 
 
 def test_model_that_computes_its_ids_cannot_be_frozen():
     with pytest.raises(HapiError, match="unchanged int64 ids of the input"):
-        split(Shifted(), "table", transform=TOKENS)
+        split(looked_up(Shifted(100, 8)), "0", transform=TOKENS)
 
 
-def test_image_transform_for_a_text_model_is_refused():
+def test_transform_that_the_model_does_not_accept_is_refused():
     with pytest.raises(FreezeError) as caught:
         split(text_network(), "body", transform=ImageTransform(8, 8))
     assert caught.value.code == "cannot_trace"
+    short = ArrayTransform((3,), "int64")
+    with pytest.raises(FreezeError, match="not the transform's output"):
+        split(text_network(), "body", transform=short, sample_shape=(4,))
 
 
 def with_fields(package, **fields):
@@ -272,23 +246,24 @@ def with_fields(package, **fields):
     return b"".join(zip_container.pack(parts))
 
 
-def test_packages_of_images_have_format_1():
+def test_packages_of_images_have_format_1_and_of_arrays_2(text):
     model = nn.Sequential(nn.Conv2d(3, 2, 3), nn.Flatten(), nn.Linear(72, 2))
     frozen = split(model, "0", transform=ImageTransform(8, 8)).frozen
-    package = package_bytes(frozen)
-    assert b'"format":1,' in package
-    with pytest.raises(PackageError, match="its format is 2"):
-        load_package(with_fields(package, format=2))
+    images, arrays = package_bytes(frozen), package_bytes(text)
+    assert b'"format":1,' in images
+    assert b'"format":2,' in arrays
+    assert PackageHead.from_bytes(arrays).sample_shape == (NUM_TOKENS,)
+    for package, other, message in (
+        (images, 2, "its format is 2"),
+        (arrays, 1, "its format is 1"),
+        (arrays, 3, "neither 1 nor 2"),
+    ):
+        with pytest.raises(PackageError, match=message):
+            load_package(with_fields(package, format=other))
 
 
-def test_packages_of_arrays_have_format_2(text):
-    package = package_bytes(text)
-    assert b'"format":2,' in package
-    assert PackageHead.from_bytes(package).sample_shape == (NUM_TOKENS,)
-    with pytest.raises(PackageError, match="its format is 1"):
-        load_package(with_fields(package, format=1))
-    with pytest.raises(PackageError, match="neither 1 nor 2"):
-        load_package(with_fields(package, format=3))
+def array_of(dtype):
+    return {"transform": {"shape": [NUM_TOKENS], "dtype": dtype}}
 
 
 @pytest.mark.parametrize(
@@ -296,14 +271,8 @@ def test_packages_of_arrays_have_format_2(text):
     [
         ({"sample": [3]}, r"yields \(16,\), the model takes \(3,\)"),
         ({"sample": [[3]]}, "invalid sample shape"),
-        (
-            {"transform": {"shape": [NUM_TOKENS], "dtype": "bool"}},
-            "dtype must be one of",
-        ),
-        (
-            {"transform": {"shape": [NUM_TOKENS], "dtype": "float32"}},
-            "cannot be checked",
-        ),
+        (array_of("bool"), "dtype must be one of"),
+        (array_of("float32"), "cannot be checked"),
     ],
 )
 def test_recorded_input_format_is_checked(text, fields, message):
@@ -321,22 +290,9 @@ def test_audio_model_is_equivalent_at_every_cut():
     frozen = split(audio_network(), "body", transform=MELS).frozen
     whole = audio_network().eval()
     mels = frozen.examples(3)
-    with torch.inference_mode():
-        expected = whole.pool(whole.body(mels)).flatten(1)
-        fast = frozen.to("cpu", fast=True)
-        for cut in range(frozen.num_cuts + 1):
-            features = frozen.suffix(cut)(fast.prefix(cut)(mels))
-            assert_close(features, expected)
-
-
-def test_sample_shape_other_than_the_transforms_is_refused():
-    with pytest.raises(FreezeError, match="not the transform's output"):
-        split(
-            text_network(),
-            "body",
-            transform=ArrayTransform((3,), "int64"),
-            sample_shape=(4,),
-        )
+    expected = whole.pool(whole.body(mels)).flatten(1).detach()
+    fast = frozen.to("cpu", fast=True)
+    assert_equivalent_at_every_cut(fast, frozen, mels, expected)
 
 
 class Encoded(nn.Module):
@@ -353,35 +309,25 @@ class Encoded(nn.Module):
         return output.last_hidden_state[:, 0]
 
 
-def hugging_face_model(name):
-    transformers = pytest.importorskip("transformers")
-    sizes = {"vocab_size": NUM_IDS, "max_position_embeddings": NUM_TOKENS}
-    if name == "DistilBert":
-        sizes |= {"dim": 32, "n_layers": 2, "n_heads": 2, "hidden_dim": 64}
-    else:
-        sizes |= {
-            "hidden_size": 32,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 2,
-            "intermediate_size": 64,
-        }
-    config = getattr(transformers, f"{name}Config")(**sizes)
-    torch.manual_seed(0)
-    model: nn.Module = getattr(transformers, f"{name}Model")(config).eval()
-    return model
+BERT = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+SIZES = {
+    "Bert": {**BERT, "intermediate_size": 64},
+    "DistilBert": {"dim": 32, "n_layers": 2, "n_heads": 2, "hidden_dim": 64},
+}
 
 
-@pytest.mark.parametrize("name", ["Bert", "DistilBert"])
+@pytest.mark.parametrize("name", SIZES)
 def test_hugging_face_model_is_equivalent_at_every_cut(name):
-    model = hugging_face_model(name)
+    transformers = pytest.importorskip("transformers")
+    config = getattr(transformers, f"{name}Config")(
+        vocab_size=NUM_IDS, max_position_embeddings=NUM_TOKENS, **SIZES[name]
+    )
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{name}Model")(config).eval()
     parts = split((Encoded(model), nn.Linear(32, 2)), transform=TOKENS)
     region = load_package(package_bytes(parts.frozen))
     ids = region.examples(4)
     ids[:, 10:] = 0
-    with torch.inference_mode():
-        mask = (ids != 0).long()
-        output = model(input_ids=ids, attention_mask=mask)
-        expected = output.last_hidden_state[:, 0]
-        for cut in range(region.num_cuts + 1):
-            features = region.suffix(cut)(region.prefix(cut)(ids))
-            assert_close(features, expected)
+    output = model(input_ids=ids, attention_mask=(ids != 0).long())
+    expected = output.last_hidden_state[:, 0]
+    assert_equivalent_at_every_cut(region, region, ids, expected.detach())

@@ -28,9 +28,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("operator", operators().values(), ids=operators())
-def test_row_matches_a_functional_operator(
-    operator,
-):
+def test_row_matches_a_functional_operator(operator):
     schema = operator.overload()._schema
     assert not schema.is_mutable
     assert (
@@ -58,9 +56,7 @@ def test_row_matches_a_functional_operator(
     [row for row in operators().values() if row.inplace_name],
     ids=lambda row: row.name,
 )
-def test_in_place_variant_has_the_same_arguments_and_writes_to_self(
-    operator,
-):
+def test_in_place_variant_has_the_same_arguments_and_writes_to_self(operator):
     ours = operator.overload()._schema.arguments
     in_place = operator.inplace_overload()._schema.arguments
     assert [a.name for a in ours] == [a.name for a in in_place]

@@ -6,10 +6,12 @@ import hashlib
 import json
 import math
 import os
+import struct
 import subprocess
 import sys
 from collections import Counter
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -18,13 +20,7 @@ from hypothesis import strategies as st
 from torchvision.transforms import InterpolationMode, RandomResizedCrop
 from torchvision.transforms.v2 import functional
 
-from augmented_pixels import (
-    EVERYTHING,
-    FIRST,
-    noise,
-    photo,
-    pixels_digest,
-)
+from augmented_pixels import EVERYTHING, FIRST, noise, photo, pixels_digest
 from hapi_protocol.transforms import Training
 from hapi_splitter.inputs.augmentation import (
     JITTER,
@@ -37,6 +33,7 @@ from hapi_splitter.inputs.augmentation import (
 from hapi_splitter.inputs.image_transform import ImageTransform
 
 HEIGHT, WIDTH = 375, 500
+FACTORS = (0.3, 0.77, 1.23, 1.9)
 MASK = 2**64 - 1
 
 PIXELS_PROGRAM = """
@@ -53,12 +50,8 @@ def philox(key, counter):
     a, b, c, d = counter
     for _ in range(10):
         low, high = 0xD2E7470EE14C6C93 * a, 0xCA5A826395121157 * c
-        a, b, c, d = (
-            high >> 64 ^ b ^ first,
-            high & MASK,
-            low >> 64 ^ d ^ second,
-            low & MASK,
-        )
+        a, b = high >> 64 ^ b ^ first, high & MASK
+        c, d = low >> 64 ^ d ^ second, low & MASK
         first = first + 0x9E3779B97F4A7C15 & MASK
         second = second + 0xBB67AE8584CAA73B & MASK
     return [a, b, c, d]
@@ -82,15 +75,10 @@ def one_thread():
 )
 def test_words_are_those_of_philox(training, key):
     digest = hashlib.sha256(key.encode()).digest()
-    high = [
-        int.from_bytes(digest[start : start + 8], "little")
-        for start in (0, 8, 16)
-    ]
-    expected = [
-        word
-        for block in range(1, NUM_WORDS // 4 + 1)
-        for word in philox((training.seed, training.epoch), [block, *high])
-    ]
+    high = struct.unpack("<3Q", digest[:24])
+    expected = []
+    for block in range(1, NUM_WORDS // 4 + 1):
+        expected += philox((training.seed, training.epoch), [block, *high])
     assert random_words(training, key) == expected
 
 
@@ -141,9 +129,7 @@ def test_draws_of_known_keys_do_not_change():
         {"hue": (0.0, 0.0)},
     ],
 )
-def test_changing_one_setting_does_not_shift_other_draws(
-    setting,
-):
+def test_changing_one_setting_does_not_shift_other_draws(setting):
     (changed,) = setting
     changed = {"scale": "crop", "ratio": "crop"}.get(changed, changed)
     for number in range(20):
@@ -173,10 +159,8 @@ def test_draws_differ_by_epoch_seed_and_key_and_repeat():
 
 def test_draws_have_the_documented_distribution():
     count = 4000
-    drawn = [
-        EVERYTHING.draw(FIRST, str(number), HEIGHT, WIDTH)
-        for number in range(count)
-    ]
+    keys = map(str, range(count))
+    drawn = [EVERYTHING.draw(FIRST, key, HEIGHT, WIDTH) for key in keys]
     for name in ("horizontal_flip", "vertical_flip"):
         flips = sum(getattr(each, name) for each in drawn)
         assert abs(flips - count / 2) < 4 * math.sqrt(count / 4)
@@ -191,15 +175,12 @@ def test_crops_have_the_distribution_of_torchvision():
     # On a large square no attempt fails and rounding is negligible.
     augmentation = Augmentation(scale=(0.1, 0.5), ratio=(0.5, 2.0))
     side = 4000
-    crops = [
-        augmentation.draw(FIRST, str(number), side, side).crop
-        for number in range(2000)
-    ]
+    draws = [augmentation.draw(FIRST, str(n), side, side) for n in range(2000)]
+    crops = [each.crop for each in draws]
     areas = [crop.height * crop.width / side**2 for crop in crops]
     assert_uniform(areas, 0.0999, 0.5001)
-    assert_uniform(
-        [math.log2(crop.width / crop.height) for crop in crops], -1.001, 1.001
-    )
+    ratios = [math.log2(crop.width / crop.height) for crop in crops]
+    assert_uniform(ratios, -1.001, 1.001)
     tops = [crop.top / (side - crop.height) for crop in crops]
     assert_uniform(tops, 0, 1)
 
@@ -239,10 +220,12 @@ def test_crop_equals_torchvision_if_no_attempt_fits(size, ratio):
 
 
 def test_crop_is_never_empty():
-    some = Augmentation(ratio=(10.0, 10.0))
-    assert some.draw(FIRST, "k", 5, 1).crop == Crop(2, 0, 1, 1)
-    some = Augmentation(ratio=(0.1, 0.1))
-    assert some.draw(FIRST, "k", 1, 5).crop == Crop(0, 2, 1, 1)
+    for ratio, size, crop in (
+        (10.0, (5, 1), Crop(2, 0, 1, 1)),
+        (0.1, (1, 5), Crop(0, 2, 1, 1)),
+    ):
+        some = Augmentation(ratio=(ratio, ratio))
+        assert some.draw(FIRST, "k", *size).crop == crop
 
 
 @pytest.mark.skipif(
@@ -261,12 +244,7 @@ def test_crop_is_never_empty():
     key=st.text(),
 )
 def test_pixels_equal_torchvision(
-    height,
-    width,
-    size,
-    interpolation,
-    antialias,
-    key,
+    height, width, size, interpolation, antialias, key
 ):
     antialias = antialias and interpolation.startswith("bi")
     image = noise(height, width)
@@ -304,12 +282,19 @@ def test_few_pixels_differ_from_torchvision():
     image = photo()
     drawn = EVERYTHING.draw(FIRST, "k", HEIGHT, WIDTH)
     plain = replace(drawn, jitter=()).apply(image, 224, "bilinear", True)
-    for name in ("contrast", "saturation"):
-        for factor in (0.3, 0.77, 1.23, 1.9):
-            step = replace(drawn, jitter=((name, factor),))
-            found = step.apply(image, 224, "bilinear", True)
-            expected = getattr(functional, f"adjust_{name}")(plain, factor)
-            assert (found != expected).float().mean() < 0.02
+    for name, factor in product(("contrast", "saturation"), FACTORS):
+        step = replace(drawn, jitter=((name, factor),))
+        found = step.apply(image, 224, "bilinear", True)
+        expected = getattr(functional, f"adjust_{name}")(plain, factor)
+        assert (found != expected).float().mean() < 0.02
+
+
+def colour(image, *jitter):
+    """Applies only steps of colour."""
+    side = image.shape[-1]
+    whole = Crop(0, 0, side, side)
+    drawn = SampleAugmentation(whole, False, False, jitter)
+    return drawn.apply(image, side, "nearest", False)
 
 
 def test_colour_steps_are_applied_in_the_order_drawn():
@@ -317,37 +302,26 @@ def test_colour_steps_are_applied_in_the_order_drawn():
     drawn = EVERYTHING.draw(FIRST, "k", HEIGHT, WIDTH)
     assert len(drawn.jitter) == 4
     pixels = replace(drawn, jitter=()).apply(image, 64, "bilinear", True)
-    whole = Crop(0, 0, 64, 64)
     for step in drawn.jitter:
-        one = replace(
-            drawn,
-            crop=whole,
-            horizontal_flip=False,
-            vertical_flip=False,
-            jitter=(step,),
-        )
-        pixels = one.apply(pixels, 64, "nearest", False)
+        pixels = colour(pixels, step)
     assert torch.equal(drawn.apply(image, 64, "bilinear", True), pixels)
 
 
 def test_hue_in_strips_equals_torchvision():
     image = noise(700, 700)
-    whole = EVERYTHING.draw(FIRST, "k", 700, 700)
-    drawn = replace(
-        whole,
-        crop=Crop(0, 0, 700, 700),
-        horizontal_flip=False,
-        vertical_flip=False,
-        jitter=(("hue", 0.2),),
-    )
     expected = functional.adjust_hue(image, 0.2)
-    assert torch.equal(drawn.apply(image, 700, "nearest", False), expected)
+    assert torch.equal(colour(image, ("hue", 0.2)), expected)
 
 
-def test_pixels_do_not_depend_on_the_number_of_threads():
+def test_pixels_do_not_depend_on_threads_or_the_default_dtype():
     expected = pixels_digest()
     torch.set_num_threads(8)
     assert pixels_digest() == expected
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert pixels_digest() == expected
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 @pytest.mark.timeout(120)
@@ -362,15 +336,6 @@ def test_pixels_do_not_depend_on_vector_instructions():
     assert result.stdout.strip() == pixels_digest()
 
 
-def test_pixels_do_not_depend_on_the_default_dtype():
-    expected = pixels_digest()
-    torch.set_default_dtype(torch.float64)
-    try:
-        assert pixels_digest() == expected
-    finally:
-        torch.set_default_dtype(torch.float32)
-
-
 def test_sample_is_the_normalised_pixels():
     transform = ImageTransform(72, 64, augmentation=EVERYTHING)
     pixels = transform.training_pixels(photo(), "k", FIRST)
@@ -382,16 +347,13 @@ def test_sample_is_the_normalised_pixels():
     assert torch.equal(sample, expected)
 
 
-def test_evaluation_ignores_the_augmentation():
+def test_augmentation_is_of_training_only():
     plain = ImageTransform(72, 64)
     augmented = replace(plain, augmentation=EVERYTHING)
     assert torch.equal(augmented.sample(photo(), "k", None), plain(photo()))
     assert torch.equal(augmented(photo()), plain(photo()))
-
-
-def test_training_without_an_augmentation_is_refused():
     with pytest.raises(ValueError, match="no augmentation"):
-        ImageTransform(72, 64).sample(photo(), "k", FIRST)
+        plain.sample(photo(), "k", FIRST)
 
 
 def ranges(low, high):
@@ -458,13 +420,6 @@ def test_invalid_field_is_named(change, message):
     document = Augmentation().to_json() | change
     with pytest.raises(ValueError, match=message):
         Augmentation.from_json(document)
-
-
-@pytest.mark.parametrize("document", [None, [], "x", {}])
-def test_other_json_is_refused(document):
-    transform = ImageTransform(30, 24).to_json()
-    with pytest.raises(ValueError, match="an augmentation"):
-        ImageTransform.from_json(transform | {"augmentation": document})
 
 
 def test_augmentation_of_large_crops_is_refused():

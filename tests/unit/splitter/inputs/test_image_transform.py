@@ -32,9 +32,9 @@ def with_floats(transform):
     return replace(transform, integer_resize=False)
 
 
-def preset_of(transform):
-    """Returns torchvision's equivalent of the transform."""
-    return ImageClassification(
+def float_reference(transform, pixels):
+    """Applies torchvision's equivalent of the transform."""
+    preset = ImageClassification(
         crop_size=transform.crop_size,
         resize_size=transform.resize_size,
         mean=transform.mean,
@@ -42,6 +42,7 @@ def preset_of(transform):
         interpolation=InterpolationMode(transform.interpolation),
         antialias=transform.antialias,
     )
+    return preset(pixels)
 
 
 def integer_reference(transform, pixels):
@@ -59,7 +60,7 @@ def integer_reference(transform, pixels):
             antialias=transform.antialias
             and transform.interpolation in ("bilinear", "bicubic"),
         )[0]
-    return preset_of(transform)(pixels)
+    return float_reference(transform, pixels)
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -97,14 +98,12 @@ def test_transform_equals_torchvision_for_any_size(
         image = 255 * torch.randint(
             2, (3 * height * width,), dtype=torch.uint8
         )
+        reference = integer_reference if integers else float_reference
         for pixels in (
             image.view(3, height, width),
             image.view(height, width, 3).permute(2, 0, 1),
         ):
-            if integers:
-                expected = integer_reference(transform, pixels)
-            else:
-                expected = preset_of(transform)(pixels)
+            expected = reference(transform, pixels)
             assert torch.equal(transform(pixels), expected), transform
 
 
@@ -113,14 +112,10 @@ def test_transform_equals_torchvision_for_any_size(
     reason="torchvision takes floats on other processors",
 )
 def test_integer_resize_equals_torchvision_v2():
-    composed = v2.Compose(
-        [
-            v2.Resize(72),
-            v2.CenterCrop(64),
-            v2.ToDtype(torch.float32, scale=True),
-            v2.Normalize((0.5, 0.4, 0.3), (0.2, 0.3, 0.4)),
-        ]
-    )
+    shape = [v2.Resize(72), v2.CenterCrop(64)]
+    scale = v2.ToDtype(torch.float32, scale=True)
+    normalize = v2.Normalize((0.5, 0.4, 0.3), (0.2, 0.3, 0.4))
+    composed = v2.Compose([*shape, scale, normalize])
     image = noise(500, 333)
     transform = ImageTransform.from_preset(composed)
     assert transform.integer_resize
@@ -153,10 +148,8 @@ def test_missing_integer_resize_in_json_means_floats():
     transform = ImageTransform.from_json(document)
     assert transform == ImageTransform(30, 24, integer_resize=False)
     assert transform.to_json() == document
-    assert set(document) == {
-        *("resize_size", "crop_size", "mean", "std"),
-        *("interpolation", "antialias"),
-    }
+    fields = "resize_size crop_size mean std interpolation antialias"
+    assert set(document) == set(fields.split())
 
 
 def test_from_preset_takes_the_weights_function_and_no_other():
@@ -195,6 +188,9 @@ def test_invalid_field_is_named(change, message):
 def test_other_json_is_refused(document):
     with pytest.raises(ValueError, match="a transform"):
         ImageTransform.from_json(document)
+    augmented = ImageTransform(30, 24).to_json() | {"augmentation": document}
+    with pytest.raises(ValueError, match="an augmentation"):
+        ImageTransform.from_json(augmented)
 
 
 def test_elongated_image_is_refused_before_the_resize():

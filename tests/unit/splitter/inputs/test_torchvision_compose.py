@@ -19,20 +19,14 @@ FLOATS = v2.ToDtype(torch.float32, scale=True)
 NATIVE = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
 TOLERANCE = 1e-5 if NATIVE else 2.002 / 255 / min(STD)
 
+BICUBIC = v2.Resize([64], interpolation=v2.InterpolationMode.BICUBIC)
+NORMALIZED = [FLOATS, v2.Normalize(MEAN, STD)]
 SUPPORTED = [
     v1.Compose([*SHAPES, v1.ConvertImageDtype(torch.float32)]),
     v1.Compose(
         [*SHAPES, v1.ConvertImageDtype(torch.float32), v1.Normalize(MEAN, STD)]
     ),
-    v2.Compose(
-        [
-            v2.ToImage(),
-            v2.Resize([64], interpolation=v2.InterpolationMode.BICUBIC),
-            v2.CenterCrop((56, 56)),
-            FLOATS,
-            v2.Normalize(MEAN, STD),
-        ]
-    ),
+    v2.Compose([v2.ToImage(), BICUBIC, v2.CenterCrop((56, 56)), *NORMALIZED]),
     nn.Sequential(
         nn.Identity(), v2.Resize(64), v2.CenterCrop(56), v2.Compose([FLOATS])
     ),
@@ -94,13 +88,6 @@ def test_unsupported_composition_is_refused_with_a_remedy(
 
 
 def test_unsupported_interpolation_is_named():
+    resize = v2.Resize(64, v2.InterpolationMode.LANCZOS)
     with pytest.raises(ValueError, match="interpolation must be one of"):
-        ImageTransform.from_preset(
-            v2.Compose(
-                [
-                    v2.Resize(64, v2.InterpolationMode.LANCZOS),
-                    v2.CenterCrop(56),
-                    FLOATS,
-                ]
-            )
-        )
+        ImageTransform.from_preset(v2.Compose([resize, SHAPES[1], FLOATS]))

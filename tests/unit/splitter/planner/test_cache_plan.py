@@ -15,22 +15,13 @@ from hapi_splitter.planner.cache_plan import (
     remaining_seconds,
     solve_with_cache,
 )
-from hapi_splitter.planner.plan import (
-    Option,
-    evaluate,
-    solve,
-    streaming_plan,
-)
+from hapi_splitter.planner.plan import Option, evaluate, solve, streaming_plan
 from hapi_splitter.planner.resource_use import SERVER_DECODING, SERVING
 from problems import problem_of
 
 STREAM = Option(0, "raw", {"link": 100e3, "client cpu": 10e-3}, 0, 0)
 MIDDLE = Option(
-    3,
-    "float32",
-    {"link": 60e3, "server cpu": 4e-3, "client cpu": 5e-3},
-    0,
-    0,
+    3, "float32", {"link": 60e3, "server cpu": 4e-3, "client cpu": 5e-3}, 0, 0
 )
 LAST = Option(
     9,
@@ -49,11 +40,7 @@ CAPACITIES = {
 }
 
 
-def problem(
-    epochs,
-    options=(STREAM, MIDDLE, LAST),
-    link=1e9,
-):
+def problem(epochs, options=(STREAM, MIDDLE, LAST), link=1e9):
     single = problem_of(options, {**CAPACITIES, "link": link}, last_cut=9)
     return replace(single, num_samples=1000, epochs=epochs)
 
@@ -91,16 +78,14 @@ def by_epochs(plan, epochs, hit_rate, cached):
 
 @settings(max_examples=50, deadline=None, derandomize=True)
 @given(
-    st.integers(1, 30),
-    st.floats(0.05, 1),
-    st.sampled_from([0.0, 0.5, 1.0]),
+    st.integers(1, 30), st.floats(0.05, 1), st.sampled_from([0.0, 0.5, 1.0])
 )
 def test_remaining_seconds_equal_a_simulation_by_epoch(epochs, part, hit_rate):
     case = problem(epochs)
     plan = evaluate(case, [(STREAM, 1 - part), (LAST, part)], "auto")
-    assert remaining_seconds(
-        case, plan, CacheState(hit_rate)
-    ) == pytest.approx(by_epochs(plan, epochs, hit_rate, 0.5e-3), rel=1e-5)
+    expected = by_epochs(plan, epochs, hit_rate, 0.5e-3)
+    seconds = remaining_seconds(case, plan, CacheState(hit_rate))
+    assert seconds == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -157,9 +142,8 @@ def test_client_without_memory_for_streaming_pushes_all():
 
 
 def test_missing_worker_is_not_used():
-    case = problem_of(
-        (STREAM, LAST), {**CAPACITIES, "server cpu": 0.0}, last_cut=9
-    )
+    capacities = {**CAPACITIES, "server cpu": 0.0}
+    case = problem_of((STREAM, LAST), capacities, last_cut=9)
     plan = solve_with_cache(replace(case, epochs=50), CacheState())
     assert weights_of(plan) == {0: 1.0}
 

@@ -8,7 +8,6 @@ import pytest
 
 from hapi_protocol.profiles import BatchProfile, ModelProfile
 from hapi_splitter.planner.costs import (
-    DEFAULT_SERVE_SECONDS_PER_BYTE,
     Conditions,
     CutFacts,
     SampleCosts,
@@ -17,6 +16,7 @@ from hapi_splitter.planner.costs import (
     candidate_cuts,
 )
 from hapi_splitter.planner.plan import solve
+from hapi_splitter.planner.problem import UNITS
 
 CUTS = (
     CutFacts(1, "conv", "aten.conv2d.default", (8, 4, 4), 512, 100),
@@ -66,25 +66,14 @@ CONDITIONS = Conditions(
 )
 
 
-def build(
-    *,
-    server=SERVER,
-    client=CLIENT,
-    samples=SAMPLES,
-    conditions=CONDITIONS,
-    min_precision="uint8",
-    one_off=None,
-):
+def build(server=SERVER, client=CLIENT, samples=SAMPLES, **options):
+    conditions = options.pop("conditions", CONDITIONS)
+    defaults = {"min_precision": "uint8", "one_off": StartupCost()}
     return build_problem(
-        CUTS,
-        server,
-        client,
-        samples,
-        conditions,
-        min_precision=min_precision,
+        *(CUTS, server, client, samples, conditions),
         num_samples=100,
         epochs=2.5,
-        one_off=one_off or StartupCost(),
+        **defaults | options,
     )
 
 
@@ -95,55 +84,32 @@ def option(problem, cut, encoding):
 
 
 @pytest.mark.parametrize("rate", [None, 2e5])
-def test_changed_bandwidth_equals_a_problem_built_with_it(
-    rate,
-):
+def test_changed_bandwidth_equals_a_problem_built_with_it(rate):
     one_off = StartupCost(3e6, 2.0, 1.0, upload_bytes_per_second=rate)
     wide = replace(CONDITIONS, link_bytes_per_second=3e6)
     built = build(one_off=one_off, conditions=wide)
     changed = build(one_off=one_off).with_bandwidth(3e6)
-    assert changed.push_one_off_seconds == pytest.approx(
-        built.push_one_off_seconds
-    )
-    assert replace(changed, push_one_off_seconds=1.0) == replace(
-        built, push_one_off_seconds=1.0
-    )
+    seconds = pytest.approx(built.push_one_off_seconds)
+    assert changed.push_one_off_seconds == seconds
+    changed = replace(changed, push_one_off_seconds=1.0)
+    assert changed == replace(built, push_one_off_seconds=1.0)
 
 
-def test_streaming_uses_link_and_client_for_everything():
-    streamed = option(build(), 0, "raw")
-    assert streamed.use == pytest.approx(
-        {
-            "link": 1000,
-            "server cpu": 1e-3 + 0.0003,
-            "server device": 0,
-            "client cpu": 0.005,
-            "client device": 0.06,
-        }
-    )
-    assert (streamed.server_bytes, streamed.client_bytes) == (0, 3000)
-
-
-def test_inner_cut_uses_both_tiers():
-    found = option(build(), 2, "uint8")
-    assert found.use == pytest.approx(
-        {
-            "link": 130,
-            # decoding and encoding take twice as long on the server
-            "server cpu": 2 * (0.005 + 0.001) + 1130e-6 + 0.0008,
-            "server device": 0.01,
-            "client cpu": 0.0005,
-            "client device": 0.04,
-        }
-    )
-    assert (found.server_bytes, found.client_bytes) == (2100, 3000)
-
-
-def test_last_cut_leaves_no_layers_for_the_client():
-    found = option(build(), 3, "float16;zstd")
-    assert found.use["client device"] == 0
-    assert found.use["server device"] == pytest.approx(0.03)
-    assert (found.server_bytes, found.client_bytes) == (3000, 0)
+@pytest.mark.parametrize(
+    ("cut", "encoding", "use", "memory"),
+    [
+        # link, server CPU and device, client CPU and device
+        (0, "raw", (1000, 1e-3 + 0.0003, 0, 0.005, 0.06), (0, 3000)),
+        (2, "uint8", (130, 0.012 + 0.00193, 0.01, 0.0005, 0.04), (2100, 3000)),
+        (3, "float16;zstd", (20, 0.012 + 0.00182, 0.03, 0.0005, 0), (3000, 0)),
+    ],
+    ids=["streaming", "inner cut", "last cut"],
+)
+def test_use_of_each_tier(cut, encoding, use, memory):
+    """Decoding and encoding take twice as long on the server: 12 ms."""
+    found = option(build(), cut, encoding)
+    assert found.use == pytest.approx(dict(zip(UNITS, use, strict=True)))
+    assert (found.server_bytes, found.client_bytes) == memory
 
 
 def test_layers_use_cores_if_the_device_is_a_cpu():
@@ -162,17 +128,16 @@ def test_layers_use_cores_if_the_device_is_a_cpu():
 
 
 @pytest.mark.parametrize(("device", "threads"), [("cpu", 2), ("cuda", 0)])
-def test_every_option_includes_the_training_loop(device, threads):
+def test_every_option_includes_training_and_client_overhead(device, threads):
     client = replace(CLIENT, device=device, forward_threads=threads)
-    conditions = replace(CONDITIONS, train_seconds=0.25)
+    conditions = replace(CONDITIONS, train_seconds=0.25, handling_seconds=0.02)
     before = build(client=client)
     after = build(client=client, conditions=conditions)
+    more = {"client device": 0.25, "client cpu": 0.25 * threads + 0.02}
     for old, new in zip(before.options, after.options, strict=True):
-        for resource, more in (
-            ("client device", 0.25),
-            ("client cpu", 0.25 * threads),
-        ):
-            assert new.use[resource] == pytest.approx(old.use[resource] + more)
+        assert new.use == pytest.approx(
+            {name: n + more.get(name, 0.0) for name, n in old.use.items()}
+        )
 
 
 def test_capacities_are_those_of_the_tiers_and_the_share():
@@ -190,21 +155,18 @@ def test_capacities_are_those_of_the_tiers_and_the_share():
     assert problem.last_cut == 3
 
 
-def test_server_share_does_not_limit_raw_reads():
+@pytest.mark.parametrize("share", [0.5, 0.001, 0.0])
+def test_server_share_does_not_limit_raw_reads(share):
     whole = build()
-    for share in (0.5, 0.001, 0.0):
-        problem = build(conditions=replace(CONDITIONS, server_share=share))
-        found = option(problem, 0, "raw")
-        assert problem.samples_per_second(found) == pytest.approx(
-            whole.samples_per_second(option(whole, 0, "raw"))
-        )
-
-
-def test_plan_streams_without_a_server_share():
-    plan = solve(build(conditions=replace(CONDITIONS, server_share=0.0)))
-    assert not plan.pushes
-    assert plan.samples_per_second > 0
-    assert solve(build()).pushes
+    problem = build(conditions=replace(CONDITIONS, server_share=share))
+    raw = problem.samples_per_second(option(problem, 0, "raw"))
+    expected = whole.samples_per_second(option(whole, 0, "raw"))
+    assert raw == pytest.approx(expected)
+    if not share:
+        plan = solve(problem)
+        assert not plan.pushes
+        assert plan.samples_per_second > 0
+    assert solve(whole).pushes
 
 
 @pytest.mark.parametrize(
@@ -230,16 +192,6 @@ def test_scale_applies_to_its_cost_component_only(kind, more):
     )
 
 
-def test_every_option_includes_the_client_overhead():
-    conditions = replace(CONDITIONS, handling_seconds=0.02)
-    for usual, found in zip(
-        build().options, build(conditions=conditions).options, strict=True
-    ):
-        assert found.use["client cpu"] == pytest.approx(
-            usual.use["client cpu"] + 0.02
-        )
-
-
 @pytest.mark.parametrize(
     ("min_precision", "encodings"),
     [
@@ -261,34 +213,22 @@ def test_startup_costs_are_upload_load_and_profile():
     assert StartupCost().seconds(0.0) == 0
 
 
-def test_swift_serves_about_350_mb_per_core_and_second():
-    assert 340e6 < 1 / DEFAULT_SERVE_SECONDS_PER_BYTE < 360e6
+FEWER = replace(SERVER, peak_bytes=(1, 2))
+IDLE = replace(CLIENT, reference_seconds=0.0)
+BEYOND = replace(SAMPLES, wire_bytes={(4, "float32"): 1.0})
+UNENCODED = replace(SAMPLES, encode_seconds={})
+PACKED = replace(SAMPLES, unpack_seconds={})
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"min_precision": "none"}, "min_precision is 'none'"),
-        (
-            {"server": replace(SERVER, peak_bytes=(1, 2))},
-            "server's profile has 1 cuts, the region 3",
-        ),
-        (
-            {"client": replace(CLIENT, reference_seconds=0.0)},
-            "client's profile has reference_seconds 0.0",
-        ),
-        (
-            {"samples": replace(SAMPLES, wire_bytes={(4, "float32"): 1.0})},
-            "cut 4 was measured, the region has 1 to 3",
-        ),
-        (
-            {"samples": replace(SAMPLES, encode_seconds={})},
-            "encoding cut 2 as float32 was not measured",
-        ),
-        (
-            {"samples": replace(SAMPLES, unpack_seconds={})},
-            "unpacking cut 2 as float32 was not measured",
-        ),
+        ({"server": FEWER}, "server's profile has 1 cuts, the region 3"),
+        ({"client": IDLE}, "client's profile has reference_seconds 0.0"),
+        ({"samples": BEYOND}, "cut 4 was measured, the region has 1 to 3"),
+        ({"samples": UNENCODED}, "encoding cut 2 as float32 was not measured"),
+        ({"samples": PACKED}, "unpacking cut 2 as float32 was not measured"),
     ],
 )
 def test_inconsistent_measurements_are_refused(changes, message):
@@ -308,23 +248,19 @@ def test_invalid_conditions_are_refused(changes, message):
         replace(CONDITIONS, **changes)  # type: ignore[arg-type]
 
 
+HULL = ((800, 10), (790, 50), (400, 60), (300, 90), (50, 100))
+EQUAL = [(600, 100 * number) for number in range(1, 9)]
+
+
 @pytest.mark.parametrize(
     ("sizes", "raw_bytes", "expected"),
     [
         # On the convex hull of bytes over work.
-        (
-            ((800, 10), (790, 50), (400, 60), (300, 90), (50, 100)),
-            1e3,
-            (1, 3, 5),
-        ),
+        (HULL, 1e3, (1, 3, 5)),
         # The last of cuts with equal bytes and nearly equal work.
         (((800, 1000), (800, 1001), (800, 1002), (100, 5000)), 1e3, (3, 4)),
         # The first of cuts with equal bytes.
-        (
-            ((600, 10), *((600, 100 * n) for n in range(1, 9)), (9, 900)),
-            1e3,
-            (1, 10),
-        ),
+        (((600, 10), *EQUAL, (9, 900)), 1e3, (1, 10)),
         # No encoding makes the others smaller than the image.
         (((900, 10), (700, 20), (600, 100)), 100, (2, 3)),
         # The smallest and the last cut.
@@ -333,11 +269,7 @@ def test_invalid_conditions_are_refused(changes, message):
         ((), 1, ()),
     ],
 )
-def test_candidate_cuts(
-    sizes,
-    raw_bytes,
-    expected,
-):
+def test_candidate_cuts(sizes, raw_bytes, expected):
     cuts = [
         CutFacts(index, "n", "aten.relu.default", (1,), size, flops)
         for index, (size, flops) in enumerate(sizes, 1)

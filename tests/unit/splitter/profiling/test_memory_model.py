@@ -42,9 +42,7 @@ def test_estimate_is_an_upper_bound_for_usual_models(name):
         assert found + fast.parameter_bytes + samples.nbytes <= peak
 
 
-def test_measurement_holds_for_the_fast_region_on_a_cpu_only(
-    branched,
-):
+def test_measurement_holds_for_the_fast_region_on_a_cpu_only(branched):
     estimated = memory_by_call(branched)
     branched.measured_memory = dict.fromkeys(
         estimated, CallMemory((1 << 30, 0), (1 << 30, 0))
@@ -59,36 +57,26 @@ def test_measurement_holds_for_the_fast_region_on_a_cpu_only(
         branched.measured_memory = {}
 
 
-def strided():
-    """Features that are a view and not contiguous."""
-    calls = [
-        Call("aten.sigmoid.default", (Ref(INPUT),)),
-        Call("aten.transpose.int", (Ref(1), 1, 2)),
-        Call("aten.slice.Tensor", (Ref(2), 1, 0, 40, 1)),
-    ]
-    return region_of((64, 50), calls)
-
-
-def channels():
-    return region_of(
-        (16, 48, 48), [Call("aten.sigmoid.default", (Ref(INPUT),))]
-    )
-
-
-def few_values():
-    return region_of((3,), [Call("aten.sigmoid.default", (Ref(INPUT),))])
+SIGMOID = Call("aten.sigmoid.default", (Ref(INPUT),))
+STRIDED = [
+    SIGMOID,
+    Call("aten.transpose.int", (Ref(1), 1, 2)),
+    Call("aten.slice.Tensor", (Ref(2), 1, 0, 40, 1)),
+]
+"""Features that are a view and not contiguous."""
 
 
 @pytest.mark.parametrize("special", [0.5, math.inf, math.nan])
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("build", [strided, channels, few_values])
+@pytest.mark.parametrize(
+    ("shape", "calls"),
+    [((64, 50), STRIDED), ((16, 48, 48), [SIGMOID]), ((3,), [SIGMOID])],
+    ids=["strided", "channels", "few values"],
+)
 def test_peak_with_encoding_is_an_upper_bound_of_allocations(
-    build,
-    dtype,
-    special,
-    monkeypatch,
+    shape, calls, dtype, special, monkeypatch
 ):
-    frozen = build()
+    frozen = region_of(shape, calls)
     prefix = frozen.prefix(frozen.num_cuts)
     samples = torch.randn(8, *frozen.input_shape)
 
@@ -111,17 +99,13 @@ def test_peak_with_encoding_is_an_upper_bound_of_allocations(
         assert needs.peak_bytes(8) >= alone
 
 
-def test_needs_are_counted_in_one_walk(
-    monkeypatch,
-):
+def test_needs_are_counted_in_one_walk(monkeypatch):
     width = 400
-    calls = [Call("aten.sigmoid.default", (Ref(INPUT),))] * width
     together = tuple(Ref(node) for node in range(1, width + 1))
-    frozen = region_of(
-        (1, 8), [*calls, Call("aten.cat.default", (together, 1))]
-    )
-    sizes = Value.num_bytes.fget  # type: ignore[attr-defined]
-    asked: list[Value] = []
+    calls = [*[SIGMOID] * width, Call("aten.cat.default", (together, 1))]
+    frozen = region_of((1, 8), calls)
+    sizes = Value.num_bytes.fget
+    asked = []
 
     def num_bytes(value):
         asked.append(value)
@@ -134,9 +118,7 @@ def test_needs_are_counted_in_one_walk(
     assert len(asked) < 10 * width
 
 
-def test_needs_keep_the_steps_that_can_be_the_largest(
-    branched,
-):
+def test_needs_keep_the_steps_that_can_be_the_largest(branched):
     every = [call.peak for call in memory_by_call(branched).values()]
     needs = needs_of(branched, branched.num_cuts)
     assert len(needs.steps) < len(every)
