@@ -83,10 +83,7 @@ class FilterUnderTest:
         key = f"user_{user.replace(':', '_')}"
         request = Request.blank(
             "/auth/v1.0",
-            headers={
-                "X-Auth-User": user,
-                "X-Auth-Key": USERS[key].split()[0],
-            },
+            headers={"X-Auth-User": user, "X-Auth-Key": USERS[key].split()[0]},
         )
         response = request.get_response(self.pipeline)
         return str(response.headers["X-Auth-Token"])

@@ -7,10 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from swift.common.storage_policy import (
-    StoragePolicy,
-    StoragePolicyCollection,
-)
+from swift.common.storage_policy import StoragePolicy, StoragePolicyCollection
 from swift.common.utils.config import config_read_reseller_options
 
 from hapi_middleware.config import OPTIONS, FilterConfig
@@ -138,9 +135,7 @@ def test_own_section_overrides_the_defaults(own_section, expected):
     assert config.worker_timeout == expected
 
 
-def test_cache_policy_is_one_of_swifts_policies(
-    monkeypatch,
-):
+def test_cache_policy_is_one_of_swifts_policies(monkeypatch):
     policies = StoragePolicyCollection(
         [
             StoragePolicy(0, "gold", is_default=True, aliases="or"),

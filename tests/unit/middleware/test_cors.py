@@ -5,11 +5,7 @@ from __future__ import annotations
 import pytest
 from swift.common.swob import Response
 
-from filter_under_test import (
-    SHARD,
-    SOURCE,
-    annotation,
-)
+from filter_under_test import SHARD, SOURCE, annotation
 from hapi_protocol.errors import make_error
 from hapi_protocol.headers import REQUEST_HEADERS
 
@@ -60,9 +56,7 @@ def test_allowed_origin_may_see_our_headers(world, method, origin):
     assert answer.headers["Vary"] == ", ".join(vary)
 
 
-def test_allowed_origin_may_see_features_of_many_objects(
-    world,
-):
+def test_allowed_origin_may_see_features_of_many_objects(world):
     _allow_origin(world, ORIGIN["Origin"])
     answer = world.send(
         "POST",
@@ -77,27 +71,21 @@ def test_allowed_origin_may_see_features_of_many_objects(
     assert allowed == ORIGIN["Origin"]
 
 
-def test_other_origin_gets_no_cors_headers(
-    world,
-):
+def test_other_origin_gets_no_cors_headers(world):
     answer = world.send(headers={**annotation(), **ORIGIN})
 
     assert answer.body == SHARD.upper()
     assert not [k for k in answer.headers if k.startswith("Access-Control")]
 
 
-def test_request_without_origin_gets_no_cors_headers(
-    world,
-):
+def test_request_without_origin_gets_no_cors_headers(world):
     _allow_origin(world, "*")
     answer = world.send(headers=annotation())
 
     assert not [k for k in answer.headers if k.startswith("Access-Control")]
 
 
-def test_refusals_after_the_read_of_the_source_have_cors_headers(
-    world,
-):
+def test_refusals_after_the_read_of_the_source_have_cors_headers(world):
     _allow_origin(world, ORIGIN["Origin"])
     world.worker.refuse_job = make_error("queue_full", "full", retry_after=3)
     answer = world.send(headers={**annotation(), **ORIGIN})

@@ -22,12 +22,7 @@ import pytest
 from swift.common.utils import close_if_possible
 
 from fake_swift import FakeSwift
-from filter_under_test import (
-    MODEL,
-    SOURCE,
-    annotation,
-    filter_and_worker,
-)
+from filter_under_test import MODEL, SOURCE, annotation, filter_and_worker
 from hapi_middleware import concurrency
 from hapi_middleware.filter import HapiMiddleware, filter_factory
 from hapi_middleware.worker import feature_stream, worker_client
@@ -120,9 +115,7 @@ def nothing_may_begin(monkeypatch):
     monkeypatch.setattr(threading.Thread, "start", forbid("a thread"))
 
 
-def test_filters_use_no_resources_before_a_request(
-    nothing_may_begin,
-):
+def test_filters_use_no_resources_before_a_request(nothing_may_begin):
     swift = FakeSwift()
     make = filter_factory({}, worker_socket="/run/none.sock")
     first = make(swift)
@@ -135,9 +128,6 @@ def test_filters_use_no_resources_before_a_request(
 
     assert resources() == before
     assert len(filters) + len(made) == NUM_FILTERS + NUM_FACTORIES
-
-
-# --- twenty thousand requests ---------------------------------------------
 
 
 @pytest.fixture
@@ -286,9 +276,7 @@ def settled(level):
     return found
 
 
-def test_twenty_thousand_requests_leave_nothing_behind(
-    world,
-):
+def test_twenty_thousand_requests_leave_nothing_behind(world):
     soak = Soak(world)
     for _ in range(WARM_ROUNDS):
         soak.round()

@@ -279,9 +279,6 @@ def test_every_code_is_a_valid_name_for_statsd():
     assert all(re.fullmatch("[a-z_]+", code) for code in CODES)
 
 
-# --- log lines ------------------------------------------------------------
-
-
 @pytest.mark.parametrize("cut", ["3", "x"])
 def test_transaction_id_goes_to_the_worker_and_comes_back(world, cut):
     app = catch_errors.CatchErrorMiddleware(world.pipeline, {})
@@ -300,9 +297,7 @@ def test_transaction_id_goes_to_the_worker_and_comes_back(world, cut):
     assert [job.trans_id for job in world.worker.jobs] == [trans_id] * asked
 
 
-def test_swifts_log_lines_about_the_source_name_the_request(
-    world,
-):
+def test_swifts_log_lines_about_the_source_name_the_request(world):
     """The source is read in its own green thread."""
     read(world)
     logger = world.filter.logger
@@ -359,9 +354,7 @@ def captured(world, monkeypatch):
 
 
 def test_no_credential_is_logged_or_sent_to_the_worker(
-    world,
-    statsd,
-    monkeypatch,
+    world, statsd, monkeypatch
 ):
     token = world.token("test:tester")
     signature = "5" * 40
@@ -390,9 +383,6 @@ def test_no_credential_is_logged_or_sent_to_the_worker(
     assert lines
     assert token not in told
     assert signature not in told
-
-
-# --- eventlet -------------------------------------------------------------
 
 
 def green_imports(source):
@@ -438,12 +428,7 @@ def test_imports_that_block_are_found(line):
     assert not green_imports("from swift.common.utils import get_logger")
 
 
-# --- start of the proxy ---------------------------------------------------
-
-
-def test_proxy_does_not_start_with_a_bad_option(
-    tmp_path,
-):
+def test_proxy_does_not_start_with_a_bad_option(tmp_path):
     path = tmp_path / "proxy-server.conf"
     path.write_text(
         "[filter:hapi]\nuse = egg:swift-hapi#hapi\nworker_timeout = 2m\n"

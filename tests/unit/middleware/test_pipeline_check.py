@@ -97,9 +97,7 @@ def test_authentication_must_be_left_of_the_filter(tmp_path, name):
     assert "directly left of copy" in str(e.value)
 
 
-def test_keystones_filters_must_be_left_of_the_filter(
-    tmp_path,
-):
+def test_keystones_filters_must_be_left_of_the_filter(tmp_path):
     names = "hapi authtoken s3token keystoneauth copy"
     with pytest.raises(ValueError, match="right of hapi") as caught:
         load(tmp_path, names)

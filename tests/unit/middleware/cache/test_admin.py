@@ -11,12 +11,7 @@ from swift.common.swob import Request, Response, wsgi_to_str
 from swift.common.utils import get_logger
 
 from fake_swift import CACHE_PATH, FakeSwift
-from filter_under_test import (
-    ACCOUNT,
-    OTHER,
-    SOURCE,
-    signed,
-)
+from filter_under_test import ACCOUNT, OTHER, SOURCE, signed
 from hapi_middleware.cache import admin as cache_admin
 from hapi_middleware.cache.admin import CacheAdmin
 from hapi_middleware.cache.entries import entry_name
@@ -27,13 +22,7 @@ QUERY = "?hapi-cache"
 METRICS = Metrics(get_logger({}, log_route="hapi"))
 
 
-def ask(
-    world,
-    method="GET",
-    query="",
-    path=f"/{ACCOUNT}",
-    **others,
-):
+def ask(world, method="GET", query="", path=f"/{ACCOUNT}", **others):
     return world.send(method, path, query=QUERY + query, **others)
 
 
@@ -73,19 +62,13 @@ def test_wrong_parameters_are_refused(world, method, query):
     ],
 )
 def test_callers_that_are_not_owners_are_refused(
-    world,
-    method,
-    user,
-    path,
-    status,
+    world, method, user, path, status
 ):
     assert ask(world, method, path=path, user=user).status == status
     assert private(world) == []
 
 
-def test_overridden_authorisation_makes_no_owner(
-    world,
-):
+def test_overridden_authorisation_makes_no_owner(world):
     def authorize(request):
         request.environ["swift_owner"] = True
 
@@ -127,9 +110,7 @@ def test_listing_is_limited_by_the_operator(world, monkeypatch):
     assert "limit=7&" in private(world)[-1]["QUERY_STRING"]
 
 
-def test_parameter_is_recognised_in_any_spelling(
-    world,
-):
+def test_parameter_is_recognised_in_any_spelling(world):
     """Otherwise Swift would be asked to delete the account."""
     query = "?%68api%2Dcache=&limit=5"
     answer = world.send("DELETE", f"/{ACCOUNT}", query=query)
@@ -144,9 +125,6 @@ def test_parameter_is_recognised_in_any_spelling(
 def test_trailing_slash_means_the_account(world):
     answer = ask(world, path=f"/{ACCOUNT}/")
     assert (answer.status, answer.json["listed"]) == (200, [])
-
-
-# --- who owns an account, by Swift's own auth middleware ------------------
 
 
 @pytest.mark.parametrize(
@@ -193,13 +171,7 @@ def test_owners_are_those_of_tempauth(groups, acl, is_owner):
         ({"service_roles": "service"}, "swiftoperator", "AUTH_5ad7", 403),
     ],
 )
-def test_owners_are_those_of_keystone(
-    world,
-    options,
-    roles,
-    account,
-    status,
-):
+def test_owners_are_those_of_keystone(world, options, roles, account, status):
     env = {
         "HTTP_X_IDENTITY_STATUS": "Confirmed",
         "HTTP_X_PROJECT_ID": "5ad7",
@@ -211,9 +183,6 @@ def test_owners_are_those_of_keystone(
     app = keystoneauth.filter_factory(options)(world.filter)
     path = f"/{account}"
     assert ask(world, path=path, user=None, env=env, app=app).status == status
-
-
-# --- listings and deletions -----------------------------------------------
 
 
 class Entries:
@@ -285,9 +254,7 @@ def test_account_is_purged_page_by_page():
     assert not entries.is_there
 
 
-def test_long_purge_continues_from_its_marker(
-    monkeypatch,
-):
+def test_long_purge_continues_from_its_marker(monkeypatch):
     monkeypatch.setattr(cache_admin, "DELETE_SECONDS", -1.0)
     entries = Entries("a/1", "a/2", "a/3")
     marker = ""

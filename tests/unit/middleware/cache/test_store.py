@@ -108,9 +108,6 @@ def on_entries(world, method, status):
     return lambda: len(failures)
 
 
-# --- hits and misses ------------------------------------------------------
-
-
 def test_hit_is_answered_without_a_job(world):
     warm(world)
     jobs = len(world.worker.jobs)
@@ -125,9 +122,7 @@ def test_hit_is_answered_without_a_job(world):
     assert len(world.worker.jobs) == jobs
 
 
-def test_hit_is_found_after_the_upload_of_a_model_new_to_the_host(
-    world,
-):
+def test_hit_is_found_after_the_upload_of_a_model_new_to_the_host(world):
     warm(world)
     world.worker.digests.clear()
     hit = ask(world, "read")
@@ -200,9 +195,6 @@ def test_large_object_is_not_cached(world, header):
     assert not any(CACHE_PATH in e["PATH_INFO"] for e in world.swift.calls)
 
 
-# --- rights ---------------------------------------------------------------
-
-
 def test_temporary_url_reads_and_does_not_store(tmp_path):
     options = {"allow_unauthenticated_compute": "yes"}
     with world_of(tmp_path, **options) as world:
@@ -226,17 +218,11 @@ def test_account_that_may_not_compute_gets_no_hit(tmp_path):
         assert refused.json["code"] == "compute_not_allowed"
 
 
-# --- failures -------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("num_errors", "error"), [(2, ""), (None, "last frame"), (-1, "-1 errors")]
 )
 def test_stream_with_errors_or_a_wrong_end_is_not_cached(
-    world,
-    caplog,
-    num_errors,
-    error,
+    world, caplog, num_errors, error
 ):
     world.swift.may_be_unread = True
     world.worker.num_errors = num_errors
@@ -250,9 +236,7 @@ def test_stream_with_errors_or_a_wrong_end_is_not_cached(
     assert entries(world) == []
 
 
-def test_stream_of_a_worker_without_tee_streams_is_not_cached(
-    world,
-):
+def test_stream_of_a_worker_without_tee_streams_is_not_cached(world):
     world.worker.splits = False
     answer = ask(world)
     assert (answer.status, answer.body) == (200, SHARD.upper())
@@ -362,9 +346,7 @@ def test_features_are_computed_if_the_read_is_slow(tmp_path):
         assert (answer.status, answer.body) == (200, SHARD.upper())
 
 
-def test_features_are_computed_if_the_read_breaks_off(
-    world,
-):
+def test_features_are_computed_if_the_read_breaks_off(world):
     warm(world)
     (path,) = entries(world)
     whole = world.swift.objects[path]
@@ -379,9 +361,7 @@ def test_features_are_computed_if_the_read_breaks_off(
     assert (answer.status, answer.body) == (200, SHARD.upper())
 
 
-def test_entry_with_another_key_is_deleted(
-    world,
-):
+def test_entry_with_another_key_is_deleted(world):
     warm(world)
     (path,) = entries(world)
     world.swift.put(path, pack("0" * 64, [b"features of others"]))
@@ -390,9 +370,7 @@ def test_entry_with_another_key_is_deleted(
     until(lambda: entries(world) == [])
 
 
-def test_answer_does_not_wait_for_the_deletion_of_a_damaged_entry(
-    world,
-):
+def test_answer_does_not_wait_for_the_deletion_of_a_damaged_entry(world):
     warm(world)
     (path,) = entries(world)
     world.swift.put(path, b"nonsense")
@@ -485,9 +463,7 @@ def test_hit_frees_its_memory_when_swift_closes_it(
             assert world.filter.context.cache.buffer.used_bytes == 0
 
 
-def test_entries_are_stored_with_time_to_live_and_policy(
-    tmp_path,
-):
+def test_entries_are_stored_with_time_to_live_and_policy(tmp_path):
     options = {"cache_ttl_seconds": "77", "cache_policy": "Policy-0"}
     with world_of(tmp_path, **options) as world:
         warm(world)
@@ -499,9 +475,6 @@ def test_entries_are_stored_with_time_to_live_and_policy(
         content = entry["wsgi.input"].getvalue()
         assert entry["HTTP_ETAG"] == hashlib.md5(content).hexdigest()
         assert PACKAGE not in content
-
-
-# --- entries --------------------------------------------------------------
 
 
 def test_entry_survives_packing():

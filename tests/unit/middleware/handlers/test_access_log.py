@@ -127,9 +127,7 @@ def test_entry_of_an_index_has_no_model(logged):
     assert logged.entries() == ["hapi:model=-;cut=0;account=AUTH_test" + USED]
 
 
-def test_entry_of_a_stream_closed_by_its_client_has_its_usage(
-    logged,
-):
+def test_entry_of_a_stream_closed_by_its_client_has_its_usage(logged):
     """The line is written before Swift closes the stream's iterator."""
     logged.world.worker.usage = dataclasses.replace(USAGE, outcome="gone")
     # More than the sockets' buffers: the worker ends at the close.
@@ -142,9 +140,7 @@ def test_entry_of_a_stream_closed_by_its_client_has_its_usage(
     assert logged.entries() == [ENTRY + USED.replace("done", "gone")]
 
 
-def test_entry_of_a_broken_stream_has_its_usage_and_the_reason(
-    logged,
-):
+def test_entry_of_a_broken_stream_has_its_usage_and_the_reason(logged):
     logged.world.worker.usage = dataclasses.replace(
         USAGE, outcome="failed", reason="too_slow"
     )
@@ -161,9 +157,7 @@ def test_entry_of_a_broken_stream_has_its_usage_and_the_reason(
     assert entry.endswith(";outcome=failed;reason=too_slow")
 
 
-def test_entry_of_a_job_that_failed_before_its_stream_has_its_usage(
-    logged,
-):
+def test_entry_of_a_job_that_failed_before_its_stream_has_its_usage(logged):
     logged.world.worker.usage = dataclasses.replace(
         USAGE, outcome="failed", reason="damaged_shard", sent_bytes=0
     )
@@ -181,9 +175,7 @@ def test_entry_of_a_job_that_failed_before_its_stream_has_its_usage(
     assert entry.endswith(";outcome=failed;reason=damaged_shard")
 
 
-def test_entry_has_no_usage_if_the_worker_does_not_have_it(
-    logged,
-):
+def test_entry_has_no_usage_if_the_worker_does_not_have_it(logged):
     logged.world.worker.usage = None
     assert logged.ask().get_response(logged.app).body == SHARD.upper()
 
@@ -199,9 +191,7 @@ def test_entry_has_no_usage_if_the_worker_has_ended(logged):
     assert logged.entries() == [ENTRY]
 
 
-def test_wait_for_the_usage_ends_after_a_second(
-    logged,
-):
+def test_wait_for_the_usage_ends_after_a_second(logged):
     logged.world.worker.usage_delay_seconds = 1.9
     before = time.monotonic()
     assert logged.ask().get_response(logged.app).body == SHARD.upper()
@@ -224,11 +214,7 @@ def test_requests_without_a_job_request_no_usage(logged):
     ):
         _ = request.get_response(logged.app).body
 
-    assert logged.entries() == [
-        ENTRY,
-        ENTRY,
-        ENTRY.replace("cut=3", "cut=99"),
-    ]
+    assert logged.entries() == [ENTRY, ENTRY, ENTRY.replace("cut=3", "cut=99")]
     assert usage_requests(logged.world) == []
 
 
@@ -240,9 +226,7 @@ def test_entry_has_the_requested_samples(logged):
     assert entry.startswith(f"hapi:model={MODEL};cut=3;wanted=0-3;account=")
 
 
-def test_entry_is_one_word_for_any_name_of_the_model(
-    logged,
-):
+def test_entry_is_one_word_for_any_name_of_the_model(logged):
     world = logged.world
     world.swift.put("/AUTH_test/models/a b,c;d=€", PACKAGE)
     name = "/AUTH_test/models/a%20b%2Cc%3Bd%3D%E2%82%AC"

@@ -6,14 +6,7 @@ import pytest
 from swift.common.registry import get_swift_info
 from swift.common.swob import Request, Response
 
-from filter_under_test import (
-    MODEL,
-    PACKAGE,
-    SHARD,
-    SOURCE,
-    annotation,
-    s3_env,
-)
+from filter_under_test import MODEL, PACKAGE, SHARD, SOURCE, annotation, s3_env
 from hapi_protocol.encodings import ENCODINGS
 from hapi_protocol.headers import (
     CONTENT_TYPE_STREAM,
@@ -45,9 +38,7 @@ def test_features_stream_through_the_worker(world):
     assert world.worker.sources == [SHARD]
 
 
-def test_job_names_caller_model_and_source(
-    world,
-):
+def test_job_names_caller_model_and_source(world):
     world.send(headers=annotation(samples="2-5", encoding="float16"))
 
     job = world.worker.jobs[-1]
@@ -65,9 +56,7 @@ def test_job_names_caller_model_and_source(
     assert set(world.worker.trans_ids) == {"tx1"}
 
 
-def test_equal_encodings_have_equal_etags(
-    world,
-):
+def test_equal_encodings_have_equal_etags(world):
     tags = set()
     for encoding in ("uint8", "uint8;none"):
         answer = world.send(headers=annotation(encoding=encoding))
@@ -76,9 +65,7 @@ def test_equal_encodings_have_equal_etags(
     assert len(tags) == 1
 
 
-def test_answer_has_only_the_etag_of_the_source(
-    world,
-):
+def test_answer_has_only_the_etag_of_the_source(world):
     answer = world.send(headers=annotation())
 
     assert answer.headers == {
@@ -100,9 +87,7 @@ def test_model_is_uploaded_once(world):
     assert world.worker.calls.count(("PUT", "/models")) == 1
 
 
-def test_subrequests_are_marked_and_have_no_annotation(
-    world,
-):
+def test_subrequests_are_marked_and_have_no_annotation(world):
     """Query and headers that select a version reach the source only."""
     selecting = {"X-Newest": "true", "X-Open-Expired": "true"}
     world.send(headers={**annotation(), **selecting}, query="?version-id=7")
@@ -116,9 +101,7 @@ def test_subrequests_are_marked_and_have_no_annotation(
             assert (key in env) == is_source
 
 
-def test_range_reads_only_the_requested_members(
-    world,
-):
+def test_range_reads_only_the_requested_members(world):
     etag = world.swift.objects[SOURCE].etag
     answer = world.send(
         headers=annotation(
@@ -144,9 +127,7 @@ def test_index_request_needs_no_model(world):
     assert not [r for r in world.swift.requests() if r[1] == f"/v1{MODEL}"]
 
 
-def test_head_has_the_headers_and_computes_nothing(
-    world,
-):
+def test_head_has_the_headers_and_computes_nothing(world):
     unknown = world.send("HEAD", headers=annotation())
     world.send(headers=annotation())
     jobs = len(world.worker.jobs)
@@ -182,9 +163,7 @@ def test_if_none_match_is_answered_304_without_computing(
     assert (len(world.worker.jobs) == jobs) == is_model_known
 
 
-def test_if_none_match_accepts_the_etag_as_s3api_writes_it(
-    world,
-):
+def test_if_none_match_accepts_the_etag_as_s3api_writes_it(world):
     env = s3_env()
     etag = world.send(headers=annotation(), env=env).headers["Etag"]
     # swob's setter puts quotes around the whole value.
@@ -196,9 +175,7 @@ def test_if_none_match_accepts_the_etag_as_s3api_writes_it(
     assert world.send(headers=headers, env=env).status == 304
 
 
-def test_if_none_match_of_another_version_is_computed(
-    world,
-):
+def test_if_none_match_of_another_version_is_computed(world):
     headers = {**annotation(), "If-None-Match": 'W/"0"'}
 
     assert world.send(headers=headers).status == 200
@@ -221,9 +198,7 @@ def test_plain_requests_pass_unchanged(world, method):
     assert set(passed) == set(direct.environ)
 
 
-def test_header_that_resembles_ours_passes(
-    world,
-):
+def test_header_that_resembles_ours_passes(world):
     headers = {"X-Http-X-Hapi-Model": MODEL}
 
     assert world.send(headers=headers).body == SHARD
@@ -272,9 +247,7 @@ def test_requests_of_other_middleware_pass_as_plain_ones(
     assert world.worker.calls == []
 
 
-def test_other_paths_pass_without_their_annotation(
-    world,
-):
+def test_other_paths_pass_without_their_annotation(world):
     seen = []
     world.use(app=lambda env, start: seen.append(env) or [b"{}"])
     request = Request.blank("/info", headers=annotation())
@@ -299,9 +272,7 @@ def test_non_ascii_names_reach_the_worker(world):
     world.swift.put(source, SHARD)
     world.swift.put(model, PACKAGE)
 
-    headers = annotation(
-        model="/AUTH_test/mod%C3%A8les/n%E2%82%ACt%3Bx",
-    )
+    headers = annotation(model="/AUTH_test/mod%C3%A8les/n%E2%82%ACt%3Bx")
     answer = world.send(path=source, headers=headers)
 
     assert answer.status == 200

@@ -19,14 +19,7 @@ from swift.common.registry import get_swift_info
 from swift.common.swob import HTTPConflict, HTTPServiceUnavailable
 from swift.common.utils import close_if_possible
 
-from filter_under_test import (
-    ACCOUNT,
-    MODEL,
-    OTHER,
-    SHARD,
-    SOURCE,
-    annotation,
-)
+from filter_under_test import ACCOUNT, MODEL, OTHER, SHARD, SOURCE, annotation
 from framed_objects import taken_apart
 from hapi_middleware.requests import object_names
 from hapi_middleware.requests.multi_object_reads import (
@@ -61,15 +54,7 @@ def world(world):
     return world
 
 
-def ask(
-    world,
-    names,
-    headers=None,
-    *,
-    path=DATA,
-    query="?hapi",
-    **options,
-):
+def ask(world, names, headers=None, *, path=DATA, query="?hapi", **options):
     """Requests objects by their names, or with a raw body."""
     body = names if isinstance(names, bytes) else body_of(names)
     if headers is None:
@@ -95,12 +80,7 @@ def reads(world):
     ]
 
 
-# --- objects that can be read ---------------------------------------------
-
-
-def test_objects_are_sent_in_the_order_of_their_names(
-    world,
-):
+def test_objects_are_sent_in_the_order_of_their_names(world):
     names = ["4.jpg", "0.jpg", "5.jpg", "0.jpg", "1.jpg", "2.jpg", "3.jpg"]
     answer = ask(world, names)
 
@@ -128,9 +108,7 @@ def test_object_may_arrive_in_any_chunks(world):
     assert [data for _, data in sent(world)] == [b"abc", GOOD["0.jpg"]]
 
 
-def test_job_has_the_number_of_objects_and_the_charged_account(
-    world,
-):
+def test_job_has_the_number_of_objects_and_the_charged_account(world):
     ask(world, ["0.jpg", "1.jpg"], annotation(encoding="uint8;zstd"))
 
     job = world.worker.jobs[-1]
@@ -143,9 +121,7 @@ def test_job_has_the_number_of_objects_and_the_charged_account(
     assert job.trans_id == "tx1"
 
 
-def test_answer_has_the_headers_of_a_stream_and_no_etag(
-    world,
-):
+def test_answer_has_the_headers_of_a_stream_and_no_etag(world):
     answer = ask(world, ["0.jpg"])
 
     assert answer.headers == {
@@ -179,9 +155,7 @@ def test_objects_with_any_name_can_be_requested(world, name):
     assert (entry["key"], data) == (name, b"found " + name.encode())
 
 
-def test_lines_are_stripped_and_empty_lines_ignored(
-    world,
-):
+def test_lines_are_stripped_and_empty_lines_ignored(world):
     answer = ask(world, b"\r\n\n  0.jpg \r\n\t\n1.jpg\n\n")
 
     assert answer.status == 200
@@ -200,16 +174,12 @@ def test_body_may_be_chunked(world):
     assert [entry["key"] for entry, _ in sent(world)] == ["1.jpg", "0.jpg"]
 
 
-def test_other_spellings_of_path_and_query_are_accepted(
-    world,
-):
+def test_other_spellings_of_path_and_query_are_accepted(world):
     assert ask(world, ["0.jpg"], path=f"{DATA}/").status == 200
     assert ask(world, ["0.jpg"], query="?%68api=").status == 200
 
 
-def test_subrequests_are_plain_requests_of_the_caller(
-    world,
-):
+def test_subrequests_are_plain_requests_of_the_caller(world):
     extra = {"X-Newest": "true", "X-Container-Read": ".r:*"}
     ask(world, ["0.jpg", "1.jpg"], annotation() | extra)
 
@@ -234,12 +204,7 @@ def test_model_that_is_missing_is_uploaded(world):
     assert world.worker.calls.count(("PUT", "/models")) == 1
 
 
-# --- objects that cannot be read -------------------------------------------
-
-
-def test_failed_objects_are_rows_with_errors_among_the_others(
-    world,
-):
+def test_failed_objects_are_rows_with_errors_among_the_others(world):
     swift = world.swift
     swift.may_be_unread = True
     swift.put(f"{DATA}/long", bytes(3_000_001))
@@ -300,9 +265,7 @@ def breaking(error):
     return stream
 
 
-def test_failed_subrequest_is_the_error_of_one_object(
-    world,
-):
+def test_failed_subrequest_is_the_error_of_one_object(world):
     def fail(request):
         raise RuntimeError("http://10.0.0.7:6200/sdb1 is down")
 
@@ -315,9 +278,7 @@ def test_failed_subrequest_is_the_error_of_one_object(
     assert "10.0.0.7" not in entry["error"]
 
 
-def test_failed_objects_before_the_first_readable_one_keep_their_order(
-    world,
-):
+def test_failed_objects_before_the_first_readable_one_keep_their_order(world):
     names = [f"none{n}" for n in range(2 * CONCURRENCY)] + ["3.jpg", "none"]
     assert ask(world, names).status == 200
 
@@ -343,9 +304,7 @@ def test_answer_is_swifts_for_the_first_object_if_none_is_readable(
     assert world.worker.calls == []
 
 
-def test_answer_is_503_if_no_object_can_be_read_now(
-    world,
-):
+def test_answer_is_503_if_no_object_can_be_read_now(world):
     world.swift.may_be_unread = True
     world.swift.objects[f"{DATA}/0.jpg"].stream = breaking(OSError("disk"))
     answer = ask(world, ["0.jpg"])
@@ -353,9 +312,6 @@ def test_answer_is_503_if_no_object_can_be_read_now(
     assert answer.refusal == (503, "service_unavailable")
     assert answer.headers["Retry-After"] == "1"
     assert world.worker.calls == []
-
-
-# --- rights ---------------------------------------------------------------
 
 
 def test_reader_by_acl_is_charged_itself(world):
@@ -369,9 +325,7 @@ def test_reader_by_acl_is_charged_itself(world):
     assert sent(world)[1][0]["status"] == plain.status
 
 
-def test_rights_are_checked_at_the_get_of_each_object(
-    world,
-):
+def test_rights_are_checked_at_the_get_of_each_object(world):
     world.swift.read_acls.update({DATA: READER, MODELS: READER})
 
     def revoke(request):
@@ -404,9 +358,7 @@ def test_anonymous_caller_may_not_compute(world):
     assert reads(world) == []
 
 
-def test_account_that_is_not_allowed_may_not_compute(
-    world,
-):
+def test_account_that_is_not_allowed_may_not_compute(world):
     world.configure(allowed_accounts=frozenset({OTHER}))
 
     answer = ask(world, ["0.jpg"])
@@ -414,9 +366,7 @@ def test_account_that_is_not_allowed_may_not_compute(
     assert reads(world) == []
 
 
-def test_anonymous_caller_computes_if_that_is_allowed(
-    world,
-):
+def test_anonymous_caller_computes_if_that_is_allowed(world):
     world.configure(allow_unauthenticated_compute=True)
     world.swift.read_acls.update({DATA: ".r:*", MODELS: ".r:*"})
     assert ask(world, ["0.jpg"], user=None).status == 200
@@ -428,9 +378,7 @@ def test_anonymous_caller_computes_if_that_is_allowed(
     assert answer.body == plain.body
 
 
-def test_request_with_an_overridden_authorisation_is_refused(
-    world,
-):
+def test_request_with_an_overridden_authorisation_is_refused(world):
     """TempURL and s3_acl put a function there that allows everything."""
     world.swift.read_acls.update({DATA: ".r:*", MODELS: ".r:*"})
     env = {
@@ -441,9 +389,6 @@ def test_request_with_an_overridden_authorisation_is_refused(
 
     assert answer.refusal == (403, "multi_not_allowed")
     assert world.swift.calls == []
-
-
-# --- wrong requests -------------------------------------------------------
 
 
 def with_header(name):
@@ -524,11 +469,7 @@ def test_request_without_annotation_changes_no_metadata(
     ],
 )
 def test_other_requests_pass_without_their_annotation(
-    world,
-    method,
-    path,
-    query,
-    env,
+    world, method, path, query, env
 ):
     world.send(method, path, annotation(), query=query, body=b"0", env=env)
 
@@ -543,9 +484,6 @@ def test_reads_of_a_container_are_not_changed(world, method):
     assert world.send(method, DATA, query="?hapi").status == 204
     annotated = world.send(method, DATA, annotation(), query="?hapi")
     assert annotated.status == 400
-
-
-# --- names and bodies -----------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -596,9 +534,7 @@ class Body:
         return self._respond(size)
 
 
-def test_body_over_its_limit_is_not_read_to_its_end(
-    world,
-):
+def test_body_over_its_limit_is_not_read_to_its_end(world):
     body = Body(lambda size: b"a" * size)
     env = {"wsgi.input": body, "CONTENT_LENGTH": "153701"}
     assert ask(world, b"", env=env).refusal == (413, "request_too_large")
@@ -638,9 +574,6 @@ def test_client_that_sends_its_names_too_slowly_is_refused(world, monkeypatch):
 
     env = {"wsgi.input": Body(wait), "HTTP_TRANSFER_ENCODING": "chunked"}
     assert ask(world, b"", env=env).refusal == (504, "too_slow")
-
-
-# --- overlapped reads -----------------------------------------------------
 
 
 class Gauge:
@@ -750,9 +683,7 @@ def test_slow_worker_stops_the_reads(world):
     assert rest.count(b".") >= 20
 
 
-def test_disconnected_client_ends_all_reads_and_the_job(
-    world,
-):
+def test_disconnected_client_ends_all_reads_and_the_job(world):
     world.swift.may_be_unread = True
     open_fds = len(os.listdir("/proc/self/fd"))
     gauge, names = gauged(world, 20, 1000, 30.0)
@@ -848,9 +779,6 @@ def test_closed_stream_keeps_no_objects_in_memory(world, monkeypatch):
         gc.enable()
 
 
-# --- /info, logs, other requests ------------------------------------------
-
-
 def test_info_has_the_limits(world):
     assert get_swift_info()["hapi"]["multi"] == {
         "max_objects": 50,
@@ -858,17 +786,13 @@ def test_info_has_the_limits(world):
     }
 
 
-def test_other_requests_are_answered_as_before(
-    world,
-):
+def test_other_requests_are_answered_as_before(world):
     assert world.send().body == SHARD
     assert world.send(headers=annotation()).body == SHARD.upper()
     assert world.worker.jobs[-1].num_objects is None
 
 
-def test_swifts_log_lines_about_an_object_name_the_request(
-    world,
-):
+def test_swifts_log_lines_about_an_object_name_the_request(world):
     """Each object is read in its own green thread."""
     logger = world.filter.logger
     seen = []
@@ -887,9 +811,7 @@ def test_swifts_log_lines_about_an_object_name_the_request(
     assert seen == [("tx1", "192.0.2.1")] * len(GOOD)
 
 
-def test_control_characters_in_names_are_valid_json(
-    world,
-):
+def test_control_characters_in_names_are_valid_json(world):
     world.swift.put(f"{DATA}/\x1b\x07", b"x")
     assert ask(world, ["\x1b\x07"]).status == 200
     assert json.dumps(sent(world)[0][0])

@@ -4,14 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from filter_under_test import (
-    ACCOUNT,
-    MODEL,
-    OTHER,
-    PACKAGE,
-    SOURCE,
-    s3_env,
-)
+from filter_under_test import ACCOUNT, MODEL, OTHER, PACKAGE, SOURCE, s3_env
 from hapi_protocol.errors import CODES, make_error
 from hapi_protocol.headers import HEADER_SOURCE_ETAG
 from hapi_protocol.profiles import ModelProfile
@@ -43,9 +36,7 @@ def by_tempurl(world):
     return world.send(path=MODEL, headers=ASKED, user=None, env=env)
 
 
-def test_owner_gets_the_profile_of_the_package(
-    world,
-):
+def test_owner_gets_the_profile_of_the_package(world):
     answer = world.send(path=MODEL, headers=ASKED)
     assert answer.status == 200
     profile = ModelProfile.from_body(answer.body)
@@ -83,11 +74,7 @@ def test_package_is_uploaded_once(world):
     ],
 )
 def test_unreadable_package_is_answered_as_swift_does(
-    world,
-    method,
-    user,
-    path,
-    status,
+    world, method, user, path, status
 ):
     # The worker has the model, which nobody else may learn.
     assert world.send(path=MODEL, headers=ASKED).status == 200
@@ -108,9 +95,7 @@ def test_reader_by_acl_is_charged_itself(world):
         assert world.worker.profiles[-1].charged_account == account
 
 
-def test_caller_without_a_project_may_not_compute(
-    world,
-):
+def test_caller_without_a_project_may_not_compute(world):
     world.swift.read_acls[MODELS] = ".r:*"
     assert world.send(path=MODEL, user=None).status == 200
     answer = world.send(path=MODEL, headers=ASKED, user=None)
@@ -119,9 +104,7 @@ def test_caller_without_a_project_may_not_compute(
     assert world.worker.calls == []
 
 
-def test_caller_without_a_project_computes_if_that_is_allowed(
-    open_world,
-):
+def test_caller_without_a_project_computes_if_that_is_allowed(open_world):
     # The package is the request's own path, so its right is enough.
     assert by_tempurl(open_world).status == 200
     open_world.swift.read_acls[MODELS] = ".r:*"
@@ -170,9 +153,7 @@ def test_wrong_request_is_refused_before_any_object_is_read(
     assert world.swift.requests() == []
 
 
-def test_head_computes_nothing(
-    world,
-):
+def test_head_computes_nothing(world):
     before = world.send("HEAD", MODEL, ASKED)
     assert (before.status, before.body) == (200, b"")
     assert etag_of(before) is None
@@ -185,9 +166,7 @@ def test_head_computes_nothing(
     assert len(world.worker.profiles) == computed
 
 
-def test_profile_with_a_known_etag_is_not_sent_again(
-    world,
-):
+def test_profile_with_a_known_etag_is_not_sent_again(world):
     etag = etag_of(world.send(path=MODEL, headers=ASKED))
     computed = len(world.worker.profiles)
     headers = {**ASKED, "If-None-Match": f'"other", {etag}'}
@@ -215,10 +194,7 @@ def test_profile_with_a_known_etag_is_not_sent_again(
     ],
 )
 def test_refusal_of_the_worker_is_reported_to_the_client(
-    world,
-    code,
-    retry_after,
-    s3_status,
+    world, code, retry_after, s3_status
 ):
     world.worker.refuse_profile = make_error(
         code, "not now", retry_after=retry_after
@@ -232,9 +208,7 @@ def test_refusal_of_the_worker_is_reported_to_the_client(
     assert s3_answer.refusal == (s3_status, code)
 
 
-def test_worker_that_keeps_no_model_is_503(
-    world,
-):
+def test_worker_that_keeps_no_model_is_503(world):
     world.worker.is_forgetful = True
     answer = world.send(path=MODEL, headers=ASKED)
     assert answer.refusal == (503, "service_unavailable")
@@ -285,9 +259,7 @@ def test_headers_never_pass_the_filter(world):
     ]
 
 
-def test_object_that_is_not_a_package_is_refused_by_the_worker(
-    world,
-):
+def test_object_that_is_not_a_package_is_refused_by_the_worker(world):
     world.worker.refuse_model = make_error("bad_package", "garbage")
     world.swift.may_be_unread = True
     answer = world.send(path=SOURCE, headers=ASKED)

@@ -42,9 +42,6 @@ def _same(answer, plain):
     return (answer.status, answer.body) == (plain.status, plain.body)
 
 
-# --- the source -----------------------------------------------------------
-
-
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
 @pytest.mark.parametrize(
     ("user", "path", "status"),
@@ -57,11 +54,7 @@ def _same(answer, plain):
     ],
 )
 def test_unreadable_source_is_answered_as_swift_does(
-    world,
-    method,
-    user,
-    path,
-    status,
+    world, method, user, path, status
 ):
     plain = world.send(method, path, user=user)
     answer = world.send(method, path, annotation(), user=user)
@@ -78,17 +71,12 @@ def test_reader_by_acl_may_compute(world):
     assert world.send(headers=annotation(), user=TESTER3).status == 200
 
 
-def test_reader_of_another_account_is_charged_itself(
-    world,
-):
+def test_reader_of_another_account_is_charged_itself(world):
     world.swift.read_acls.update({DATA: TESTER2, MODELS: TESTER2})
     headers = annotation(model=MODEL)
 
     assert world.send(headers=headers, user=TESTER2).status == 200
     assert world.worker.jobs[-1].charged_account == OTHER
-
-
-# --- the model ------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
@@ -106,9 +94,7 @@ def test_unreadable_model_is_refused_and_named(world, method):
     assert world.worker.calls == []
 
 
-def test_model_of_another_account_needs_its_acl(
-    world,
-):
+def test_model_of_another_account_needs_its_acl(world):
     model = f"/{OTHER}/models/net.hapi"
     world.swift.put(model, PACKAGE)
     headers = annotation(model=model)
@@ -118,9 +104,7 @@ def test_model_of_another_account_needs_its_acl(
     assert world.send(headers=headers).status == 200
 
 
-def test_missing_model_is_404_only_for_callers_that_may_know(
-    world,
-):
+def test_missing_model_is_404_only_for_callers_that_may_know(world):
     world.swift.read_acls[DATA] = TESTER3
     headers = annotation(model="/AUTH_test/models/none")
 
@@ -131,9 +115,7 @@ def test_missing_model_is_404_only_for_callers_that_may_know(
     assert stranger.refusal == (403, "forbidden")
 
 
-def test_anonymous_caller_without_right_on_the_model_gets_401(
-    open_world,
-):
+def test_anonymous_caller_without_right_on_the_model_gets_401(open_world):
     open_world.swift.read_acls[DATA] = ".r:*"
     answer = open_world.send(headers=annotation(), user=None)
 
@@ -141,9 +123,7 @@ def test_anonymous_caller_without_right_on_the_model_gets_401(
     assert "Www-Authenticate" in answer.headers
 
 
-def test_right_on_the_source_is_checked_before_the_model(
-    world,
-):
+def test_right_on_the_source_is_checked_before_the_model(world):
     headers = annotation(model="/AUTH_test/models/none")
     answer = world.send(path=f"{DATA}/none", headers=headers)
 
@@ -161,10 +141,7 @@ def test_right_on_the_source_is_checked_before_the_model(
     ],
 )
 def test_failing_subrequest_for_the_model_is_refused(
-    world,
-    swift_status,
-    method,
-    refusal,
+    world, swift_status, method, refusal
 ):
     """403 at GET: the right was lost after the HEAD."""
     world.swift.objects[MODEL].on_request = lambda request: (
@@ -179,12 +156,7 @@ def test_failing_subrequest_for_the_model_is_refused(
     assert answer.headers.get("Retry-After") == expected
 
 
-# --- identity: bytes, not names -------------------------------------------
-
-
-def test_loaded_model_needs_the_right_as_well(
-    world,
-):
+def test_loaded_model_needs_the_right_as_well(world):
     world.send(headers=annotation())
     calls = len(world.worker.calls)
     world.swift.read_acls[DATA] = TESTER3
@@ -224,9 +196,7 @@ def test_manifest_as_a_package_is_refused(world, header):
     assert world.worker.calls == []
 
 
-def test_model_changed_between_head_and_get_is_identified_again(
-    world,
-):
+def test_model_changed_between_head_and_get_is_identified_again(world):
     second = PACKAGE + b"!"
 
     world.swift.may_be_unread = True
@@ -238,9 +208,7 @@ def test_model_changed_between_head_and_get_is_identified_again(
             world.swift.put(MODEL, second)
             fresh = world.swift.objects[MODEL]
             return Response(
-                request=request,
-                body=fresh.body,
-                headers={"Etag": fresh.etag},
+                request=request, body=fresh.body, headers={"Etag": fresh.etag}
             )
         return None
 
@@ -270,12 +238,7 @@ def test_model_that_keeps_changing_is_refused(world):
     assert ("PUT", "/models") not in world.worker.calls
 
 
-# --- charged account -------------------------------------------------------
-
-
-def test_admin_and_member_of_an_account_are_charged_to_it(
-    world,
-):
+def test_admin_and_member_of_an_account_are_charged_to_it(world):
     world.swift.read_acls.update({DATA: TESTER3, MODELS: TESTER3})
     world.send(headers=annotation())
     world.send(headers=annotation(), user=TESTER3)
@@ -284,17 +247,12 @@ def test_admin_and_member_of_an_account_are_charged_to_it(
     assert accounts == {ACCOUNT}
 
 
-def test_anonymous_compute_is_refused_by_default(
-    world,
-):
+def test_anonymous_compute_is_refused_by_default(world):
     world.swift.read_acls.update({DATA: ".r:*", MODELS: ".r:*"})
     answer = world.send(headers=annotation(), user=None)
 
     assert answer.refusal == (403, "compute_not_allowed")
     assert world.worker.calls == []
-
-
-# --- which accounts may compute -------------------------------------------
 
 
 def _public(world):
@@ -361,9 +319,7 @@ def test_info_does_not_reveal_the_allowed_accounts(tmp_path):
     assert "allowed_accounts" not in info
 
 
-def test_anonymous_compute_is_charged_to_an_account_of_its_own(
-    open_world,
-):
+def test_anonymous_compute_is_charged_to_an_account_of_its_own(open_world):
     open_world.swift.read_acls.update({DATA: ".r:*", MODELS: ".r:*"})
 
     assert open_world.send(headers=annotation(), user=None).status == 200
@@ -398,9 +354,7 @@ def test_anonymous_compute_is_charged_to_an_account_of_its_own(
         },
     ],
 )
-def test_caller_without_a_proven_project_has_none(
-    env,
-):
+def test_caller_without_a_proven_project_has_none(env):
     with pytest.raises(RightsError) as caught:
         paying_account(env, FilterConfig())
 
@@ -493,18 +447,13 @@ def test_charged_account_begins_with_the_reseller_prefix():
     assert paying_account(env, config) == "KEY_rich"
 
 
-# --- temporary URLs and other overrides -----------------------------------
-
-
 def _tempurl(world, **changes):
     query = signed(world, SOURCE)
     headers = annotation(**changes)
     return world.send(headers=headers, user=None, query=query)
 
 
-def test_tempurl_works_and_may_not_compute(
-    world,
-):
+def test_tempurl_works_and_may_not_compute(world):
     world.swift.read_acls[MODELS] = ".r:*"
     query = signed(world, SOURCE)
 
@@ -514,9 +463,7 @@ def test_tempurl_works_and_may_not_compute(
     assert world.worker.calls == []
 
 
-def test_tempurl_with_a_public_model_computes_unauthenticated(
-    open_world,
-):
+def test_tempurl_with_a_public_model_computes_unauthenticated(open_world):
     open_world.swift.read_acls[MODELS] = ".r:*"
 
     assert _tempurl(open_world).body == SHARD.upper()
@@ -537,17 +484,13 @@ def test_tempurl_gives_no_right_on_private_models(open_world, acl):
     assert open_world.worker.calls == []
 
 
-def test_tempurl_gives_no_right_on_models_in_the_signed_container(
-    open_world,
-):
+def test_tempurl_gives_no_right_on_models_in_the_signed_container(open_world):
     open_world.swift.put(f"{DATA}/net.hapi", PACKAGE)
 
     assert _tempurl(open_world, model=f"{DATA}/net.hapi").status == 401
 
 
-def test_tempurl_does_not_reveal_that_a_private_model_exists(
-    open_world,
-):
+def test_tempurl_does_not_reveal_that_a_private_model_exists(open_world):
     existing = _tempurl(open_world)
     missing = _tempurl(open_world, model=f"{MODELS}/none")
 
@@ -621,9 +564,7 @@ def test_holder_of_a_presigned_url_owns_no_account(query, expected):
     assert is_owner(env, ACCOUNT) == expected
 
 
-def test_s3_caller_that_signs_its_request_is_charged_itself(
-    world,
-):
+def test_s3_caller_that_signs_its_request_is_charged_itself(world):
     env = s3_env("versionId=1")
     assert world.send(headers=annotation(), env=env).status == 200
     assert world.worker.jobs[-1].charged_account == ACCOUNT
@@ -643,9 +584,7 @@ def test_acl_probe_of_s3api_passes_unchanged(world):
     assert answer.headers["X-Object-Meta-Colour"] == "blue"
 
 
-def test_override_applies_to_the_path_of_the_source_only(
-    open_world,
-):
+def test_override_applies_to_the_path_of_the_source_only(open_world):
     open_world.swift.read_acls[MODELS] = ".r:*"
     _tempurl(open_world)
 
@@ -679,9 +618,7 @@ def test_anonymous_reader_of_a_public_container_may_read_objects_only(
     assert admitted or refusal.status_int == 401
 
 
-def test_pipeline_of_these_tests_has_the_real_tempurl(
-    world,
-):
+def test_pipeline_of_these_tests_has_the_real_tempurl(world):
     assert isinstance(world.pipeline, tempurl.TempURL)
     unsigned = world.send(
         user=None, query="?temp_url_sig=0&temp_url_expires=9"

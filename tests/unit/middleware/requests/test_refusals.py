@@ -8,14 +8,7 @@ from typing import Any
 import pytest
 from swift.common.swob import Response
 
-from filter_under_test import (
-    MODEL,
-    PACKAGE,
-    SHARD,
-    SOURCE,
-    annotation,
-    s3_env,
-)
+from filter_under_test import MODEL, PACKAGE, SHARD, SOURCE, annotation, s3_env
 from hapi_middleware.requests.subrequests import ObjectBody
 from hapi_protocol.errors import CODES, UnavailableError, make_error
 from hapi_protocol.job_messages import JobGrant
@@ -84,11 +77,7 @@ REFUSED_BY_HEADERS: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
 @pytest.mark.parametrize("path", [SOURCE, "/AUTH_other/none/none"])
 def test_wrong_headers_are_refused_before_any_object_is_read(
-    world,
-    code,
-    request_,
-    method,
-    path,
+    world, code, request_, method, path
 ):
     answer = world.send(method, path, **request_)
 
@@ -108,16 +97,11 @@ def test_annotation_of_an_account_or_container_is_refused(world, path):
     assert answer.refusal == (400, "bad_annotation")
 
 
-def test_unknown_header_is_named_with_the_allowed_ones(
-    world,
-):
+def test_unknown_header_is_named_with_the_allowed_ones(world):
     answer = world.send(headers={"X-Hapi-Modle": "x"})
 
     assert "X-Hapi-Modle" in answer.json["message"]
     assert "X-Hapi-Model" in answer.json["allowed"]
-
-
-# --- refusals that depend on the objects ----------------------------------
 
 
 def ranged(last):
@@ -179,11 +163,7 @@ def missing(request):
             annotation(),
             source_answers("HEAD", no_length),
         ),
-        (
-            "service_unavailable",
-            annotation(),
-            source_answers("HEAD", missing),
-        ),
+        ("service_unavailable", annotation(), source_answers("HEAD", missing)),
         (
             "service_unavailable",
             {**annotation(), "If-None-Match": "*"},
@@ -191,12 +171,7 @@ def missing(request):
         ),
     ],
 )
-def test_unsuitable_object_is_refused(
-    world,
-    code,
-    headers,
-    prepare,
-):
+def test_unsuitable_object_is_refused(world, code, headers, prepare):
     headers = headers(world) if callable(headers) else headers
     prepare(world)
     answer = world.send(headers=headers)
@@ -236,9 +211,7 @@ def test_object_with_more_bytes_than_announced_breaks_off():
         next(chunks)
 
 
-def test_source_refused_after_the_grant_is_answered_as_swift_does(
-    world,
-):
+def test_source_refused_after_the_grant_is_answered_as_swift_does(world):
     # A static large object with a segment that the caller may not read.
     source_answers(
         "GET", lambda r: Response(status=409, request=r, body=b"segment")
@@ -248,15 +221,10 @@ def test_source_refused_after_the_grant_is_answered_as_swift_does(
     assert (answer.status, answer.body) == (409, b"segment")
 
 
-def test_cuts_of_a_loaded_model_are_checked_on_head(
-    world,
-):
+def test_cuts_of_a_loaded_model_are_checked_on_head(world):
     world.send(headers=annotation())
 
     assert world.send("HEAD", headers=annotation(cut="10")).status == 422
-
-
-# --- refusals and failures of the worker ----------------------------------
 
 
 @pytest.mark.parametrize(
@@ -276,10 +244,7 @@ def test_cuts_of_a_loaded_model_are_checked_on_head(
     ],
 )
 def test_refused_job_is_reported_to_the_client(
-    world,
-    code,
-    retry_after,
-    s3_status,
+    world, code, retry_after, s3_status
 ):
     world.worker.refuse_job = make_error(
         code, "no", retry_after=retry_after, details={"num_cuts": 4}
@@ -336,17 +301,12 @@ def test_malformed_answer_of_the_worker_is_an_internal_error(
     assert world.send(headers=annotation()).refusal == (500, "internal")
 
 
-def test_uploads_end_if_the_worker_keeps_no_model(
-    world,
-):
+def test_uploads_end_if_the_worker_keeps_no_model(world):
     world.worker.is_forgetful = True
     answer = world.send(headers=annotation())
 
     assert answer.refusal == (503, "service_unavailable")
     assert world.worker.calls.count(("PUT", "/models")) <= 3
-
-
-# --- failures of the filter -----------------------------------------------
 
 
 def test_unexpected_failure_is_an_internal_error(world, caplog):
@@ -361,9 +321,7 @@ def test_unexpected_failure_is_an_internal_error(world, caplog):
     assert "surprise" in caplog.text
 
 
-def test_filter_left_of_an_unknown_authentication_names_the_mistake(
-    world,
-):
+def test_filter_left_of_an_unknown_authentication_names_the_mistake(world):
     world.swift.may_be_unread = True
     auth = world.pipeline
     world.use(app=auth)

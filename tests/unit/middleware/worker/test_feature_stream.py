@@ -18,12 +18,7 @@ import pytest
 from swift.common.middleware import catch_errors, gatekeeper, proxy_logging
 from swift.common.swob import Request, Response
 
-from filter_under_test import (
-    MODEL,
-    SHARD,
-    SOURCE,
-    annotation,
-)
+from filter_under_test import MODEL, SHARD, SOURCE, annotation
 from hapi_middleware.concurrency import SEND_BUFFER_BYTES, connect_unix
 from hapi_protocol.errors import HapiError, UnavailableError, make_error
 
@@ -44,9 +39,6 @@ def world(world):
 
 def _open_fds():
     return len(os.listdir("/proc/self/fd"))
-
-
-# --- failures before the stream -------------------------------------------
 
 
 def test_missing_worker_is_503(world):
@@ -70,9 +62,7 @@ def test_socket_without_a_listener_is_503(world):
     assert answer.refusal == (503, "worker_unavailable")
 
 
-def test_full_backlog_is_503_after_the_connect_timeout(
-    world,
-):
+def test_full_backlog_is_503_after_the_connect_timeout(world):
     path = world.worker.socket_path
     os.unlink(path)
     with socket.socket(socket.AF_UNIX) as busy:
@@ -87,9 +77,7 @@ def test_full_backlog_is_503_after_the_connect_timeout(
     assert 0.25 < waited < 1.9
 
 
-def test_sources_are_sent_through_the_largest_possible_buffer(
-    world,
-):
+def test_sources_are_sent_through_the_largest_possible_buffer(world):
     maximum = int(Path("/proc/sys/net/core/wmem_max").read_text())
     with connect_unix(world.worker.socket_path, 1.0) as connected:
         size = connected.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
@@ -114,10 +102,7 @@ def test_worker_that_does_not_answer_is_504(world):
     ],
 )
 def test_error_of_the_worker_before_its_stream_is_reported(
-    world,
-    source,
-    error,
-    refusal,
+    world, source, error, refusal
 ):
     """Even if the source is not yet sent to its end."""
 
@@ -132,9 +117,7 @@ def test_error_of_the_worker_before_its_stream_is_reported(
     assert world.send(headers=annotation()).refusal == refusal
 
 
-def test_worker_that_never_starts_its_answer_is_504(
-    world,
-):
+def test_worker_that_never_starts_its_answer_is_504(world):
     release = threading.Event()
 
     def answer(source):
@@ -186,9 +169,7 @@ def test_answer_without_a_recognisable_end_is_refused(
     assert answer.refusal == (500, "internal")
 
 
-def test_incomplete_package_is_503_and_not_stored(
-    world,
-):
+def test_incomplete_package_is_503_and_not_stored(world):
     world.worker.digests.clear()
     world.swift.objects[MODEL].stream = _breaks_after(b"PK")
     answer = world.send(headers=annotation())
@@ -197,9 +178,7 @@ def test_incomplete_package_is_503_and_not_stored(
     assert world.worker.digests == {}
 
 
-def test_package_refused_before_it_is_sent_to_its_end_is_reported(
-    world,
-):
+def test_package_refused_before_it_is_sent_to_its_end_is_reported(world):
     world.swift.put(MODEL, BIG)
     world.worker.refuse_model = make_error("bad_package", "no zip")
     answer = world.send(headers=annotation())
@@ -207,9 +186,7 @@ def test_package_refused_before_it_is_sent_to_its_end_is_reported(
     assert answer.refusal == (422, "bad_package")
 
 
-def test_worker_that_ends_between_grant_and_stream_is_503(
-    world,
-):
+def test_worker_that_ends_between_grant_and_stream_is_503(world):
     def kill(request):
         if request.method == "GET":
             os.unlink(world.worker.socket_path)
@@ -218,9 +195,6 @@ def test_worker_that_ends_between_grant_and_stream_is_503(
     answer = world.send(headers=annotation())
 
     assert answer.refusal == (503, "worker_unavailable")
-
-
-# --- running streams ------------------------------------------------------
 
 
 @contextmanager
@@ -267,9 +241,7 @@ def _get(world, address):
     return connection.getresponse()
 
 
-def test_clean_stream_ends_cleanly_for_the_client(
-    world,
-):
+def test_clean_stream_ends_cleanly_for_the_client(world):
     with _served(world) as address:
         response = _get(world, address)
 
@@ -280,9 +252,7 @@ def test_clean_stream_ends_cleanly_for_the_client(
         assert response.read() == SHARD.upper()
 
 
-def test_batches_reach_the_client_immediately(
-    world,
-):
+def test_batches_reach_the_client_immediately(world):
     release = threading.Event()
 
     def answer(source):
@@ -298,9 +268,7 @@ def test_batches_reach_the_client_immediately(
         assert response.read() == b"second"
 
 
-def test_stream_that_breaks_in_the_worker_breaks_for_the_client(
-    world,
-):
+def test_stream_that_breaks_in_the_worker_breaks_for_the_client(world):
     def answer(source):
         yield next(source)
         raise RuntimeError("out of memory")
@@ -314,9 +282,7 @@ def test_stream_that_breaks_in_the_worker_breaks_for_the_client(
             response.read()
 
 
-def test_source_that_breaks_breaks_the_stream_for_the_client(
-    world,
-):
+def test_source_that_breaks_breaks_the_stream_for_the_client(world):
     # Even if the worker ends its answer cleanly.
     def answer(source):
         try:
@@ -333,9 +299,7 @@ def test_source_that_breaks_breaks_the_stream_for_the_client(
             response.read()
 
 
-def test_stalled_worker_breaks_the_stream_after_the_timeout(
-    world,
-):
+def test_stalled_worker_breaks_the_stream_after_the_timeout(world):
     release = threading.Event()
 
     def answer(source):
@@ -353,9 +317,7 @@ def test_stalled_worker_breaks_the_stream_after_the_timeout(
     assert 1.8 < time.monotonic() - before < 4
 
 
-def test_disconnected_client_frees_everything(
-    world,
-):
+def test_disconnected_client_frees_everything(world):
     world.swift.put(SOURCE, BIG)
     with _served(world) as address:
         response = _get(world, address)
@@ -374,9 +336,7 @@ def _wait_until(condition):
         time.sleep(0.01)
 
 
-def test_stalled_client_stops_the_reading_of_the_source(
-    world,
-):
+def test_stalled_client_stops_the_reading_of_the_source(world):
     sent = []
 
     def stream():
@@ -394,9 +354,7 @@ def test_stalled_client_stops_the_reading_of_the_source(
         response.close()
 
 
-def test_worker_that_needs_only_the_start_ends_the_source(
-    world,
-):
+def test_worker_that_needs_only_the_start_ends_the_source(world):
     world.swift.put(SOURCE, BIG)
     world.worker.answer = lambda source: iter([next(source)[:5]])
 
@@ -404,9 +362,7 @@ def test_worker_that_needs_only_the_start_ends_the_source(
     assert not world.swift.bodies[-1].is_read
 
 
-def test_response_closed_unread_frees_everything(
-    world,
-):
+def test_response_closed_unread_frees_everything(world):
     request = world.request(headers=annotation())
     response = request.get_response(world.pipeline)
     assert response.status_int == 200
@@ -416,9 +372,7 @@ def test_response_closed_unread_frees_everything(
     assert list(response.app_iter) == []
 
 
-def test_response_closed_early_ends_the_thread_that_reads_the_source(
-    world,
-):
+def test_response_closed_early_ends_the_thread_that_reads_the_source(world):
     ended = []
 
     def stream():
@@ -453,9 +407,7 @@ def test_broken_stream_raises_its_error(world):
     response.app_iter.close()
 
 
-def test_thousands_of_requests_leave_no_descriptor(
-    world,
-):
+def test_thousands_of_requests_leave_no_descriptor(world):
     def broken(source):
         yield b"one"
         raise RuntimeError("out of memory")
@@ -481,9 +433,6 @@ def test_thousands_of_requests_leave_no_descriptor(
     # The stub's threads close their ends later.
     _wait_until(lambda: _open_fds() <= before + 3)
     world.swift.calls.clear()
-
-
-# --- the process ----------------------------------------------------------
 
 
 def test_filter_imports_no_large_library_and_starts_nothing():
@@ -512,9 +461,7 @@ def test_filter_imports_no_large_library_and_starts_nothing():
     assert int(done.stdout) == 0
 
 
-def test_waiting_request_does_not_block_another(
-    world,
-):
+def test_waiting_request_does_not_block_another(world):
     release = threading.Event()
 
     def answer(source):
