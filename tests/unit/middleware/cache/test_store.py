@@ -234,9 +234,7 @@ def test_account_that_may_not_compute_gets_no_hit(world):
 @pytest.mark.parametrize(
     ("num_errors", "error"), [(2, ""), (None, "last frame"), (-1, "-1 errors")]
 )
-def test_stream_with_errors_or_a_wrong_end_is_not_cached(
-    world, caplog, num_errors, error
-):
+def test_stream_with_errors_is_not_cached(world, caplog, num_errors, error):
     world.swift.may_be_unread = True
     world.worker.num_errors = num_errors
     if error:
@@ -282,9 +280,7 @@ def test_account_over_its_limit_caches_no_more(tmp_path):
     ("status", "is_other_paused"),
     [(400, False), (413, False), (500, True), (503, True), (507, True)],
 )
-def test_failed_store_pauses_stores_and_affects_no_answer(
-    world, status, is_other_paused
-):
+def test_failed_store_affects_no_answer(world, status, is_other_paused):
     """The quota of an account pauses no other account."""
     failures = on_entries(world, "PUT", status)
     assert ask(world).body == COMPUTED
@@ -348,9 +344,7 @@ def test_features_are_computed_if_the_read_breaks_off(world):
 
 
 @pytest.mark.parametrize("content", [b"nonsense", pack("0" * 64, [b"others"])])
-def test_answer_does_not_wait_for_the_deletion_of_a_wrong_entry(
-    world, content
-):
+def test_wrong_entry_is_deleted_in_the_background(world, content):
     warm(world)
     (path,) = entries(world)
     world.swift.put(path, content)
@@ -367,9 +361,7 @@ def test_answer_does_not_wait_for_the_deletion_of_a_wrong_entry(
     until(lambda: entries(world) == [])
 
 
-def test_entry_that_cannot_be_closed_in_time_frees_its_memory(
-    tmp_path, monkeypatch
-):
+def test_entry_closed_too_slowly_frees_its_memory(tmp_path, monkeypatch):
     with world_of(tmp_path, cache_timeout="0.2") as world:
         warm(world)
         close = TrackedBody.close
@@ -416,9 +408,7 @@ def test_hits_use_no_more_memory_than_allowed(tmp_path):
 
 
 @pytest.mark.parametrize("is_read", [True, False])
-def test_hit_frees_its_memory_when_swift_closes_it(
-    world, monkeypatch, is_read
-):
+def test_closed_hit_frees_its_memory(world, monkeypatch, is_read):
     """``proxy-logging`` closes only the result of ``iter()``."""
     monkeypatch.setattr("hapi_middleware.cache.store.PIECE_BYTES", 1000)
     app = proxy_logging.ProxyLoggingMiddleware(world.pipeline, {})

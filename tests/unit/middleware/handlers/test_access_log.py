@@ -21,8 +21,9 @@ from filter_under_test import (
     filter_and_worker,
     s3_env,
 )
-from hapi_protocol.errors import HapiError, make_error
+from hapi_protocol.errors import HapiError
 from hapi_protocol.job_messages import Usage
+from stub_worker import break_off, refuse_shard
 
 USAGE = Usage(
     kind="features",
@@ -157,12 +158,7 @@ def test_entry_of_a_stream_closed_by_its_client_has_its_usage(logged):
 
 def test_entry_of_a_broken_stream_has_its_usage_and_the_reason(logged):
     logged.ends_with("failed", "too_slow")
-
-    def answer(source):
-        yield next(source)
-        raise RuntimeError("out of memory")
-
-    logged.world.worker.answer = answer
+    logged.world.worker.answer = break_off
     with pytest.raises(HapiError):
         assert logged.ask().body
 
@@ -172,13 +168,7 @@ def test_entry_of_a_broken_stream_has_its_usage_and_the_reason(logged):
 
 def test_entry_of_a_job_that_failed_before_its_stream_has_its_usage(logged):
     logged.ends_with("failed", "damaged_shard", sent_bytes=0)
-
-    def answer(source):
-        next(source)
-        raise make_error("damaged_shard", "no tar")
-        yield b""
-
-    logged.world.worker.answer = answer
+    logged.world.worker.answer = refuse_shard
     response = logged.ask()
     assert (response.status_int, bool(response.body)) == (422, True)
 

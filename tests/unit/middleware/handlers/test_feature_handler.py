@@ -129,9 +129,7 @@ def test_head_has_the_headers_and_computes_nothing(world):
 
 @pytest.mark.parametrize("form", ["{}", '"other", {}', "*"])
 @pytest.mark.parametrize("is_model_known", [True, False])
-def test_if_none_match_is_answered_304_without_computing(
-    world, form, is_model_known
-):
+def test_if_none_match_computes_nothing(world, form, is_model_known):
     etag = world.send(headers=annotation()).headers["Etag"]
     world.worker.sources.clear()
     jobs = len(world.worker.jobs)
@@ -203,9 +201,7 @@ def test_other_methods_pass_without_their_annotation(world, method):
         ("HEAD", "/AUTH_test/data", s3_env()),
     ],
 )
-def test_requests_of_other_middleware_pass_as_plain_ones(
-    world, method, path, env
-):
+def test_requests_of_other_middleware_pass(world, method, path, env):
     answer = world.send(method, path, annotation(), env=env)
     plain = world.send(method, path, env=env)
 

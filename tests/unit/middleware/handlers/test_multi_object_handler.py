@@ -284,9 +284,7 @@ def test_failed_objects_before_the_first_readable_one_keep_their_order(world):
         ("test:tester", "none", 404),
     ],
 )
-def test_answer_is_swifts_for_the_first_object_if_none_is_readable(
-    world, user, first, status
-):
+def test_answer_is_swifts_if_none_is_readable(world, user, first, status):
     world.swift.read_acls[MODELS] = f"{READER},{STRANGER}"
     plain = world.send(path=f"{DATA}/{first}", user=user)
 
@@ -409,9 +407,7 @@ def annotated(**changes):
         ("bad_annotation", {"query": "?hapi=1"}),
     ],
 )
-def test_wrong_request_is_refused_before_any_object_is_read(
-    world, code, request_
-):
+def test_wrong_request_is_refused_first(world, code, request_):
     answer = ask(world, ["0.jpg"], **request_)
 
     assert answer.refusal == (400, code)
@@ -421,9 +417,7 @@ def test_wrong_request_is_refused_before_any_object_is_read(
 @pytest.mark.parametrize("query", ["?hapi", "?hapi=", "?%68api", "?hapi&x=y"])
 @pytest.mark.parametrize("path", [DATA, f"{DATA}/"])
 @pytest.mark.parametrize("user", ["test:tester", READER, None])
-def test_request_without_annotation_changes_no_metadata(
-    world, query, path, user
-):
+def test_request_without_annotation_is_refused(world, query, path, user):
     metadata = {"X-Container-Read": ".r:*", "X-Container-Meta-Colour": "red"}
     for headers in ({}, metadata):
         answer = ask(world, b"", headers, path=path, query=query, user=user)

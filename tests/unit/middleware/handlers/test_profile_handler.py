@@ -181,9 +181,7 @@ def test_profile_with_a_known_etag_is_not_sent_again(world):
         ("internal", None, 500),
     ],
 )
-def test_refusal_of_the_worker_is_reported(
-    world, code, retry_after, s3_status
-):
+def test_workers_refusal_is_reported(world, code, retry_after, s3_status):
     refusal = make_error(code, "not now", retry_after=retry_after)
     world.worker.refuse_profile = refusal
     answer = world.send(path=MODEL, headers=ASKED)

@@ -133,9 +133,7 @@ def test_right_on_the_source_is_checked_before_the_model(world):
         (403, "GET", (403, "forbidden")),
     ],
 )
-def test_failing_subrequest_for_the_model_is_refused(
-    world, swift_status, method, refusal
-):
+def test_failing_model_read_is_refused(world, swift_status, method, refusal):
     """403 at GET: the right was lost after the HEAD."""
     world.swift.objects[MODEL].on_request = lambda request: (
         Response(status=swift_status, request=request)
@@ -160,9 +158,7 @@ def test_loaded_model_needs_the_right_as_well(world):
 
 @pytest.mark.parametrize("body", [b"", b"P" * 21])
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
-def test_empty_object_named_like_a_loaded_model_is_refused(
-    world, body, method
-):
+def test_empty_object_named_like_a_model_is_refused(world, body, method):
     world.send(headers=annotation())
     (digest,) = world.worker.digests.values()
     calls = len(world.worker.calls)
@@ -261,7 +257,7 @@ def test_account_that_is_not_listed_may_not_compute(world, kind, method):
 
 @pytest.mark.parametrize("accounts", [frozenset(), frozenset({OTHER})])
 @pytest.mark.parametrize("is_allowed", [True, False])
-def test_caller_without_a_project_computes_only_if_that_is_allowed(
+def test_caller_without_a_project_needs_permission(
     world, accounts, is_allowed
 ):
     """The list of accounts does not decide on such callers."""
@@ -354,9 +350,7 @@ def _keystone(world, project, roles, status="Confirmed", **options):
     ("token", "status", "charged"),
     [("Confirmed", 200, ["AUTH_5ad7"]), ("Invalid", 403, [])],
 )
-def test_project_of_a_validated_keystone_token_is_charged(
-    world, token, status, charged
-):
+def test_project_of_a_keystone_token_is_charged(world, token, status, charged):
     caller = _keystone(world, "5ad7", "member", token)
     answer = _public(world).send(headers=annotation(), **caller)
 
@@ -520,9 +514,7 @@ def test_acl_probe_of_s3api_passes_unchanged(world):
         ("GET", "/v1/a", False),
     ],
 )
-def test_anonymous_reader_of_a_public_container_may_read_objects_only(
-    method, path, admitted
-):
+def test_anonymous_reader_may_read_objects_only(method, path, admitted):
     request = Request.blank(path, environ={"REQUEST_METHOD": method})
     request.acl = ".r:*,.rlistings"
     refusal = authorize_anonymous(request)
