@@ -351,10 +351,11 @@ def test_no_credential_is_logged_or_sent_to_the_worker(
     assert signature not in told
 
 
+WAITING = "eventlet|greenlet|socket|select|threading|subprocess|queue"
 BLOCKING_IMPORT = re.compile(
-    r"^\s*(from|import) +(eventlet|greenlet|swift\.common\.concurrency|socket"
-    r"|select|threading|subprocess|queue)\b"
-    r"|^\s*from swift\.common import [^)]*\bconcurrency\b",
+    rf"^\s*import ({WAITING}|swift\.common\.concurrency)\b"
+    rf"|^\s*from ({WAITING}|swift\.common\.concurrency)[\w.]* import"
+    r"|^\s*from swift\.common import (\([^)]*|.*)\bconcurrency\b",
     re.MULTILINE,
 )
 
