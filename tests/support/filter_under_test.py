@@ -5,7 +5,7 @@ from __future__ import annotations
 import hmac
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -75,19 +75,31 @@ class FilterUnderTest:
         """Replaces parts of the filter's context, for instance ``app``."""
         self.filter.context = replace(self.filter.context, **parts)
 
+    @contextmanager
+    def answering(
+        self, answer: Callable[..., Iterator[bytes]]
+    ) -> Iterator[None]:
+        """Jobs have another answer meanwhile."""
+        usual, self.worker.answer = self.worker.answer, answer
+        yield
+        self.worker.answer = usual
+
+    @contextmanager
+    def without_worker(self) -> Iterator[None]:
+        """The worker's socket is missing meanwhile."""
+        path = Path(self.worker.socket_path)
+        path.rename(path.with_suffix(".gone"))
+        yield
+        path.with_suffix(".gone").rename(path)
+
     def configure(self, **options: Any) -> None:
         """Replaces typed options of the filter."""
         self.use(config=replace(self.filter.context.config, **options))
 
     def token(self, user: str) -> str:
-        key = f"user_{user.replace(':', '_')}"
-        request = Request.blank(
-            "/auth/v1.0",
-            headers={
-                "X-Auth-User": user,
-                "X-Auth-Key": USERS[key].split()[0],
-            },
-        )
+        key = USERS[f"user_{user.replace(':', '_')}"].split()[0]
+        headers = {"X-Auth-User": user, "X-Auth-Key": key}
+        request = Request.blank("/auth/v1.0", headers=headers)
         response = request.get_response(self.pipeline)
         return str(response.headers["X-Auth-Token"])
 
@@ -97,20 +109,15 @@ class FilterUnderTest:
         path: str = SOURCE,
         headers: dict[str, str] | None = None,
         *,
-        user: str | None = "test:tester",
-        query: str = "",
-        env: dict[str, Any] | None = None,
-        body: bytes | None = None,
         app: Any = None,
+        **how: Any,
     ) -> Answer:
-        """Sends a request of ``user`` (None: anonymous), reads the answer.
+        """Sends a :meth:`request` and reads the answer.
 
         Reads and closes the iterator of the body only, as Swift's
         ``proxy-logging`` does.
         """
-        request = self.request(
-            method, path, headers, user=user, query=query, env=env, body=body
-        )
+        request = self.request(method, path, headers, **how)
         status, fields, found = request.call_application(app or self.pipeline)
         chunks = reiterate(found)
         try:
@@ -130,16 +137,14 @@ class FilterUnderTest:
         env: dict[str, Any] | None = None,
         body: bytes | None = None,
     ) -> Request:
+        """A request of ``user``; None: anonymous."""
         given = dict(headers or {})
         if user:
             given["X-Auth-Token"] = self.token(user)
+        usual = {"REQUEST_METHOD": method, "swift.trans_id": "tx1"}
         return Request.blank(
             f"/v1{quote(path)}{query}",
-            environ={
-                "REQUEST_METHOD": method,
-                "swift.trans_id": "tx1",
-                **(env or {}),
-            },
+            environ=usual | (env or {}),
             headers=given,
             body=body,
         )
@@ -176,17 +181,8 @@ def annotation(**changes: str | None) -> dict[str, str]:
     return headers
 
 
-def signed(world: FilterUnderTest, path: str, method: str = "GET") -> str:
-    """Makes ``path`` readable by TempURL; returns the query string."""
-    expires = int(time.time()) + 600
-    text = f"{method}\n{expires}\n/v1{path}"
-    signature = hmac.new(TEMPURL_KEY.encode(), text.encode(), "sha256")
-    give_tempurl_key(world)
-    return f"?temp_url_sig={signature.hexdigest()}&temp_url_expires={expires}"
-
-
-def give_tempurl_key(world: FilterUnderTest) -> None:
-    """Gives the account the key that :func:`signed` signs with."""
+def signed(world: FilterUnderTest, path: str) -> str:
+    """The query of a temporary URL; gives the account the key for it."""
     answer = world.swift._answer
 
     def with_key(request: Request) -> Response:
@@ -196,21 +192,20 @@ def give_tempurl_key(world: FilterUnderTest) -> None:
         return answer(request)
 
     world.swift._answer = with_key  # type: ignore[method-assign]
-
-
-def stocked_swift() -> FakeSwift:
-    """A Swift with a shard and a package in the account ``AUTH_test``."""
-    swift = FakeSwift()
-    swift.put(SOURCE, SHARD, X_Object_Meta_Colour="blue")
-    swift.put(MODEL, PACKAGE)
-    return swift
+    expires = int(time.time()) + 600
+    text = f"GET\n{expires}\n/v1{path}"
+    signature = hmac.new(TEMPURL_KEY.encode(), text.encode(), "sha256")
+    return f"?temp_url_sig={signature.hexdigest()}&temp_url_expires={expires}"
 
 
 @contextmanager
 def filter_and_worker(
     directory: Path, **options: str
 ) -> Iterator[FilterUnderTest]:
-    """Runs a worker, and a filter between it and a stocked Swift."""
+    """Runs a worker, and a filter between it and a Swift with two objects."""
     worker = StubWorker(str(directory / "worker.sock"))
+    swift = FakeSwift()
+    swift.put(SOURCE, SHARD, X_Object_Meta_Colour="blue")
+    swift.put(MODEL, PACKAGE)
     with worker.running():
-        yield FilterUnderTest(stocked_swift(), worker, **options)
+        yield FilterUnderTest(swift, worker, **options)

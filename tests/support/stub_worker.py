@@ -94,7 +94,8 @@ class StubWorker:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[StubWorker]:
-        server = _Server(self.socket_path, _handler(self))
+        handler = type("_BoundHandler", (_Handler,), {"worker": self})
+        server = _Server(self.socket_path, handler)
         thread = threading.Thread(target=server.serve_forever, args=(0.02,))
         thread.start()
         try:
@@ -112,10 +113,6 @@ class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignores clients that disconnect: tests do that."""
-
-
-def _handler(worker: StubWorker) -> type[BaseHTTPRequestHandler]:
-    return type("_BoundHandler", (_Handler,), {"worker": worker})
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -163,10 +160,12 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body[: self.worker.ends_after])
         self.close_connection = True
 
+    def _body(self) -> bytes:
+        return self.rfile.read(int(self.headers["Content-Length"]))
+
     def _job(self) -> None:
         worker = self.worker
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        job = JobRequest.from_body(body)
+        job = JobRequest.from_body(self._body())
         worker.jobs.append(job)
         if worker.refuse_job:
             raise worker.refuse_job
@@ -178,8 +177,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _profile(self) -> None:
         worker = self.worker
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        wanted = ProfileRequest.from_body(body)
+        wanted = ProfileRequest.from_body(self._body())
         worker.profiles.append(wanted)
         if worker.refuse_profile:
             raise worker.refuse_profile
@@ -192,9 +190,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _put_model(self) -> None:
         if self.worker.refuse_model:
             raise self.worker.refuse_model
-        length = int(self.headers["Content-Length"])
-        body = self.rfile.read(length)
-        if len(body) == length:
+        body = self._body()
+        if len(body) == int(self.headers["Content-Length"]):
             identity = ModelIdentity.from_json(self.headers[HEADER_IDENTITY])
             digest = hashlib.sha256(body).hexdigest()
             self.worker.digests[identity] = digest
@@ -265,6 +262,19 @@ class _Handler(BaseHTTPRequestHandler):
             yield chunk
         self.rfile.readline()
         self.worker.sources.append(bytes(received))
+
+
+def break_off(source: Iterator[bytes]) -> Iterator[bytes]:
+    """A job's answer that breaks after its first chunk."""
+    yield next(source)
+    raise RuntimeError("out of memory")
+
+
+def refuse_shard(source: Iterator[bytes]) -> Iterator[bytes]:
+    """A job's answer that refuses the source once it has read some of it."""
+    next(source)
+    raise make_error("damaged_shard", "no tar")
+    yield b""
 
 
 def _split(answer: Iterator[bytes], num_errors: int | None) -> Iterator[bytes]:

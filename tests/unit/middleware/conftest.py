@@ -21,9 +21,7 @@ def world(tmp_path, filter_options):
 
 
 @pytest.fixture
-def open_world(tmp_path, filter_options):
+def open_world(world):
     """A filter with which callers without a project may compute."""
-    options = {**filter_options, "allow_unauthenticated_compute": "yes"}
-    with filter_and_worker(tmp_path, **options) as world:
-        yield world
-        world.swift.assert_nothing_is_open()
+    world.configure(allow_unauthenticated_compute=True)
+    return world

@@ -7,10 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from swift.common.storage_policy import (
-    StoragePolicy,
-    StoragePolicyCollection,
-)
+from swift.common.storage_policy import StoragePolicy, StoragePolicyCollection
 from swift.common.utils.config import config_read_reseller_options
 
 from hapi_middleware.config import OPTIONS, FilterConfig
@@ -22,22 +19,17 @@ SAMPLE = Path(__file__).parents[3] / "deploy" / "proxy-server.conf-sample"
 def _documented():
     """Options of the sample's filter section, commented or not."""
     section = SAMPLE.read_text().partition("[filter:hapi]")[2]
-    lines = re.findall(r"^#? ?([a-z_]+) =(?: (.*))?$", section, re.MULTILINE)
-    return dict(lines)
+    line = r"^#? ?([a-z_]+) =(?: (.*))?$"
+    return dict(re.findall(line, section, re.MULTILINE))
 
 
-def test_every_option_is_documented_and_every_documented_one_is_read():
-    documented = set(_documented()) - {"use"}
+def test_options_and_their_defaults_are_documented():
+    documented = _documented()
+    documented.pop("use")
+    values = {k: v for k, v in documented.items() if k in OPTIONS}
 
-    assert {name for name in documented if name in OPTIONS} == set(OPTIONS)
-    assert not {
-        name for name in documented - set(OPTIONS) if "log_" not in name
-    }
-
-
-def test_documented_values_are_the_defaults():
-    values = {k: v for k, v in _documented().items() if k in OPTIONS}
-
+    assert set(values) == set(OPTIONS)
+    assert all("log_" in name for name in set(documented) - set(OPTIONS))
     assert FilterConfig.from_conf({}, values) == FilterConfig()
 
 
@@ -88,18 +80,18 @@ def test_bad_value_is_refused_by_name(name, value):
     assert value in str(caught.value)
 
 
-def test_allowed_accounts_are_separated_by_commas():
-    config = FilterConfig.from_conf({}, {"allowed_accounts": "AUTH_a, AUTH_b"})
-
-    assert config.allowed_accounts == {"AUTH_a", "AUTH_b"}
-    assert FilterConfig.from_conf({}, {}).allowed_accounts == frozenset()
+def _read(**options):
+    return FilterConfig.from_conf({}, options)
 
 
-def test_allowed_account_without_the_prefix_is_refused():
+def test_allowed_accounts_are_separated_by_commas_and_have_the_prefix():
+    found = _read(allowed_accounts="AUTH_a, AUTH_b").allowed_accounts
+    assert found == {"AUTH_a", "AUTH_b"}
+    assert _read().allowed_accounts == frozenset()
     with pytest.raises(ValueError, match="AUTH_physics"):
-        FilterConfig.from_conf({}, {"allowed_accounts": "physics"})
-    options = {"allowed_accounts": "physics", "reseller_prefix": ""}
-    assert FilterConfig.from_conf({}, options).allowed_accounts == {"physics"}
+        _read(allowed_accounts="physics")
+    config = _read(allowed_accounts="physics", reseller_prefix="")
+    assert config.allowed_accounts == {"physics"}
 
 
 @pytest.mark.parametrize(
@@ -107,25 +99,20 @@ def test_allowed_account_without_the_prefix_is_refused():
     [("AUTH", "AUTH_"), ("AUTH_", "AUTH_"), ("", ""), ("''", "")],
 )
 def test_reseller_prefix_is_read_as_swift_reads_its_own(written, prefix):
-    config = FilterConfig.from_conf({}, {"reseller_prefix": written})
-    swifts, _ = config_read_reseller_options(
-        {"reseller_prefix": written or "''"}, {}
-    )
+    conf = {"reseller_prefix": written or "''"}
+    swifts, _ = config_read_reseller_options(conf, {})
 
-    assert [config.reseller_prefix] == swifts == [prefix]
+    assert [_read(reseller_prefix=written).reseller_prefix] == swifts
+    assert swifts == [prefix]
 
 
 def test_unknown_option_is_refused_with_the_allowed_ones():
     with pytest.raises(ValueError, match="worker_sock = /x") as caught:
         filter_factory({}, worker_sock="/x")
 
-    for name in OPTIONS:
-        assert name in str(caught.value)
-
-
-def test_keys_of_paste_and_logging_are_accepted():
+    assert all(name in str(caught.value) for name in OPTIONS)
+    # Those of paste and of the log are not ours.
     options = {"log_level": "DEBUG", "name": "hapi", "log_name": "hapi"}
-
     assert filter_factory({"user": "swift", "workers": "8"}, **options)
 
 
@@ -138,20 +125,14 @@ def test_own_section_overrides_the_defaults(own_section, expected):
     assert config.worker_timeout == expected
 
 
-def test_cache_policy_is_one_of_swifts_policies(
-    monkeypatch,
-):
-    policies = StoragePolicyCollection(
-        [
-            StoragePolicy(0, "gold", is_default=True, aliases="or"),
-            StoragePolicy(1, "brass", is_deprecated=True),
-        ]
-    )
+def test_cache_policy_is_one_of_swifts_policies(monkeypatch):
+    gold = StoragePolicy(0, "gold", is_default=True, aliases="or")
+    brass = StoragePolicy(1, "brass", is_deprecated=True)
+    policies = StoragePolicyCollection([gold, brass])
     monkeypatch.setattr("hapi_middleware.config.POLICIES", policies)
 
     for name in ("gold", "or", ""):
-        config = FilterConfig.from_conf({}, {"cache_policy": name})
-        assert config.cache_policy == name
+        assert _read(cache_policy=name).cache_policy == name
     for name in ("brass", "silver"):
         with pytest.raises(ValueError, match=r"swift\.conf: gold; or"):
-            FilterConfig.from_conf({}, {"cache_policy": name})
+            _read(cache_policy=name)

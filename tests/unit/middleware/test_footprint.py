@@ -22,16 +22,12 @@ import pytest
 from swift.common.utils import close_if_possible
 
 from fake_swift import FakeSwift
-from filter_under_test import (
-    MODEL,
-    SOURCE,
-    annotation,
-    filter_and_worker,
-)
+from filter_under_test import MODEL, SOURCE, annotation, filter_and_worker
 from hapi_middleware import concurrency
 from hapi_middleware.filter import HapiMiddleware, filter_factory
 from hapi_middleware.worker import feature_stream, worker_client
 from hapi_protocol.errors import HapiError, make_error
+from stub_worker import break_off, refuse_shard
 
 NUM_FILTERS = 20_000
 NUM_FACTORIES = 100
@@ -44,14 +40,6 @@ OBJECTS_MARGIN = 50
 """Objects of caches that fill occasionally; one object left by each round
 would be four times as many."""
 SMALL = "/AUTH_test/data/small"
-
-
-def descriptors():
-    return len(os.listdir("/proc/self/fd"))
-
-
-def threads():
-    return len(os.listdir("/proc/self/task"))
 
 
 def objects():
@@ -88,18 +76,15 @@ def resident_bytes():
 def resources():
     """Numbers of resources that must not grow."""
     return {
-        "descriptors": descriptors(),
-        "threads": threads(),
+        "descriptors": len(os.listdir("/proc/self/fd")),
+        "threads": len(os.listdir("/proc/self/task")),
         "greenlets": greenlets(),
         "timers": timers(),
     }
 
 
-def forbid(name):
-    def refuse(*_, **__):
-        raise AssertionError(f"a filter used {name} before any request")
-
-    return refuse
+def forbidden(*_, **__):
+    raise AssertionError("a filter began something before any request")
 
 
 @pytest.fixture(autouse=True)
@@ -113,16 +98,17 @@ def only_new_objects():
 
 @pytest.fixture
 def nothing_may_begin(monkeypatch):
-    monkeypatch.setattr(worker_client, "connect_unix", forbid("a socket"))
-    monkeypatch.setattr(feature_stream, "Task", forbid("a green thread"))
-    monkeypatch.setattr(concurrency, "spawn", forbid("a green thread"))
-    monkeypatch.setattr(concurrency.socket, "socket", forbid("a socket"))
-    monkeypatch.setattr(threading.Thread, "start", forbid("a thread"))
+    for owner, name in (
+        (worker_client, "connect_unix"),
+        (feature_stream, "Task"),
+        (concurrency, "spawn"),
+        (concurrency.socket, "socket"),
+        (threading.Thread, "start"),
+    ):
+        monkeypatch.setattr(owner, name, forbidden)
 
 
-def test_filters_use_no_resources_before_a_request(
-    nothing_may_begin,
-):
+def test_filters_use_no_resources_before_a_request(nothing_may_begin):
     swift = FakeSwift()
     make = filter_factory({}, worker_socket="/run/none.sock")
     first = make(swift)
@@ -137,15 +123,11 @@ def test_filters_use_no_resources_before_a_request(
     assert len(filters) + len(made) == NUM_FILTERS + NUM_FACTORIES
 
 
-# --- twenty thousand requests ---------------------------------------------
-
-
 @pytest.fixture
 def world(tmp_path):
     with (
         filter_and_worker(tmp_path, worker_timeout="20") as world,
-        log_disabled(),
-        quick_switches(),
+        undisturbed(),
     ):
         world.swift.may_be_unread = True
         world.swift.put(SMALL, b"plain")
@@ -186,7 +168,7 @@ class Soak:
         close_if_possible(chunks)
 
     def break_off(self):
-        with answering(self._world, broken):
+        with self._world.answering(break_off):
             status, chunks = self.ask(**annotation())
             assert status == 200
             with pytest.raises(HapiError):
@@ -194,16 +176,14 @@ class Soak:
                     pass
 
     def find_no_worker(self):
-        path = Path(self._world.worker.socket_path)
-        path.rename(path.with_suffix(".gone"))
-        self.expect(503, **annotation())
-        path.with_suffix(".gone").rename(path)
+        with self._world.without_worker():
+            self.expect(503, **annotation())
 
     def be_refused_by_the_worker(self):
         self._world.worker.refuse_job = make_error("queue_full", "wait")
         self.expect(503, **annotation())
         self._world.worker.refuse_job = None
-        with answering(self._world, damaged):
+        with self._world.answering(refuse_shard):
             self.expect(422, **annotation())
 
     def round(self):
@@ -238,42 +218,19 @@ class Soak:
 
 
 @contextmanager
-def log_disabled():
-    """Disables the log: records that pytest keeps hold errors and frames."""
+def undisturbed():
+    """A disabled log, and short switches between filter and stub.
+
+    Records that pytest keeps hold errors and frames.
+    """
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH_SECONDS)
     logging.disable(logging.CRITICAL)
     try:
         yield
     finally:
         logging.disable(logging.NOTSET)
-
-
-@contextmanager
-def quick_switches():
-    """Shortens the switch interval of filter and stub, two threads."""
-    usual = sys.getswitchinterval()
-    sys.setswitchinterval(SWITCH_SECONDS)
-    try:
-        yield
-    finally:
         sys.setswitchinterval(usual)
-
-
-@contextmanager
-def answering(world, answer):
-    usual, world.worker.answer = world.worker.answer, answer
-    yield
-    world.worker.answer = usual
-
-
-def broken(source):
-    yield next(source)
-    raise RuntimeError("out of memory")
-
-
-def damaged(source):
-    next(source)
-    raise make_error("damaged_shard", "no tar")
-    yield b""
 
 
 def settled(level):
@@ -286,9 +243,7 @@ def settled(level):
     return found
 
 
-def test_twenty_thousand_requests_leave_nothing_behind(
-    world,
-):
+def test_twenty_thousand_requests_leave_nothing_behind(world):
     soak = Soak(world)
     for _ in range(WARM_ROUNDS):
         soak.round()

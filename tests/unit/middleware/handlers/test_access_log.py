@@ -21,8 +21,9 @@ from filter_under_test import (
     filter_and_worker,
     s3_env,
 )
-from hapi_protocol.errors import HapiError, make_error
+from hapi_protocol.errors import HapiError
 from hapi_protocol.job_messages import Usage
+from stub_worker import break_off, refuse_shard
 
 USAGE = Usage(
     kind="features",
@@ -41,6 +42,7 @@ USAGE = Usage(
     reason="",
 )
 ENTRY = f"hapi:model={MODEL};cut=3;account=AUTH_test"
+QUOTED = "/AUTH_test/models/a%20b%2Cc%3Bd%3D%E2%82%AC"
 USED = (
     ";samples=64;errors=2;device_seconds=1.250;decode_seconds=0.500"
     ";source_bytes=260000;sent_bytes=70000;outcome=done"
@@ -57,15 +59,24 @@ class Logged:
     own: list[str]
 
     def ask(self, **changes):
-        return self.world.request(
-            headers=changes.pop("headers", annotation()), **changes
-        )
+        request = self.world.request(**{"headers": annotation(), **changes})
+        return request.get_response(self.app)
 
     def entries(self):
         """Returns our entries of the lines so far, and clears the lines."""
         found = [unquote(line.split()[-5]) for line in self.lines]
         self.lines.clear()
         return found
+
+    def ends_with(self, outcome, reason="", **usage):
+        """Sets how the worker says that the next job ended."""
+        self.world.worker.usage = dataclasses.replace(
+            USAGE, outcome=outcome, reason=reason, **usage
+        )
+
+    def usage_requests(self):
+        calls = self.world.worker.calls
+        return [c for c in calls if c[0] == "GET" and "/jobs/" in c[1]]
 
 
 @pytest.fixture
@@ -75,136 +86,112 @@ def logged(tmp_path, monkeypatch):
         world.send(headers=annotation())
         world.worker.usage = USAGE
         app = proxy_logging.ProxyLoggingMiddleware(world.pipeline, {})
-        lines: list[str] = []
-        own: list[str] = []
-        monkeypatch.setattr(app.access_logger, "info", lines.append)
+        found = Logged(world, app, [], [])
+        monkeypatch.setattr(app.access_logger, "info", found.lines.append)
         monkeypatch.setattr(
-            world.filter.logger, "info", lambda text, *a: own.append(text % a)
+            world.filter.logger,
+            "info",
+            lambda text, *values: found.own.append(text % values),
         )
-        yield Logged(world, app, lines, own)
+        yield found
         world.swift.assert_nothing_is_open()
 
 
-def stream(logged, request):
-    _, _, chunks = request.call_application(logged.app)
-    yield from chunks
-
-
-def usage_requests(world):
-    return [
-        path
-        for method, path in world.worker.calls
-        if method == "GET" and path.startswith("/jobs/")
-    ]
-
-
 def test_entry_of_a_complete_stream_has_its_usage(logged):
-    response = logged.ask().get_response(logged.app)
-    assert response.body == SHARD.upper()
+    assert logged.ask().body == SHARD.upper()
 
     assert logged.entries() == [ENTRY + USED]
-    assert usage_requests(logged.world) == [
-        f"/jobs/j{len(logged.world.worker.jobs)}"
-    ]
+    num_jobs = len(logged.world.worker.jobs)
+    assert logged.usage_requests() == [("GET", f"/jobs/j{num_jobs}")]
     assert logged.own == []
 
 
-def test_entry_of_many_objects_has_their_number(logged):
-    request = logged.ask(
-        method="POST", path="/AUTH_test/data", query="?hapi", body=b"x\n" * 3
-    )
-    logged.world.swift.put("/AUTH_test/data/x", b"x")
-    assert request.get_response(logged.app).body
+DATA = "/AUTH_test/data"
 
-    entry = ENTRY.replace(";account", ";objects=3;account")
+
+@pytest.mark.parametrize(
+    ("request_", "entry"),
+    [
+        (
+            {
+                "method": "POST",
+                "path": DATA,
+                "query": "?hapi",
+                "body": b"x\n" * 3,
+            },
+            ENTRY.replace(";account", ";objects=3;account"),
+        ),
+        (
+            {"headers": {"X-Hapi-Index": "true"}},
+            "hapi:model=-;cut=0;account=AUTH_test",
+        ),
+        (
+            {"headers": annotation(samples="0-3")},
+            ENTRY.replace(";account", ";wanted=0-3;account"),
+        ),
+        (
+            {"headers": annotation(model=QUOTED)},
+            ENTRY.replace(MODEL, QUOTED),
+        ),
+    ],
+)
+def test_entry_names_what_was_asked_in_one_word(logged, request_, entry):
+    logged.world.swift.put(f"{DATA}/x", b"x")
+    logged.world.swift.put("/AUTH_test/models/a b,c;d=€", PACKAGE)
+    assert logged.ask(**request_).body
+
     assert logged.entries() == [entry + USED]
 
 
-def test_entry_of_an_index_has_no_model(logged):
-    request = logged.ask(headers={"X-Hapi-Index": "true"})
-    assert request.get_response(logged.app).body
-
-    assert logged.entries() == ["hapi:model=-;cut=0;account=AUTH_test" + USED]
-
-
-def test_entry_of_a_stream_closed_by_its_client_has_its_usage(
-    logged,
-):
+def test_entry_of_a_stream_closed_by_its_client_has_its_usage(logged):
     """The line is written before Swift closes the stream's iterator."""
-    logged.world.worker.usage = dataclasses.replace(USAGE, outcome="gone")
+    logged.ends_with("gone")
     # More than the sockets' buffers: the worker ends at the close.
     logged.world.swift.put(SOURCE, bytes(1 << 20) * 24)
     logged.world.worker.ended.clear()
-    chunks = iter(logged.ask().get_response(logged.app).app_iter)
+    chunks = iter(logged.ask().app_iter)
     assert next(chunks)
-    chunks.close()  # type: ignore[attr-defined]
+    chunks.close()
 
     assert logged.entries() == [ENTRY + USED.replace("done", "gone")]
 
 
-def test_entry_of_a_broken_stream_has_its_usage_and_the_reason(
-    logged,
-):
-    logged.world.worker.usage = dataclasses.replace(
-        USAGE, outcome="failed", reason="too_slow"
-    )
-
-    def answer(source):
-        yield next(source)
-        raise RuntimeError("out of memory")
-
-    logged.world.worker.answer = answer
+def test_entry_of_a_broken_stream_has_its_usage_and_the_reason(logged):
+    logged.ends_with("failed", "too_slow")
+    logged.world.worker.answer = break_off
     with pytest.raises(HapiError):
-        assert logged.ask().get_response(logged.app).body
+        assert logged.ask().body
 
     [entry] = logged.entries()
     assert entry.endswith(";outcome=failed;reason=too_slow")
 
 
-def test_entry_of_a_job_that_failed_before_its_stream_has_its_usage(
-    logged,
-):
-    logged.world.worker.usage = dataclasses.replace(
-        USAGE, outcome="failed", reason="damaged_shard", sent_bytes=0
-    )
-
-    def answer(source):
-        next(source)
-        raise make_error("damaged_shard", "no tar")
-        yield b""
-
-    logged.world.worker.answer = answer
-    response = logged.ask().get_response(logged.app)
+def test_entry_of_a_job_that_failed_before_its_stream_has_its_usage(logged):
+    logged.ends_with("failed", "damaged_shard", sent_bytes=0)
+    logged.world.worker.answer = refuse_shard
+    response = logged.ask()
     assert (response.status_int, bool(response.body)) == (422, True)
 
     [entry] = logged.entries()
     assert entry.endswith(";outcome=failed;reason=damaged_shard")
 
 
-def test_entry_has_no_usage_if_the_worker_does_not_have_it(
-    logged,
-):
-    logged.world.worker.usage = None
-    assert logged.ask().get_response(logged.app).body == SHARD.upper()
-
-    assert logged.entries() == [ENTRY]
-
-
-def test_entry_has_no_usage_if_the_worker_has_ended(logged):
-    chunks = iter(logged.ask().get_response(logged.app).app_iter)
+@pytest.mark.parametrize("has_ended", [False, True])
+def test_entry_has_no_usage_if_the_worker_does_not_have_it(logged, has_ended):
+    logged.world.worker.usage = USAGE if has_ended else None
+    chunks = iter(logged.ask().app_iter)
     assert next(chunks)
-    os.unlink(logged.world.worker.socket_path)
+    if has_ended:
+        os.unlink(logged.world.worker.socket_path)
     assert list(chunks)
 
     assert logged.entries() == [ENTRY]
 
 
-def test_wait_for_the_usage_ends_after_a_second(
-    logged,
-):
+def test_wait_for_the_usage_ends_after_a_second(logged):
     logged.world.worker.usage_delay_seconds = 1.9
     before = time.monotonic()
-    assert logged.ask().get_response(logged.app).body == SHARD.upper()
+    assert logged.ask().body == SHARD.upper()
     waited = time.monotonic() - before
 
     assert 0.9 < waited < 1.7
@@ -212,57 +199,26 @@ def test_wait_for_the_usage_ends_after_a_second(
 
 
 def test_requests_without_a_job_request_no_usage(logged):
-    response = logged.ask().get_response(logged.app)
+    response = logged.ask()
     assert response.body
     etag = response.headers["ETag"]
     logged.world.worker.calls.clear()
     logged.lines.clear()
     for request in (
-        logged.ask(method="HEAD"),
-        logged.ask(headers={**annotation(), "If-None-Match": etag}),
-        logged.ask(headers=annotation(cut="99"), method="HEAD"),
+        {"method": "HEAD"},
+        {"headers": {**annotation(), "If-None-Match": etag}},
+        {"headers": annotation(cut="99"), "method": "HEAD"},
     ):
-        _ = request.get_response(logged.app).body
+        _ = logged.ask(**request).body
 
-    assert logged.entries() == [
-        ENTRY,
-        ENTRY,
-        ENTRY.replace("cut=3", "cut=99"),
-    ]
-    assert usage_requests(logged.world) == []
-
-
-def test_entry_has_the_requested_samples(logged):
-    request = logged.ask(headers=annotation(samples="0-3"))
-    assert request.get_response(logged.app).body
-
-    [entry] = logged.entries()
-    assert entry.startswith(f"hapi:model={MODEL};cut=3;wanted=0-3;account=")
-
-
-def test_entry_is_one_word_for_any_name_of_the_model(
-    logged,
-):
-    world = logged.world
-    world.swift.put("/AUTH_test/models/a b,c;d=€", PACKAGE)
-    name = "/AUTH_test/models/a%20b%2Cc%3Bd%3D%E2%82%AC"
-    assert (
-        logged.ask(headers=annotation(model=name))
-        .get_response(logged.app)
-        .body
-    )
-
-    [entry] = logged.entries()
-    assert entry.split(";")[0] == f"hapi:model={name}"
-    assert entry.isascii()
-    assert not set(" ,") & set(entry)
+    assert logged.entries() == [ENTRY, ENTRY, ENTRY.replace("cut=3", "cut=99")]
+    assert logged.usage_requests() == []
 
 
 def test_other_entries_of_the_line_are_not_changed(logged):
-    request = logged.ask(env={"swift.log_info": ["cs:valid"]})
-    _, _, chunks = request.call_application(logged.app)
-    request.environ["swift.log_info"].append("late:one")
-    assert b"".join(chunks) == SHARD.upper()
+    response = logged.ask(env={"swift.log_info": ["cs:valid"]})
+    response.environ["swift.log_info"].append("late:one")
+    assert response.body == SHARD.upper()
 
     [entry] = logged.entries()
     assert entry.split(",") == ["cs:valid", ENTRY + USED, "late:one"]
@@ -271,12 +227,11 @@ def test_other_entries_of_the_line_are_not_changed(logged):
 @pytest.mark.parametrize("is_closed_early", [False, True])
 def test_s3_callers_stream_is_in_the_filters_own_log(logged, is_closed_early):
     """s3api passes on a copy of the request, which no line would show."""
-    request = logged.ask(env=s3_env())
-    response = request.get_response(logged.app)
+    response = logged.ask(env=s3_env())
     chunks = iter(response.app_iter)
     assert next(chunks)
     if is_closed_early:
-        chunks.close()  # type: ignore[attr-defined]
+        chunks.close()
     else:
         assert list(chunks)
     response.app_iter.close()

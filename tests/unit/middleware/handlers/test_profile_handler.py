@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from filter_under_test import (
-    ACCOUNT,
-    MODEL,
-    OTHER,
-    PACKAGE,
-    SOURCE,
-    s3_env,
-)
+from filter_under_test import ACCOUNT, MODEL, OTHER, PACKAGE, SOURCE, s3_env
 from hapi_protocol.errors import CODES, make_error
 from hapi_protocol.headers import HEADER_SOURCE_ETAG
 from hapi_protocol.profiles import ModelProfile
 from stub_worker import stub_profile
 
 ASKED = {"X-Hapi-Profile": "true"}
+MANIFEST = "package_is_manifest"
 MODELS = f"/{ACCOUNT}/models"
 TESTER3 = "test:tester3"
 TESTER2 = "test2:tester2"
@@ -43,9 +37,7 @@ def by_tempurl(world):
     return world.send(path=MODEL, headers=ASKED, user=None, env=env)
 
 
-def test_owner_gets_the_profile_of_the_package(
-    world,
-):
+def test_owner_gets_the_profile_of_the_package(world):
     answer = world.send(path=MODEL, headers=ASKED)
     assert answer.status == 200
     profile = ModelProfile.from_body(answer.body)
@@ -53,21 +45,16 @@ def test_owner_gets_the_profile_of_the_package(
     assert profile == stub_profile(digest, world.worker.num_cuts)
     assert answer.headers["Content-Type"].startswith("application/json")
     assert answer.headers["Cache-Control"] == "private, no-store"
-    assert (etag_of(answer) or "").startswith('W/"')
+    assert etag_of(answer).startswith('W/"')
     etag = world.swift.objects[MODEL].etag
     assert answer.headers[HEADER_SOURCE_ETAG] == etag
     assert "Last-Modified" not in answer.headers
-    assert [each.charged_account for each in world.worker.profiles] == (
-        [ACCOUNT, ACCOUNT]
-    )
-
-
-def test_package_is_uploaded_once(world):
-    for _ in range(2):
-        assert world.send(path=MODEL, headers=ASKED).status == 200
-    uploads = [call for call in world.worker.calls if call[0] == "PUT"]
-    assert len(uploads) == 1
+    # The package is uploaded once.
+    assert world.send(path=MODEL, headers=ASKED).status == 200
+    assert world.worker.calls.count(("PUT", "/models")) == 1
     assert posted(world) == ["/profiles"] * 3
+    charged = [each.charged_account for each in world.worker.profiles]
+    assert charged == [ACCOUNT] * 3
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
@@ -83,21 +70,15 @@ def test_package_is_uploaded_once(world):
     ],
 )
 def test_unreadable_package_is_answered_as_swift_does(
-    world,
-    method,
-    user,
-    path,
-    status,
+    world, method, user, path, status
 ):
     # The worker has the model, which nobody else may learn.
     assert world.send(path=MODEL, headers=ASKED).status == 200
     world.worker.calls.clear()
     plain = world.send(method, path, user=user)
-    answer = world.send(method, path, ASKED, user=user)
 
     assert plain.status == status
-    assert (answer.status, answer.body) == (plain.status, plain.body)
-    assert answer.headers == plain.headers
+    assert world.send(method, path, ASKED, user=user) == plain
     assert world.worker.calls == []
 
 
@@ -108,9 +89,7 @@ def test_reader_by_acl_is_charged_itself(world):
         assert world.worker.profiles[-1].charged_account == account
 
 
-def test_caller_without_a_project_may_not_compute(
-    world,
-):
+def test_caller_without_a_project_may_not_compute(world):
     world.swift.read_acls[MODELS] = ".r:*"
     assert world.send(path=MODEL, user=None).status == 200
     answer = world.send(path=MODEL, headers=ASKED, user=None)
@@ -119,14 +98,11 @@ def test_caller_without_a_project_may_not_compute(
     assert world.worker.calls == []
 
 
-def test_caller_without_a_project_computes_if_that_is_allowed(
-    open_world,
-):
+def test_caller_without_a_project_computes_if_that_is_allowed(open_world):
     # The package is the request's own path, so its right is enough.
     assert by_tempurl(open_world).status == 200
     open_world.swift.read_acls[MODELS] = ".r:*"
-    answer = open_world.send(path=MODEL, headers=ASKED, user=None)
-    assert answer.status == 200
+    assert open_world.send("GET", MODEL, ASKED, user=None).status == 200
     charged = {each.charged_account for each in open_world.worker.profiles}
     assert charged == {".unauthenticated"}
 
@@ -144,35 +120,28 @@ def test_additional_headers_are_refused_by_name(world, headers):
     answer = world.send(path=MODEL, headers={**ASKED, **headers})
     assert answer.refusal == (400, "bad_annotation")
     assert answer.json["headers"] == sorted(headers)
-    assert all(name in answer.json["message"] for name in headers)
-    assert world.swift.requests() == []
-    assert world.worker.calls == []
+    assert world.swift.requests() == world.worker.calls == []
 
 
 @pytest.mark.parametrize(
-    ("code", "request_"),
+    ("code", "sent"),
     [
         ("bad_annotation", {"headers": {"X-Hapi-Profile": "yes"}}),
         ("bad_model", {"headers": {"X-Hapi-Profile": "false"}}),
         ("bad_annotation", {"path": MODELS}),
         ("range_not_allowed", {"headers": {**ASKED, "Range": "bytes=0-9"}}),
         ("conditional_not_allowed", {"headers": {**ASKED, "If-Match": "x"}}),
-        ("conditional_not_allowed", {"headers": {**ASKED, "If-Range": "x"}}),
         ("manifest_not_allowed", {"query": "?multipart-manifest=get"}),
         ("range_not_allowed", {"query": "?part-number=1"}),
     ],
 )
-def test_wrong_request_is_refused_before_any_object_is_read(
-    world, code, request_
-):
-    answer = world.send(**{"path": MODEL, "headers": ASKED, **request_})
+def test_wrong_request_is_refused_first(world, code, sent):
+    answer = world.send(**{"path": MODEL, "headers": ASKED, **sent})
     assert answer.refusal == (400, code)
     assert world.swift.requests() == []
 
 
-def test_head_computes_nothing(
-    world,
-):
+def test_head_computes_nothing(world):
     before = world.send("HEAD", MODEL, ASKED)
     assert (before.status, before.body) == (200, b"")
     assert etag_of(before) is None
@@ -185,23 +154,21 @@ def test_head_computes_nothing(
     assert len(world.worker.profiles) == computed
 
 
-def test_profile_with_a_known_etag_is_not_sent_again(
-    world,
-):
+def test_profile_with_a_known_etag_is_not_sent_again(world):
     etag = etag_of(world.send(path=MODEL, headers=ASKED))
     computed = len(world.worker.profiles)
-    headers = {**ASKED, "If-None-Match": f'"other", {etag}'}
-    answer = world.send(path=MODEL, headers=headers)
+    known = {**ASKED, "If-None-Match": f'"other", {etag}'}
+    answer = world.send(path=MODEL, headers=known)
     assert (answer.status, answer.body) == (304, b"")
     assert len(world.worker.profiles) == computed
     # Another host of the same kind has to measure first.
     world.worker.digests.clear()
-    answer = world.send(path=MODEL, headers=headers)
+    answer = world.send(path=MODEL, headers=known)
     assert (answer.status, answer.body) == (304, b"")
     stale = {**ASKED, "If-None-Match": '"other"'}
     assert world.send(path=MODEL, headers=stale).status == 200
     world.swift.put(MODEL, PACKAGE + b"newer")
-    assert world.send(path=MODEL, headers=headers).status == 200
+    assert world.send(path=MODEL, headers=known).status == 200
 
 
 @pytest.mark.parametrize(
@@ -214,15 +181,9 @@ def test_profile_with_a_known_etag_is_not_sent_again(
         ("internal", None, 500),
     ],
 )
-def test_refusal_of_the_worker_is_reported_to_the_client(
-    world,
-    code,
-    retry_after,
-    s3_status,
-):
-    world.worker.refuse_profile = make_error(
-        code, "not now", retry_after=retry_after
-    )
+def test_workers_refusal_is_reported(world, code, retry_after, s3_status):
+    refusal = make_error(code, "not now", retry_after=retry_after)
+    world.worker.refuse_profile = refusal
     answer = world.send(path=MODEL, headers=ASKED)
     assert answer.refusal == (CODES[code], code)
     assert answer.json["trans_id"] == "tx1"
@@ -232,62 +193,49 @@ def test_refusal_of_the_worker_is_reported_to_the_client(
     assert s3_answer.refusal == (s3_status, code)
 
 
-def test_worker_that_keeps_no_model_is_503(
-    world,
-):
+def test_worker_that_keeps_no_model_is_503(world):
     world.worker.is_forgetful = True
     answer = world.send(path=MODEL, headers=ASKED)
     assert answer.refusal == (503, "service_unavailable")
     assert posted(world) == ["/profiles"] * 3
 
 
-def test_malformed_answer_of_the_worker_is_an_internal_error(
-    world, monkeypatch
-):
+def test_malformed_answer_is_an_internal_error(world, monkeypatch):
     monkeypatch.setattr(ModelProfile, "to_body", lambda self: b"{}")
     answer = world.send(path=MODEL, headers=ASKED)
     assert answer.refusal == (500, "internal")
 
 
 @pytest.mark.parametrize(
-    "header", ["X_Static_Large_Object", "X_Object_Manifest"]
+    ("facts", "max_bytes", "refusal"),
+    [
+        ({"X_Static_Large_Object": "True"}, 9000, (422, MANIFEST)),
+        ({"X_Object_Manifest": "True"}, 9000, (422, MANIFEST)),
+        ({}, 100, (413, "package_too_large")),
+    ],
 )
-def test_manifest_is_refused(world, header):
-    world.swift.put(MODEL, PACKAGE, **{header: "True"})
-    answer = world.send(path=MODEL, headers=ASKED)
-    assert answer.refusal == (422, "package_is_manifest")
-    assert world.worker.calls == []
-
-
-def test_package_over_the_limit_is_refused(world):
-    world.configure(max_package_bytes=100)
-    answer = world.send(path=MODEL, headers=ASKED)
-    assert answer.refusal == (413, "package_too_large")
+def test_unsuitable_package_is_refused(world, facts, max_bytes, refusal):
+    world.configure(max_package_bytes=max_bytes)
+    world.swift.put(MODEL, PACKAGE, **facts)
+    assert world.send(path=MODEL, headers=ASKED).refusal == refusal
     assert world.worker.calls == []
 
 
 def test_profile_is_in_the_access_log(world):
-    env: dict[str, object] = {}
-    request = world.request(path=MODEL, headers=ASKED, env=env)
+    request = world.request(path=MODEL, headers=ASKED)
     assert request.get_response(world.pipeline).body
-    [entry] = request.environ["swift.log_info"]
-    assert entry == f"hapi:profile=true;account={ACCOUNT}"
+    entry = f"hapi:profile=true;account={ACCOUNT}"
+    assert request.environ["swift.log_info"] == [entry]
 
 
 def test_headers_never_pass_the_filter(world):
     world.send(path=MODEL, headers=ASKED)
     world.send("PUT", SOURCE, ASKED)
-    assert not [
-        key
-        for env in world.swift.calls
-        for key in env
-        if key.startswith("HTTP_X_HAPI")
-    ]
+    passed = [key for env in world.swift.calls for key in env]
+    assert not [key for key in passed if key.startswith("HTTP_X_HAPI")]
 
 
-def test_object_that_is_not_a_package_is_refused_by_the_worker(
-    world,
-):
+def test_object_that_is_not_a_package_is_refused_by_the_worker(world):
     world.worker.refuse_model = make_error("bad_package", "garbage")
     world.swift.may_be_unread = True
     answer = world.send(path=SOURCE, headers=ASKED)
