@@ -181,14 +181,6 @@ def test_order_is_the_same_without_faults(data, gateway, through):
         assert delivered(job.loader(3)) == fair
 
 
-def test_token_that_expires_repeatedly_costs_nothing(data, gateway, through):
-    with job_of(through) as job:
-        gateway.storm = Storm(expired=0.2)
-        labels = delivered(job.loader(0))
-    assert sorted(labels) == list(range(NUM_SAMPLES))
-    assert gateway.happened["expired"] > 0
-
-
 def test_worker_that_is_killed_or_stopped_costs_no_sample(
     data, fragile, through
 ):

@@ -216,9 +216,7 @@ def object_server(world):
     return int(world.cluster.status()["children"]["object"]["pid"])
 
 
-def test_reload_under_load_fails_no_request_and_ends_no_stream(
-    patient,
-):
+def test_reload_under_load_fails_no_request_and_ends_no_stream(patient):
     """Connections that no process has accepted yet are another matter.
 
     Those that wait at a socket when Swift closes it are reset by the kernel,
@@ -256,9 +254,7 @@ def test_reload_under_load_fails_no_request_and_ends_no_stream(
     assert plain.count > 50
 
 
-def test_reload_with_a_mistake_is_refused_and_changes_nothing(
-    patient,
-):
+def test_reload_with_a_mistake_is_refused_and_changes_nothing(patient):
     proxy = patient.proxy
     before = proxy.workers()
     proxy.configure({"filter:hapi": {"worker_timeout": "2m"}})
@@ -270,11 +266,8 @@ def test_reload_with_a_mistake_is_refused_and_changes_nothing(
     assert patient.ask("short.tar").status_code == 200
 
 
-def test_worker_that_hangs_costs_only_features_and_in_time(
-    world,
-):
+def test_worker_that_hangs_costs_only_features_and_in_time(world):
     worker = world.cluster.worker_pid
-    assert worker is not None
     running = Running(world)
     with world.everything() as plain, stopped(worker):
         with within(WORKER_SECONDS):
@@ -290,18 +283,7 @@ def test_worker_that_hangs_costs_only_features_and_in_time(
     assert world.cluster.worker_pid == worker
 
 
-def test_worker_that_hangs_for_a_moment_costs_nothing(world):
-    worker = world.cluster.worker_pid
-    assert worker is not None
-    running = Running(world)
-    with stopped(worker):
-        time.sleep(SHORT_SECONDS)
-    assert running.rest() == world.expected
-
-
-def test_object_server_that_hangs_breaks_streams_in_time(
-    world,
-):
+def test_object_server_that_hangs_breaks_streams_in_time(world):
     """Plain GETs of objects get 503, as without the filter."""
     running = Running(world)
     with world.plain(world.listing()) as plain, stopped(object_server(world)):
@@ -325,12 +307,13 @@ def test_object_server_that_hangs_breaks_streams_in_time(
     assert Running(world).rest() == world.expected
 
 
-def test_object_server_that_hangs_for_a_moment_costs_nothing(
-    world,
-):
+@pytest.mark.parametrize("server", ["worker", "object"])
+def test_server_that_hangs_for_a_moment_costs_nothing(world, server):
+    is_worker = server == "worker"
+    pid = world.cluster.worker_pid if is_worker else object_server(world)
     running = Running(world)
     with world.everything() as plain:
-        with stopped(object_server(world)):
+        with stopped(pid):
             time.sleep(SHORT_SECONDS)
         assert running.rest() == world.expected
     assert plain.failures == []

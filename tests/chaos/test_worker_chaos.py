@@ -19,6 +19,7 @@ import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -93,9 +94,7 @@ LARGEST_GROWTH_BYTES = 64 << 20
 
 
 @pytest.fixture(scope="module")
-def running(
-    tmp_path_factory,
-):
+def running(tmp_path_factory):
     worker = WorkerProcess(tmp_path_factory.mktemp("chaos"), OPTIONS)
     try:
         worker.wait_until_ready()
@@ -218,13 +217,7 @@ def refused(reason):
     return f'hapi_worker_refusals_total{{reason="{reason}"}}'
 
 
-def wait_for_count(
-    worker,
-    before,
-    name,
-    seconds,
-    more=1,
-):
+def wait_for_count(worker, before, name, seconds, more=1):
     wait_until(
         lambda: grown(worker.counts(), before).get(name, 0) >= more,
         seconds,
@@ -250,9 +243,7 @@ def small_images(count):
     return [image for image, _ in jpegs(count, size=64)]
 
 
-def test_job_of_a_client_that_stops_reading_ends_in_time(
-    worker,
-):
+def test_job_of_a_client_that_stops_reading_ends_in_time(worker):
     before = worker.counts()
     tar = long_shard()
     with worker.streaming(bad_job(len(tar)), None, pieces(tar)) as stream:
@@ -327,28 +318,21 @@ def test_clients_that_disconnect_leave_nothing(worker, disconnect):
         disconnect(worker)
 
 
-def cut_off(worker, body, length_bytes):
-    """Sends and ends the connection's sending half, not the body."""
+def fell_silent(worker, body, length_bytes, *, cut_off=False):
+    """Sends and pauses; or ends the connection's half, not the body."""
     sent = SilentAfter(body)
     with worker.streaming(bad_job(length_bytes), None, sent) as stream:
-        time.sleep(0.2)
-        stream.socket.shutdown(socket.SHUT_WR)
+        if cut_off:
+            time.sleep(0.2)
+            stream.socket.shutdown(socket.SHUT_WR)
         found = end_of(stream)
         sent.stop.set()
-    return found, ended("gone")
+    return found, ended("gone") if cut_off else ended("failed", "too_slow")
 
 
 def ended_early(worker, body, length_bytes):
     found = run_badly(worker, pieces(body), length_bytes)
     return found, ended("failed", "bad_request")
-
-
-def fell_silent(worker, body, length_bytes):
-    sent = SilentAfter(body)
-    with worker.streaming(bad_job(length_bytes), None, sent) as stream:
-        found = end_of(stream)
-        sent.stop.set()
-    return found, ended("failed", "too_slow")
 
 
 class SilentAfter:
@@ -363,7 +347,9 @@ class SilentAfter:
         self.stop.wait(TIMEOUT_SECONDS)
 
 
-@pytest.mark.parametrize("send", [cut_off, ended_early, fell_silent])
+@pytest.mark.parametrize(
+    "send", [partial(fell_silent, cut_off=True), ended_early, fell_silent]
+)
 @pytest.mark.parametrize("share", [0.0, 0.5])
 def test_half_a_body_is_never_answered_with_a_whole_stream(
     worker,
@@ -382,9 +368,7 @@ def test_half_a_body_is_never_answered_with_a_whole_stream(
     wait_for_count(worker, before, counter, SLACK_SECONDS)
 
 
-def test_thousand_tiny_requests_are_answered_or_refused_and_counted(
-    worker,
-):
+def test_thousand_tiny_requests_are_answered_or_refused_and_counted(worker):
     before = worker.counts()
     (image,) = small_images(1)
 
@@ -411,9 +395,7 @@ def test_thousand_tiny_requests_are_answered_or_refused_and_counted(
     }
 
 
-def test_malformed_requests_are_counted_by_reason(
-    worker,
-):
+def test_malformed_requests_are_counted_by_reason(worker):
     before = worker.counts()
     asked = [
         worker.request("GET", "/nothing"),
@@ -464,20 +446,19 @@ def test_shard_of_a_gigabyte_passes_in_bounded_memory(worker, level):
     assert largest < level.rss_bytes + LARGEST_GROWTH_BYTES
 
 
+def member(name, kind=tarfile.REGTYPE):
+    return bombs.header(name, bombs.GIB, kind)
+
+
+LIMIT = "limit_exceeded"
 MEMBER_BOMBS = {
-    "json": (bombs.header("a.json", bombs.GIB), "limit_exceeded"),
-    "member": (bombs.header("a.jpg", bombs.GIB), "limit_exceeded"),
-    "pax": (bombs.pax_size(), "limit_exceeded"),
-    "extended": (
-        bombs.header("x", bombs.GIB, tarfile.XHDTYPE),
-        "limit_exceeded",
-    ),
-    "longname": (
-        bombs.header("x", bombs.GIB, tarfile.GNUTYPE_LONGNAME),
-        "limit_exceeded",
-    ),
+    "json": (member("a.json"), LIMIT),
+    "member": (member("a.jpg"), LIMIT),
+    "pax": (bombs.pax_size(), LIMIT),
+    "extended": (member("x", tarfile.XHDTYPE), LIMIT),
+    "longname": (member("x", tarfile.GNUTYPE_LONGNAME), LIMIT),
     "npy": (b"\x93NUMPY\x01\x00", "unsupported_object"),
-    "image": (b"\xff\xd8\xff", "limit_exceeded"),
+    "image": (b"\xff\xd8\xff", LIMIT),
 }
 
 
@@ -530,9 +511,7 @@ def image_bombs():
     }
 
 
-def test_image_bombs_are_rows_with_errors_between_good_ones(
-    worker,
-):
+def test_image_bombs_are_rows_with_errors_between_good_ones(worker):
     before = worker.counts()
     images = image_bombs()
     tar = tar_of((f"{key}.jpg", data) for key, data in images.items())
@@ -549,9 +528,7 @@ def test_image_bombs_are_rows_with_errors_between_good_ones(
     assert counted["hapi_worker_sample_errors_total"] == len(errors)
 
 
-def test_memory_of_images_at_the_limit_of_pixels_is_returned(
-    worker,
-):
+def test_memory_of_images_at_the_limit_of_pixels_is_returned(worker):
     image = bombs.plain_image(2048)
     tar = tar_of((f"{n}.jpg", image) for n in range(20))
     with worker.streaming(bad_job(len(tar)), None, pieces(tar)) as stream:

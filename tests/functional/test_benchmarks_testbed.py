@@ -116,9 +116,7 @@ def test_the_rate_changes_while_data_flows(bed):
     assert "tbf" not in shaping
 
 
-def test_every_process_stays_on_the_core_of_its_tier(
-    bed,
-):
+def test_every_process_stays_on_the_core_of_its_tier(bed):
     found = bed.affinities()
     assert found
     assert all(cores == list(bed.storage.cores) for cores in found.values())
@@ -192,9 +190,7 @@ def test_nothing_is_left_when_the_process_is_ended(holder, signum):
     until(lambda: not namespace.exists())
 
 
-def test_the_next_start_removes_what_a_killed_storage_tier_left(
-    holder,
-):
+def test_the_next_start_removes_what_a_killed_storage_tier_left(holder):
     folder, _ = running_in(holder)
     storage = users_of(folder)
     os.kill(holder.pid, signal.SIGSTOP)

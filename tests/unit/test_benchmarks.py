@@ -59,11 +59,7 @@ def test_rate_between_interpolates_and_adds_up():
         ({"a": 1.0, "b": 2.0, "c": 3.0}, None, [1.0, 2.0, 3.0]),
     ],
 )
-def test_max_min_shares_fill_the_capacity(
-    demands,
-    weights,
-    shares,
-):
+def test_max_min_shares_fill_the_capacity(demands, weights, shares):
     found = max_min_shares(demands, 10.0, weights)
     assert list(found.values()) == pytest.approx(shares)
 
