@@ -147,8 +147,12 @@ def worker(running, alone, level):
         )
     running.settle(level)
     check_reasons(grown(running.counts(), before))
-    assert "a defect" not in running.log()
-    assert "Traceback" not in running.log()
+    check_log(running)
+
+
+def check_log(worker):
+    assert "a defect" not in worker.log()
+    assert "Traceback" not in worker.log()
 
 
 def check_reasons(counted):
@@ -217,7 +221,7 @@ def refused(reason):
     return f'hapi_worker_refusals_total{{reason="{reason}"}}'
 
 
-def wait_for_count(worker, before, name, seconds, more=1):
+def wait_for_count(worker, before, name, seconds=SLACK_SECONDS, more=1):
     wait_until(
         lambda: grown(worker.counts(), before).get(name, 0) >= more,
         seconds,
@@ -228,9 +232,6 @@ def wait_for_count(worker, before, name, seconds, more=1):
 def rows_in(reader):
     batches = reader.batches  # type: ignore[attr-defined]
     return [row for batch in batches for row in batch.rows]
-
-
-# --- readers and senders ---
 
 
 def long_shard():
@@ -250,12 +251,8 @@ def test_job_of_a_client_that_stops_reading_ends_in_time(worker):
         answer = stream.answer()
         assert answer.status == 200
         answer.read(1000)
-        wait_for_count(
-            worker,
-            before,
-            ended("failed", "too_slow"),
-            STALL_SECONDS + SLACK_SECONDS,
-        )
+        counter = ended("failed", "too_slow")
+        wait_for_count(worker, before, counter, STALL_SECONDS + SLACK_SECONDS)
         with pytest.raises(BROKEN):
             answer.read()
 
@@ -365,7 +362,7 @@ def test_half_a_body_is_never_answered_with_a_whole_stream(
     # The answer may have begun when the second half does not come.
     allowed = {"bad_request", "too_slow"} | ({"broken"} if share else set())
     assert found in allowed
-    wait_for_count(worker, before, counter, SLACK_SECONDS)
+    wait_for_count(worker, before, counter)
 
 
 def test_thousand_tiny_requests_are_answered_or_refused_and_counted(worker):
@@ -411,9 +408,6 @@ def test_malformed_requests_are_counted_by_reason(worker):
     counted = grown(worker.counts(), before)
     for code, number in Counter(codes).items():
         assert counted[refused(code)] == number
-
-
-# --- large objects ---
 
 
 def test_shard_of_a_gigabyte_passes_in_bounded_memory(worker, level):
@@ -470,7 +464,7 @@ def test_gigabyte_at_a_wrong_place_is_refused_unread(worker, kind):
     length = len(start) + bombs.GIB
     assert run_badly(worker, body, length) == code
     assert body.num_bytes < bombs.MIB
-    wait_for_count(worker, before, ended("failed", code), SLACK_SECONDS)
+    wait_for_count(worker, before, ended("failed", code))
 
 
 @pytest.mark.parametrize("kind", ["directories", "one sample", "samples"])
@@ -484,7 +478,7 @@ def test_million_empty_members_end_in_a_named_error(worker, kind):
     assert found == expected
     assert body.num_bytes < MAX_EMPTY_MEMBERS * bombs.BLOCK_BYTES
     counter = ended("failed", "limit_exceeded")
-    wait_for_count(worker, before, counter, SLACK_SECONDS)
+    wait_for_count(worker, before, counter)
 
 
 @pytest.mark.parametrize("length", [100, 700, 1500, 30_000])
@@ -494,7 +488,7 @@ def test_truncated_archive_is_refused_or_breaks(worker, length):
     found = run_badly(worker, pieces(tar), len(tar))
     code = "unsupported_object" if length < 512 else "damaged_shard"
     assert found in ((code, "broken") if length == 30_000 else (code,))
-    wait_for_count(worker, before, ended("failed", code), SLACK_SECONDS)
+    wait_for_count(worker, before, ended("failed", code))
 
 
 def image_bombs():
@@ -511,12 +505,16 @@ def image_bombs():
     }
 
 
+def send_images(worker, images):
+    tar = tar_of((f"{key}.jpg", data) for key, data in images.items())
+    with worker.streaming(bad_job(len(tar)), None, pieces(tar)) as stream:
+        return read_whole(stream.answer())
+
+
 def test_image_bombs_are_rows_with_errors_between_good_ones(worker):
     before = worker.counts()
     images = image_bombs()
-    tar = tar_of((f"{key}.jpg", data) for key, data in images.items())
-    with worker.streaming(bad_job(len(tar)), None, pieces(tar)) as stream:
-        reader = read_whole(stream.answer())
+    reader = send_images(worker, images)
     errors = {row.key: row.error for row in rows_in(reader)}
     assert list(errors) == list(images)
     assert errors.pop("good-first") is errors.pop("good-last") is None
@@ -530,12 +528,8 @@ def test_image_bombs_are_rows_with_errors_between_good_ones(worker):
 
 def test_memory_of_images_at_the_limit_of_pixels_is_returned(worker):
     image = bombs.plain_image(2048)
-    tar = tar_of((f"{n}.jpg", image) for n in range(20))
-    with worker.streaming(bad_job(len(tar)), None, pieces(tar)) as stream:
-        assert len(rows_in(read_whole(stream.answer()))) == 20
-
-
-# --- all of it ---
+    reader = send_images(worker, {str(n): image for n in range(20)})
+    assert len(rows_in(reader)) == 20
 
 
 def stop_reading(worker):
@@ -546,9 +540,7 @@ def stop_reading(worker):
 
 
 def send_image_bombs(worker):
-    images = image_bombs()
-    tar = tar_of((f"{key}.jpg", data) for key, data in images.items())
-    assert run_badly(worker, pieces(tar), len(tar)) == "whole"
+    send_images(worker, image_bombs())
 
 
 def fall_silent(worker):
@@ -590,9 +582,6 @@ def test_all_faults_at_once_next_to_a_neighbour(worker):
 
     with ThreadPoolExecutor(len(ATTACKS)) as clients:
         list(clients.map(attack, range(2 * len(ATTACKS))))
-
-
-# --- SIGTERM ---
 
 
 def stays(stack, worker):
@@ -666,16 +655,12 @@ def test_worker_ends_under_load(tmp_path):
         assert worker.stop() == 0
         assert time.monotonic() - started < 1 + SLACK_SECONDS + 1
     assert answers == [(503, "draining")] * 3
-    assert "a defect" not in worker.log()
-    assert "Traceback" not in worker.log()
+    check_log(worker)
 
 
 def waiting_in(worker):
     health = worker.request("GET", "/healthz", admin=True)
     return int(health.fields["jobs_waiting"])
-
-
-# --- kill -9 ---
 
 
 class Persistent(threading.Thread):
@@ -684,34 +669,26 @@ class Persistent(threading.Thread):
     def __init__(self, worker, account, alone):
         super().__init__()
         self._worker = worker
-        self._account = account
+        self._job = small_job(account)
         self._alone = alone
         self._ended = threading.Event()
-        self.num_whole = 0
-        self.num_wrong = 0
-        self.num_broken = 0
+        self.ends = Counter()
 
     def run(self):
         while not self._ended.is_set():
+            parts = (self._job, exact_package(), small_shard())
             try:
-                rows = self._rows()
+                rows = rows_of(self._worker.run(*parts))
             except (*BROKEN, NotGrantedError):
-                self.num_broken += 1
+                self.ends["broken"] += 1
                 time.sleep(0.05)
                 continue
-            if same(rows, self._alone):
-                self.num_whole += 1
-            else:
-                self.num_wrong += 1
+            self.ends["whole" if same(rows, self._alone) else "wrong"] += 1
 
     def end(self):
         self._ended.set()
         self.join(60)
         assert not self.is_alive()
-
-    def _rows(self):
-        job = small_job(self._account)
-        return rows_of(self._worker.run(job, exact_package(), small_shard()))
 
 
 def test_kill_under_load_gives_complete_or_broken_streams(tmp_path, alone):
@@ -725,35 +702,34 @@ def test_kill_under_load_gives_complete_or_broken_streams(tmp_path, alone):
         for client in clients:
             client.start()
             stack.callback(client.end)
-        wait_until(
-            lambda: all(client.num_whole > 1 for client in clients),
-            30,
-            first.log,
-        )
+
+        def wait_for_two_more(worker):
+            before = [client.ends["whole"] for client in clients]
+            wait_until(
+                lambda: all(
+                    client.ends["whole"] > number + 1
+                    for client, number in zip(clients, before, strict=True)
+                ),
+                30,
+                worker.log,
+            )
+
+        wait_for_two_more(first)
         body = SilentAfter(small_shard()[:30_000])
-        with first.streaming(
-            small_job("AUTH_midst"), exact_package(), body
-        ) as stream:
+        job = small_job("AUTH_midst")
+        with first.streaming(job, exact_package(), body) as stream:
             assert stream.answer().status == 200
             first.kill()
             assert end_of(stream) == "broken"
             body.stop.set()
         assert os.path.exists(first.socket)
-        before = [client.num_whole for client in clients]
         second = WorkerProcess(tmp_path, OPTIONS)
         stack.callback(second.kill)
         second.wait_until_ready()
-        wait_until(
-            lambda: all(
-                client.num_whole > number + 1
-                for client, number in zip(clients, before, strict=True)
-            ),
-            30,
-            second.log,
-        )
+        wait_for_two_more(second)
         for client in clients:
             client.end()
-        assert [client.num_wrong for client in clients] == [0, 0, 0]
-        assert all(client.num_broken for client in clients)
+            assert client.ends["wrong"] == 0
+            assert client.ends["broken"] > 0
         assert second.stop() == 0
     assert not os.path.exists(second.socket)

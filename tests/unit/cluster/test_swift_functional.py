@@ -214,20 +214,17 @@ def pair_of(kinds):
 
 
 @pytest.mark.parametrize(
-    ("words", "options"),
+    ("words", "selected", "suites"),
     [
-        ((), ()),
-        (("--only", "a or b"), ("-k", "(a or b)")),
-        (("--quick",), ("-k", command.NOT_QUICK)),
-        (
-            ("--only", "a or b", "--quick"),
-            ("-k", f"(a or b) and {command.NOT_QUICK}"),
-        ),
+        ("", None, command.SUITES),
+        ("--only x", "(x)", command.SUITES),
+        ("--quick", command.NOT_QUICK, command.QUICK),
+        ("--only x --quick", f"(x) and {command.NOT_QUICK}", command.QUICK),
     ],
 )
-def test_selections_are_passed_to_pytest(words, options, monkeypatch):
-    status, asked = called(monkeypatch, (PASSED, PASSED), None, *words)
-    suites = command.QUICK if "--quick" in words else command.SUITES
+def test_selections_are_passed(words, selected, suites, monkeypatch):
+    status, asked = called(monkeypatch, (PASSED, PASSED), None, *words.split())
+    options = ("-k", selected) if selected else ()
     assert (status, asked) == (0, [(suites, options)])
 
 
