@@ -14,7 +14,6 @@ import signal
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -51,8 +50,6 @@ SHORT_DEADLINES = {
     "filter:hapi": {"worker_timeout": str(WORKER_SECONDS)},
 }
 
-Rows = list[tuple[int, str, bytes]]
-
 
 @dataclass
 class World:
@@ -62,7 +59,7 @@ class World:
     proxy: SideProxy
     connection: Connection
     model: str
-    expected: Rows
+    expected: list
 
     @property
     def token(self):
@@ -81,25 +78,21 @@ class World:
             timeout=30,
         )
 
-    def plain(self, *requests, repeats_resets=False):
-        return PlainTraffic(
-            self.proxy.address,
-            self.token,
-            requests,
-            repeats_resets=repeats_resets,
-        )
+    def plain(self, *requests, **options):
+        address = self.proxy.address
+        return PlainTraffic(address, self.token, requests, **options)
 
     @property
     def path(self):
         return urlsplit(self.connection.storage_url).path
 
-    def everything(self, *, repeats_resets=False):
+    def everything(self, **options):
         """GETs, PUTs, listings."""
         return self.plain(
             Request("GET", f"{self.path}/data/plain", expected=SMALL_OBJECT),
             Request("PUT", f"{self.path}/plain/new-{{}}", SMALL_OBJECT),
             self.listing(),
-            repeats_resets=repeats_resets,
+            **options,
         )
 
     def listing(self):
@@ -166,7 +159,7 @@ class Running:
     def __init__(self, world):
         response = world.ask()
         assert response.status_code == 200, response.text
-        self._pieces: Any = response.iter_content(PIECE_BYTES)
+        self._pieces = response.iter_content(PIECE_BYTES)
         self._body = bytearray(next(self._pieces))
 
     def rest(self):
@@ -177,16 +170,11 @@ class Running:
         """
         for piece in self._pieces:
             self._body += piece
-        return rows_of(bytes(self._body))
-
-
-def rows_of(body):
-    rows: Rows = []
-    for batch in read_features(io.BytesIO(body)):
-        assert batch.features is not None
-        for row, features in zip(batch.rows, batch.features, strict=True):
-            rows.append((row.index, row.key, features.tobytes()))
-    return rows
+        return [
+            (row.index, row.key, features.tobytes())
+            for batch in read_features(io.BytesIO(self._body))
+            for row, features in zip(batch.rows, batch.features, strict=True)
+        ]
 
 
 @contextmanager

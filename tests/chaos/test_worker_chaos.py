@@ -244,17 +244,33 @@ def small_images(count):
     return [image for image, _ in jpegs(count, size=64)]
 
 
-def test_job_of_a_client_that_stops_reading_ends_in_time(worker):
-    before = worker.counts()
+@contextlib.contextmanager
+def long_stream(worker):
     tar = long_shard()
     with worker.streaming(bad_job(len(tar)), None, pieces(tar)) as stream:
-        answer = stream.answer()
+        yield stream.answer()
+
+
+def test_job_of_a_client_that_stops_reading_ends_in_time(worker):
+    before = worker.counts()
+    with long_stream(worker) as answer:
         assert answer.status == 200
         answer.read(1000)
         counter = ended("failed", "too_slow")
         wait_for_count(worker, before, counter, STALL_SECONDS + SLACK_SECONDS)
         with pytest.raises(BROKEN):
             answer.read()
+
+
+def begun(worker, method, path, length, body, **headers):
+    """Half a request, on a connection that the client leaves."""
+    connection = UnixConnection(worker.socket, TIMEOUT_SECONDS)
+    connection.putrequest(method, path)
+    for name, value in headers.items():
+        connection.putheader(name, value)
+    connection.putheader("Content-Length", str(length))
+    connection.endheaders(body)
+    connection.close()
 
 
 def connect_only(worker):
@@ -264,22 +280,14 @@ def connect_only(worker):
 
 
 def half_a_request(worker):
-    connection = UnixConnection(worker.socket, TIMEOUT_SECONDS)
-    connection.putrequest("POST", "/jobs")
-    connection.putheader("Content-Length", "1000")
-    connection.endheaders(b"{")
-    connection.close()
+    begun(worker, "POST", "/jobs", 1000, b"{")
 
 
 def half_a_package(worker):
     package = exact_package()
-    connection = UnixConnection(worker.socket, TIMEOUT_SECONDS)
-    identity = identity_of(package, "half.hapi")
-    connection.putrequest("PUT", "/models")
-    connection.putheader(HEADER_IDENTITY, identity.to_json())
-    connection.putheader("Content-Length", str(len(package)))
-    connection.endheaders(package[: len(package) // 2])
-    connection.close()
+    identity = {HEADER_IDENTITY: identity_of(package, "half.hapi").to_json()}
+    half = package[: len(package) // 2]
+    begun(worker, "PUT", "/models", len(package), half, **identity)
 
 
 def grant_only(worker):
@@ -294,9 +302,8 @@ def half_a_body(worker):
 
 
 def half_an_answer(worker):
-    tar = long_shard()
-    with worker.streaming(bad_job(len(tar)), None, pieces(tar)) as stream:
-        stream.answer().read(1000)
+    with long_stream(worker) as answer:
+        answer.read(1000)
 
 
 DISCONNECTS = (
@@ -392,24 +399,6 @@ def test_thousand_tiny_requests_are_answered_or_refused_and_counted(worker):
     }
 
 
-def test_malformed_requests_are_counted_by_reason(worker):
-    before = worker.counts()
-    asked = [
-        worker.request("GET", "/nothing"),
-        worker.request("DELETE", "/jobs"),
-        worker.request("POST", "/jobs", b"{"),
-        worker.request("POST", "/jobs", b" " * 70_000),
-        worker.request("POST", "/jobs/unchunked"),
-        worker.request("POST", "/profiles", b"{"),
-    ]
-    stream = Streaming(worker.socket, "unknown", [b""])
-    codes = [answer.code for answer in asked] + [end_of(stream)]
-    stream.close()
-    counted = grown(worker.counts(), before)
-    for code, number in Counter(codes).items():
-        assert counted[refused(code)] == number
-
-
 def test_shard_of_a_gigabyte_passes_in_bounded_memory(worker, level):
     (image,) = small_images(1)
     count, size = 1024, 1 << 20
@@ -456,13 +445,17 @@ MEMBER_BOMBS = {
 }
 
 
+def many_members(kind):
+    count = 1_000_000
+    return bombs.empty_members(count, kind), count * bombs.BLOCK_BYTES
+
+
 @pytest.mark.parametrize("kind", MEMBER_BOMBS)
 def test_gigabyte_at_a_wrong_place_is_refused_unread(worker, kind):
     before = worker.counts()
     start, code = MEMBER_BOMBS[kind]
     body = Sent(bombs.claiming(start))
-    length = len(start) + bombs.GIB
-    assert run_badly(worker, body, length) == code
+    assert run_badly(worker, body, len(start) + bombs.GIB) == code
     assert body.num_bytes < bombs.MIB
     wait_for_count(worker, before, ended("failed", code))
 
@@ -470,15 +463,13 @@ def test_gigabyte_at_a_wrong_place_is_refused_unread(worker, kind):
 @pytest.mark.parametrize("kind", ["directories", "one sample", "samples"])
 def test_million_empty_members_end_in_a_named_error(worker, kind):
     before = worker.counts()
-    count = 1_000_000
-    body = Sent(bombs.empty_members(count, kind))
-    found = run_badly(worker, body, count * bombs.BLOCK_BYTES)
+    members, length = many_members(kind)
+    body = Sent(members)
     # The answer has begun with rows for the first samples.
-    expected = "broken" if kind == "samples" else "limit_exceeded"
-    assert found == expected
+    expected = "broken" if kind == "samples" else LIMIT
+    assert run_badly(worker, body, length) == expected
     assert body.num_bytes < MAX_EMPTY_MEMBERS * bombs.BLOCK_BYTES
-    counter = ended("failed", "limit_exceeded")
-    wait_for_count(worker, before, counter)
+    wait_for_count(worker, before, ended("failed", LIMIT))
 
 
 @pytest.mark.parametrize("length", [100, 700, 1500, 30_000])
@@ -533,9 +524,8 @@ def test_memory_of_images_at_the_limit_of_pixels_is_returned(worker):
 
 
 def stop_reading(worker):
-    tar = long_shard()
-    with worker.streaming(bad_job(len(tar)), None, pieces(tar)) as stream:
-        stream.answer().read(1000)
+    with long_stream(worker) as answer:
+        answer.read(1000)
         time.sleep(STALL_SECONDS + 1)
 
 
@@ -555,9 +545,7 @@ def send_gigabytes(worker):
 
 
 def send_many_members(worker):
-    body = bombs.empty_members(1_000_000, "samples")
-    length = 1_000_000 * bombs.BLOCK_BYTES
-    assert run_badly(worker, body, length) == "broken"
+    assert run_badly(worker, *many_members("samples")) == "broken"
 
 
 ATTACKS = (

@@ -343,7 +343,7 @@ def alike(told, found):
 
 @pytest.mark.parametrize(
     ("asked", "answered"),
-    zip(*[iter(all_blocks(*HTTP))] * 2, strict=True),
+    [*zip(*[iter(all_blocks(*HTTP))] * 2, strict=True)],
     ids=str,
 )
 def test_http_messages_are_exchanged_as_documented(

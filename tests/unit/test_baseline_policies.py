@@ -14,7 +14,6 @@ from benchmarks.suite.baseline_policies import (
 
 from hapi_splitter.planner.plan import Option, Problem, Resource
 
-
 REST = ("server device", "client device", "client cpu")
 
 

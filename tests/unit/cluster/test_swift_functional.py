@@ -335,13 +335,19 @@ def test_pip_fetches_the_version_once_and_only_tests_are_unpacked(
         sdist.unpacked_sdist(tmp_path / "other", "1.2.3")
 
 
-@pytest.mark.parametrize("what", ["other version", "no tests", "damaged"])
-def test_other_or_damaged_archive_is_refused(what, tmp_path):
-    top = "swift-1.2.4" if what == "other version" else "swift-1.2.3"
-    write_archive(tmp_path, top, FILES[1:] if what == "no tests" else FILES)
+@pytest.mark.parametrize(
+    ("top", "files", "num_bytes"),
+    [
+        ("swift-1.2.4", FILES, None),
+        ("swift-1.2.3", FILES[1:], None),
+        ("swift-1.2.3", FILES, 60),
+    ],
+    ids=["other version", "no tests", "damaged"],
+)
+def test_other_or_damaged_archive_is_refused(top, files, num_bytes, tmp_path):
+    write_archive(tmp_path, top, files)
     archive = tmp_path / "swift-1.2.3.tar.gz"
-    if what == "damaged":
-        archive.write_bytes(archive.read_bytes()[:60])
+    archive.write_bytes(archive.read_bytes()[:num_bytes])
     with pytest.raises(NotRunError, match="cannot be unpacked"):
         sdist.unpacked_sdist(tmp_path, "1.2.3")
     assert list(tmp_path.iterdir()) == [archive]
