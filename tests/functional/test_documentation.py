@@ -336,7 +336,7 @@ def message(text):
 
 
 def alike(told, found):
-    """An ellipsis in what is told stands for anything."""
+    """An ellipsis on the page stands for anything."""
     parts = map(re.escape, " ".join(told.split()).split("…"))
     return re.fullmatch(".*".join(parts), " ".join(found.split()))
 
