@@ -60,6 +60,7 @@ def facts_of(sizes, batch_size, parameter_bytes=0):
     }
     return PolicyInputs(
         batch_size=batch_size,
+        raw_bytes=133_802,
         input_bytes=602_112,
         cut_bytes=sorted_sizes,
         parameter_bytes=parameter_bytes,
