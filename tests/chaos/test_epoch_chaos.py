@@ -3,28 +3,39 @@
 from __future__ import annotations
 
 import io
+import math
 import os
 import signal
 import threading
 import time
 from dataclasses import replace
+from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
+import requests
+import torch
 from PIL import Image
 
 from gateway import Storm, gateway_to
 from hapi_client import Connection, Credentials, ReadConfig
 from hapi_client.data.index import update_index
+from hapi_client.model.package_store import upload_package
+from hapi_client.planning import planner as planning
+from hapi_client.planning import replanner as replan
 from hapi_client.swift.http_client import ConnectionOptions
 from hapi_client.swift.retry import Backoff
 from hapi_client.swift.swift_url import parse_location
 from hapi_cluster import Cluster
 from hapi_protocol.errors import SourceChangedError, TruncatedStreamError
+from hapi_splitter.freezing.split_model import split
 from hapi_splitter.inputs.image_transform import ImageTransform
+from hapi_splitter.package.writer import write_package
+from hapi_splitter.planner.plan import static_at
 from jobs import transfer_job
 from networks import small_network, small_transform
 from photos import shard, tar_of
+from plain_traffic import PlainTraffic, Request
 
 NUM_SHARDS = 16
 PER_SHARD = 15
@@ -181,14 +192,6 @@ def test_order_is_the_same_without_faults(data, gateway, through):
         assert delivered(job.loader(3)) == fair
 
 
-def test_token_that_expires_repeatedly_costs_nothing(data, gateway, through):
-    with job_of(through) as job:
-        gateway.storm = Storm(expired=0.2)
-        labels = delivered(job.loader(0))
-    assert sorted(labels) == list(range(NUM_SAMPLES))
-    assert gateway.happened["expired"] > 0
-
-
 def test_worker_that_is_killed_or_stopped_costs_no_sample(
     data, fragile, through
 ):
@@ -263,3 +266,146 @@ def test_client_that_does_not_read_is_dropped_by_that_store(impatient):
         time.sleep(4)
         with pytest.raises(TruncatedStreamError):
             body.read()
+
+
+def token(connection):
+    return {"X-Auth-Token": connection._http.auth.token()}
+
+
+def features_by_label(loader, step=lambda number: None):
+    found: dict[int, torch.Tensor] = {}
+    for number, (features, labels) in enumerate(loader):
+        step(number)
+        for feature, label in zip(features, labels.tolist(), strict=True):
+            assert label not in found, "a sample came twice"
+            found[label] = feature.clone()
+    return found
+
+
+def test_stream_of_a_killed_worker_never_ends_cleanly(
+    fragile, connection, tmp_path
+):
+
+    parts = split(small_network(), "body", transform=small_transform())
+    info = write_package(parts.frozen, tmp_path / "model.hapi")
+    model, _ = upload_package(
+        connection, "models", tmp_path / "model.hapi", info.digest
+    )
+    long = shard(600, size=290)
+    connection.put_container("broken")
+    connection.put("broken", "long.tar", io.BytesIO(long), len(long))
+    answer = requests.get(
+        f"{connection.storage_url}/broken/long.tar",
+        headers={
+            **token(connection),
+            "X-Hapi-Model": model.quoted(),
+            "X-Hapi-Cut": "1",
+        },
+        stream=True,
+        timeout=30,
+    )
+    assert answer.status_code == 200
+    victim = fragile.worker_pid
+    pieces = answer.iter_content(65536)
+    next(pieces)
+    os.kill(victim, signal.SIGKILL)
+    with pytest.raises(requests.RequestException):
+        for _ in pieces:
+            pass
+    fragile.wait_for_worker(victim)
+
+
+def test_epoch_of_a_killed_worker_is_finished_and_push_down_resumes(
+    data, fragile, connection
+):
+    with job_of(connection, cut="stream") as streaming:
+        expected = features_by_label(streaming.loader(0))
+    assert sorted(expected) == list(range(NUM_SAMPLES))
+    options = ReadConfig(
+        num_threads=3,
+        buffer_spans=1,
+        pause_seconds=0.1,
+        max_pause_seconds=0.2,
+        backoff=Backoff(attempts=2, first_seconds=0.05, max_seconds=0.1),
+    )
+    victim = fragile.worker_pid
+
+    def kill(number):
+        if number == 1:
+            os.kill(victim, signal.SIGKILL)
+
+    url = urlsplit(connection.storage_url)
+    plain = PlainTraffic(
+        (url.hostname, url.port),
+        token(connection),
+        [Request("GET", f"{url.path}/weather/s0.tar")],
+    )
+    with plain, job_of(connection, read=options) as pushing:
+        found = features_by_label(pushing.loader(0), kill)
+        during = pushing.stats.fallbacks + pushing.stats.retries
+        metrics = pushing._factory.metrics.take()
+        assert fragile.wait_for_worker(victim) != victim
+
+        def only_pushed(epoch):
+            before = pushing.stats.fallbacks
+            again = features_by_label(pushing.loader(epoch))
+            assert sorted(again) == sorted(expected)
+            return pushing.stats.fallbacks == before
+
+        assert any(only_pushed(epoch) for epoch in range(1, 9))
+    assert sorted(found) == sorted(expected)
+    for label, feature in found.items():
+        torch.testing.assert_close(
+            feature, expected[label], rtol=1e-4, atol=1e-5
+        )
+    assert during > 0
+    assert sum(metrics.samples.values()) == NUM_SAMPLES
+    assert plain.failures == []
+    assert plain.count > 0
+
+
+def test_log_of_plans_reports_the_worker_and_no_sample_is_lost(
+    data, fragile, connection, monkeypatch
+):
+    def freeze(problem):
+        return static_at(problem, problem.last_cut)
+
+    # On one machine a plan might well stream.
+    for module in (planning, replan):
+        monkeypatch.setattr(module, "solve", freeze)
+        monkeypatch.setattr(
+            module, "speedup_over", lambda other, plan: math.inf
+        )
+    deadline = time.monotonic() + 110
+    told: list[str] = []
+
+    def train_until(said):
+        while not said():
+            assert time.monotonic() < deadline, told
+            seen = delivered(auto.loader(len(told)))
+            assert sorted(seen) == list(range(NUM_SAMPLES))
+            told.append(auto.plan.label if auto.plan else "")
+
+    def last_reason(words):
+        return any(words in each.why for each in auto.plan_changes)
+
+    with job_of(
+        connection,
+        cut="auto",
+        epochs=1e6,
+        replan_seconds=0.5,
+        replan_min_spans=1,
+        read=ReadConfig(
+            backoff=Backoff(attempts=1),
+            pause_seconds=0.5,
+            max_pause_seconds=1.0,
+        ),
+    ) as auto:
+        train_until(lambda: auto.plan is not None and auto.plan.pushes)
+        fragile.stop_worker()
+        train_until(lambda: last_reason("does not answer"))
+        assert not auto.plan.pushes
+        fragile.restart_worker()
+        train_until(lambda: last_reason("answers again"))
+        assert auto.plan.pushes
+        assert auto.stats.fallbacks > 0

@@ -14,7 +14,6 @@ import signal
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -51,8 +50,6 @@ SHORT_DEADLINES = {
     "filter:hapi": {"worker_timeout": str(WORKER_SECONDS)},
 }
 
-Rows = list[tuple[int, str, bytes]]
-
 
 @dataclass
 class World:
@@ -62,7 +59,7 @@ class World:
     proxy: SideProxy
     connection: Connection
     model: str
-    expected: Rows
+    expected: list
 
     @property
     def token(self):
@@ -81,25 +78,21 @@ class World:
             timeout=30,
         )
 
-    def plain(self, *requests, repeats_resets=False):
-        return PlainTraffic(
-            self.proxy.address,
-            self.token,
-            requests,
-            repeats_resets=repeats_resets,
-        )
+    def plain(self, *requests, **options):
+        address = self.proxy.address
+        return PlainTraffic(address, self.token, requests, **options)
 
     @property
     def path(self):
         return urlsplit(self.connection.storage_url).path
 
-    def everything(self, *, repeats_resets=False):
+    def everything(self, **options):
         """GETs, PUTs, listings."""
         return self.plain(
             Request("GET", f"{self.path}/data/plain", expected=SMALL_OBJECT),
             Request("PUT", f"{self.path}/plain/new-{{}}", SMALL_OBJECT),
             self.listing(),
-            repeats_resets=repeats_resets,
+            **options,
         )
 
     def listing(self):
@@ -166,7 +159,7 @@ class Running:
     def __init__(self, world):
         response = world.ask()
         assert response.status_code == 200, response.text
-        self._pieces: Any = response.iter_content(PIECE_BYTES)
+        self._pieces = response.iter_content(PIECE_BYTES)
         self._body = bytearray(next(self._pieces))
 
     def rest(self):
@@ -177,16 +170,11 @@ class Running:
         """
         for piece in self._pieces:
             self._body += piece
-        return rows_of(bytes(self._body))
-
-
-def rows_of(body):
-    rows: Rows = []
-    for batch in read_features(io.BytesIO(body)):
-        assert batch.features is not None
-        for row, features in zip(batch.rows, batch.features, strict=True):
-            rows.append((row.index, row.key, features.tobytes()))
-    return rows
+        return [
+            (row.index, row.key, features.tobytes())
+            for batch in read_features(io.BytesIO(self._body))
+            for row, features in zip(batch.rows, batch.features, strict=True)
+        ]
 
 
 @contextmanager
@@ -216,9 +204,7 @@ def object_server(world):
     return int(world.cluster.status()["children"]["object"]["pid"])
 
 
-def test_reload_under_load_fails_no_request_and_ends_no_stream(
-    patient,
-):
+def test_reload_under_load_fails_no_request_and_ends_no_stream(patient):
     """Connections that no process has accepted yet are another matter.
 
     Those that wait at a socket when Swift closes it are reset by the kernel,
@@ -256,9 +242,7 @@ def test_reload_under_load_fails_no_request_and_ends_no_stream(
     assert plain.count > 50
 
 
-def test_reload_with_a_mistake_is_refused_and_changes_nothing(
-    patient,
-):
+def test_reload_with_a_mistake_is_refused_and_changes_nothing(patient):
     proxy = patient.proxy
     before = proxy.workers()
     proxy.configure({"filter:hapi": {"worker_timeout": "2m"}})
@@ -270,11 +254,8 @@ def test_reload_with_a_mistake_is_refused_and_changes_nothing(
     assert patient.ask("short.tar").status_code == 200
 
 
-def test_worker_that_hangs_costs_only_features_and_in_time(
-    world,
-):
+def test_worker_that_hangs_costs_only_features_and_in_time(world):
     worker = world.cluster.worker_pid
-    assert worker is not None
     running = Running(world)
     with world.everything() as plain, stopped(worker):
         with within(WORKER_SECONDS):
@@ -290,18 +271,7 @@ def test_worker_that_hangs_costs_only_features_and_in_time(
     assert world.cluster.worker_pid == worker
 
 
-def test_worker_that_hangs_for_a_moment_costs_nothing(world):
-    worker = world.cluster.worker_pid
-    assert worker is not None
-    running = Running(world)
-    with stopped(worker):
-        time.sleep(SHORT_SECONDS)
-    assert running.rest() == world.expected
-
-
-def test_object_server_that_hangs_breaks_streams_in_time(
-    world,
-):
+def test_object_server_that_hangs_breaks_streams_in_time(world):
     """Plain GETs of objects get 503, as without the filter."""
     running = Running(world)
     with world.plain(world.listing()) as plain, stopped(object_server(world)):
@@ -325,12 +295,13 @@ def test_object_server_that_hangs_breaks_streams_in_time(
     assert Running(world).rest() == world.expected
 
 
-def test_object_server_that_hangs_for_a_moment_costs_nothing(
-    world,
-):
+@pytest.mark.parametrize("server", ["worker", "object"])
+def test_server_that_hangs_for_a_moment_costs_nothing(world, server):
+    is_worker = server == "worker"
+    pid = world.cluster.worker_pid if is_worker else object_server(world)
     running = Running(world)
     with world.everything() as plain:
-        with stopped(object_server(world)):
+        with stopped(pid):
             time.sleep(SHORT_SECONDS)
         assert running.rest() == world.expected
     assert plain.failures == []

@@ -19,6 +19,7 @@ import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -93,9 +94,7 @@ LARGEST_GROWTH_BYTES = 64 << 20
 
 
 @pytest.fixture(scope="module")
-def running(
-    tmp_path_factory,
-):
+def running(tmp_path_factory):
     worker = WorkerProcess(tmp_path_factory.mktemp("chaos"), OPTIONS)
     try:
         worker.wait_until_ready()
@@ -148,8 +147,12 @@ def worker(running, alone, level):
         )
     running.settle(level)
     check_reasons(grown(running.counts(), before))
-    assert "a defect" not in running.log()
-    assert "Traceback" not in running.log()
+    check_log(running)
+
+
+def check_log(worker):
+    assert "a defect" not in worker.log()
+    assert "Traceback" not in worker.log()
 
 
 def check_reasons(counted):
@@ -218,13 +221,7 @@ def refused(reason):
     return f'hapi_worker_refusals_total{{reason="{reason}"}}'
 
 
-def wait_for_count(
-    worker,
-    before,
-    name,
-    seconds,
-    more=1,
-):
+def wait_for_count(worker, before, name, seconds=SLACK_SECONDS, more=1):
     wait_until(
         lambda: grown(worker.counts(), before).get(name, 0) >= more,
         seconds,
@@ -237,9 +234,6 @@ def rows_in(reader):
     return [row for batch in batches for row in batch.rows]
 
 
-# --- readers and senders ---
-
-
 def long_shard():
     """Its features are far more than a socket's buffers hold."""
     (image,) = small_images(1)
@@ -250,23 +244,33 @@ def small_images(count):
     return [image for image, _ in jpegs(count, size=64)]
 
 
-def test_job_of_a_client_that_stops_reading_ends_in_time(
-    worker,
-):
-    before = worker.counts()
+@contextlib.contextmanager
+def long_stream(worker):
     tar = long_shard()
     with worker.streaming(bad_job(len(tar)), None, pieces(tar)) as stream:
-        answer = stream.answer()
+        yield stream.answer()
+
+
+def test_job_of_a_client_that_stops_reading_ends_in_time(worker):
+    before = worker.counts()
+    with long_stream(worker) as answer:
         assert answer.status == 200
         answer.read(1000)
-        wait_for_count(
-            worker,
-            before,
-            ended("failed", "too_slow"),
-            STALL_SECONDS + SLACK_SECONDS,
-        )
+        counter = ended("failed", "too_slow")
+        wait_for_count(worker, before, counter, STALL_SECONDS + SLACK_SECONDS)
         with pytest.raises(BROKEN):
             answer.read()
+
+
+def begun(worker, method, path, length, body, **headers):
+    """Half a request, on a connection that the client leaves."""
+    connection = UnixConnection(worker.socket, TIMEOUT_SECONDS)
+    connection.putrequest(method, path)
+    for name, value in headers.items():
+        connection.putheader(name, value)
+    connection.putheader("Content-Length", str(length))
+    connection.endheaders(body)
+    connection.close()
 
 
 def connect_only(worker):
@@ -276,22 +280,14 @@ def connect_only(worker):
 
 
 def half_a_request(worker):
-    connection = UnixConnection(worker.socket, TIMEOUT_SECONDS)
-    connection.putrequest("POST", "/jobs")
-    connection.putheader("Content-Length", "1000")
-    connection.endheaders(b"{")
-    connection.close()
+    begun(worker, "POST", "/jobs", 1000, b"{")
 
 
 def half_a_package(worker):
     package = exact_package()
-    connection = UnixConnection(worker.socket, TIMEOUT_SECONDS)
-    identity = identity_of(package, "half.hapi")
-    connection.putrequest("PUT", "/models")
-    connection.putheader(HEADER_IDENTITY, identity.to_json())
-    connection.putheader("Content-Length", str(len(package)))
-    connection.endheaders(package[: len(package) // 2])
-    connection.close()
+    identity = {HEADER_IDENTITY: identity_of(package, "half.hapi").to_json()}
+    half = package[: len(package) // 2]
+    begun(worker, "PUT", "/models", len(package), half, **identity)
 
 
 def grant_only(worker):
@@ -306,9 +302,8 @@ def half_a_body(worker):
 
 
 def half_an_answer(worker):
-    tar = long_shard()
-    with worker.streaming(bad_job(len(tar)), None, pieces(tar)) as stream:
-        stream.answer().read(1000)
+    with long_stream(worker) as answer:
+        answer.read(1000)
 
 
 DISCONNECTS = (
@@ -327,28 +322,21 @@ def test_clients_that_disconnect_leave_nothing(worker, disconnect):
         disconnect(worker)
 
 
-def cut_off(worker, body, length_bytes):
-    """Sends and ends the connection's sending half, not the body."""
+def fell_silent(worker, body, length_bytes, *, cut_off=False):
+    """Sends and pauses; or ends the connection's half, not the body."""
     sent = SilentAfter(body)
     with worker.streaming(bad_job(length_bytes), None, sent) as stream:
-        time.sleep(0.2)
-        stream.socket.shutdown(socket.SHUT_WR)
+        if cut_off:
+            time.sleep(0.2)
+            stream.socket.shutdown(socket.SHUT_WR)
         found = end_of(stream)
         sent.stop.set()
-    return found, ended("gone")
+    return found, ended("gone") if cut_off else ended("failed", "too_slow")
 
 
 def ended_early(worker, body, length_bytes):
     found = run_badly(worker, pieces(body), length_bytes)
     return found, ended("failed", "bad_request")
-
-
-def fell_silent(worker, body, length_bytes):
-    sent = SilentAfter(body)
-    with worker.streaming(bad_job(length_bytes), None, sent) as stream:
-        found = end_of(stream)
-        sent.stop.set()
-    return found, ended("failed", "too_slow")
 
 
 class SilentAfter:
@@ -363,7 +351,9 @@ class SilentAfter:
         self.stop.wait(TIMEOUT_SECONDS)
 
 
-@pytest.mark.parametrize("send", [cut_off, ended_early, fell_silent])
+@pytest.mark.parametrize(
+    "send", [partial(fell_silent, cut_off=True), ended_early, fell_silent]
+)
 @pytest.mark.parametrize("share", [0.0, 0.5])
 def test_half_a_body_is_never_answered_with_a_whole_stream(
     worker,
@@ -379,12 +369,10 @@ def test_half_a_body_is_never_answered_with_a_whole_stream(
     # The answer may have begun when the second half does not come.
     allowed = {"bad_request", "too_slow"} | ({"broken"} if share else set())
     assert found in allowed
-    wait_for_count(worker, before, counter, SLACK_SECONDS)
+    wait_for_count(worker, before, counter)
 
 
-def test_thousand_tiny_requests_are_answered_or_refused_and_counted(
-    worker,
-):
+def test_thousand_tiny_requests_are_answered_or_refused_and_counted(worker):
     before = worker.counts()
     (image,) = small_images(1)
 
@@ -409,29 +397,6 @@ def test_thousand_tiny_requests_are_answered_or_refused_and_counted(
     assert {refused(code): number for code, number in ends.items()} == {
         name: number for name, number in counted.items() if "refus" in name
     }
-
-
-def test_malformed_requests_are_counted_by_reason(
-    worker,
-):
-    before = worker.counts()
-    asked = [
-        worker.request("GET", "/nothing"),
-        worker.request("DELETE", "/jobs"),
-        worker.request("POST", "/jobs", b"{"),
-        worker.request("POST", "/jobs", b" " * 70_000),
-        worker.request("POST", "/jobs/unchunked"),
-        worker.request("POST", "/profiles", b"{"),
-    ]
-    stream = Streaming(worker.socket, "unknown", [b""])
-    codes = [answer.code for answer in asked] + [end_of(stream)]
-    stream.close()
-    counted = grown(worker.counts(), before)
-    for code, number in Counter(codes).items():
-        assert counted[refused(code)] == number
-
-
-# --- large objects ---
 
 
 def test_shard_of_a_gigabyte_passes_in_bounded_memory(worker, level):
@@ -464,21 +429,25 @@ def test_shard_of_a_gigabyte_passes_in_bounded_memory(worker, level):
     assert largest < level.rss_bytes + LARGEST_GROWTH_BYTES
 
 
+def member(name, kind=tarfile.REGTYPE):
+    return bombs.header(name, bombs.GIB, kind)
+
+
+LIMIT = "limit_exceeded"
 MEMBER_BOMBS = {
-    "json": (bombs.header("a.json", bombs.GIB), "limit_exceeded"),
-    "member": (bombs.header("a.jpg", bombs.GIB), "limit_exceeded"),
-    "pax": (bombs.pax_size(), "limit_exceeded"),
-    "extended": (
-        bombs.header("x", bombs.GIB, tarfile.XHDTYPE),
-        "limit_exceeded",
-    ),
-    "longname": (
-        bombs.header("x", bombs.GIB, tarfile.GNUTYPE_LONGNAME),
-        "limit_exceeded",
-    ),
+    "json": (member("a.json"), LIMIT),
+    "member": (member("a.jpg"), LIMIT),
+    "pax": (bombs.pax_size(), LIMIT),
+    "extended": (member("x", tarfile.XHDTYPE), LIMIT),
+    "longname": (member("x", tarfile.GNUTYPE_LONGNAME), LIMIT),
     "npy": (b"\x93NUMPY\x01\x00", "unsupported_object"),
-    "image": (b"\xff\xd8\xff", "limit_exceeded"),
+    "image": (b"\xff\xd8\xff", LIMIT),
 }
+
+
+def many_members(kind):
+    count = 1_000_000
+    return bombs.empty_members(count, kind), count * bombs.BLOCK_BYTES
 
 
 @pytest.mark.parametrize("kind", MEMBER_BOMBS)
@@ -486,24 +455,21 @@ def test_gigabyte_at_a_wrong_place_is_refused_unread(worker, kind):
     before = worker.counts()
     start, code = MEMBER_BOMBS[kind]
     body = Sent(bombs.claiming(start))
-    length = len(start) + bombs.GIB
-    assert run_badly(worker, body, length) == code
+    assert run_badly(worker, body, len(start) + bombs.GIB) == code
     assert body.num_bytes < bombs.MIB
-    wait_for_count(worker, before, ended("failed", code), SLACK_SECONDS)
+    wait_for_count(worker, before, ended("failed", code))
 
 
 @pytest.mark.parametrize("kind", ["directories", "one sample", "samples"])
 def test_million_empty_members_end_in_a_named_error(worker, kind):
     before = worker.counts()
-    count = 1_000_000
-    body = Sent(bombs.empty_members(count, kind))
-    found = run_badly(worker, body, count * bombs.BLOCK_BYTES)
+    members, length = many_members(kind)
+    body = Sent(members)
     # The answer has begun with rows for the first samples.
-    expected = "broken" if kind == "samples" else "limit_exceeded"
-    assert found == expected
+    expected = "broken" if kind == "samples" else LIMIT
+    assert run_badly(worker, body, length) == expected
     assert body.num_bytes < MAX_EMPTY_MEMBERS * bombs.BLOCK_BYTES
-    counter = ended("failed", "limit_exceeded")
-    wait_for_count(worker, before, counter, SLACK_SECONDS)
+    wait_for_count(worker, before, ended("failed", LIMIT))
 
 
 @pytest.mark.parametrize("length", [100, 700, 1500, 30_000])
@@ -513,7 +479,7 @@ def test_truncated_archive_is_refused_or_breaks(worker, length):
     found = run_badly(worker, pieces(tar), len(tar))
     code = "unsupported_object" if length < 512 else "damaged_shard"
     assert found in ((code, "broken") if length == 30_000 else (code,))
-    wait_for_count(worker, before, ended("failed", code), SLACK_SECONDS)
+    wait_for_count(worker, before, ended("failed", code))
 
 
 def image_bombs():
@@ -530,14 +496,16 @@ def image_bombs():
     }
 
 
-def test_image_bombs_are_rows_with_errors_between_good_ones(
-    worker,
-):
-    before = worker.counts()
-    images = image_bombs()
+def send_images(worker, images):
     tar = tar_of((f"{key}.jpg", data) for key, data in images.items())
     with worker.streaming(bad_job(len(tar)), None, pieces(tar)) as stream:
-        reader = read_whole(stream.answer())
+        return read_whole(stream.answer())
+
+
+def test_image_bombs_are_rows_with_errors_between_good_ones(worker):
+    before = worker.counts()
+    images = image_bombs()
+    reader = send_images(worker, images)
     errors = {row.key: row.error for row in rows_in(reader)}
     assert list(errors) == list(images)
     assert errors.pop("good-first") is errors.pop("good-last") is None
@@ -549,29 +517,20 @@ def test_image_bombs_are_rows_with_errors_between_good_ones(
     assert counted["hapi_worker_sample_errors_total"] == len(errors)
 
 
-def test_memory_of_images_at_the_limit_of_pixels_is_returned(
-    worker,
-):
+def test_memory_of_images_at_the_limit_of_pixels_is_returned(worker):
     image = bombs.plain_image(2048)
-    tar = tar_of((f"{n}.jpg", image) for n in range(20))
-    with worker.streaming(bad_job(len(tar)), None, pieces(tar)) as stream:
-        assert len(rows_in(read_whole(stream.answer()))) == 20
-
-
-# --- all of it ---
+    reader = send_images(worker, {str(n): image for n in range(20)})
+    assert len(rows_in(reader)) == 20
 
 
 def stop_reading(worker):
-    tar = long_shard()
-    with worker.streaming(bad_job(len(tar)), None, pieces(tar)) as stream:
-        stream.answer().read(1000)
+    with long_stream(worker) as answer:
+        answer.read(1000)
         time.sleep(STALL_SECONDS + 1)
 
 
 def send_image_bombs(worker):
-    images = image_bombs()
-    tar = tar_of((f"{key}.jpg", data) for key, data in images.items())
-    assert run_badly(worker, pieces(tar), len(tar)) == "whole"
+    send_images(worker, image_bombs())
 
 
 def fall_silent(worker):
@@ -586,9 +545,7 @@ def send_gigabytes(worker):
 
 
 def send_many_members(worker):
-    body = bombs.empty_members(1_000_000, "samples")
-    length = 1_000_000 * bombs.BLOCK_BYTES
-    assert run_badly(worker, body, length) == "broken"
+    assert run_badly(worker, *many_members("samples")) == "broken"
 
 
 ATTACKS = (
@@ -613,9 +570,6 @@ def test_all_faults_at_once_next_to_a_neighbour(worker):
 
     with ThreadPoolExecutor(len(ATTACKS)) as clients:
         list(clients.map(attack, range(2 * len(ATTACKS))))
-
-
-# --- SIGTERM ---
 
 
 def stays(stack, worker):
@@ -689,16 +643,12 @@ def test_worker_ends_under_load(tmp_path):
         assert worker.stop() == 0
         assert time.monotonic() - started < 1 + SLACK_SECONDS + 1
     assert answers == [(503, "draining")] * 3
-    assert "a defect" not in worker.log()
-    assert "Traceback" not in worker.log()
+    check_log(worker)
 
 
 def waiting_in(worker):
     health = worker.request("GET", "/healthz", admin=True)
     return int(health.fields["jobs_waiting"])
-
-
-# --- kill -9 ---
 
 
 class Persistent(threading.Thread):
@@ -707,34 +657,26 @@ class Persistent(threading.Thread):
     def __init__(self, worker, account, alone):
         super().__init__()
         self._worker = worker
-        self._account = account
+        self._job = small_job(account)
         self._alone = alone
         self._ended = threading.Event()
-        self.num_whole = 0
-        self.num_wrong = 0
-        self.num_broken = 0
+        self.ends = Counter()
 
     def run(self):
         while not self._ended.is_set():
+            parts = (self._job, exact_package(), small_shard())
             try:
-                rows = self._rows()
+                rows = rows_of(self._worker.run(*parts))
             except (*BROKEN, NotGrantedError):
-                self.num_broken += 1
+                self.ends["broken"] += 1
                 time.sleep(0.05)
                 continue
-            if same(rows, self._alone):
-                self.num_whole += 1
-            else:
-                self.num_wrong += 1
+            self.ends["whole" if same(rows, self._alone) else "wrong"] += 1
 
     def end(self):
         self._ended.set()
         self.join(60)
         assert not self.is_alive()
-
-    def _rows(self):
-        job = small_job(self._account)
-        return rows_of(self._worker.run(job, exact_package(), small_shard()))
 
 
 def test_kill_under_load_gives_complete_or_broken_streams(tmp_path, alone):
@@ -748,35 +690,34 @@ def test_kill_under_load_gives_complete_or_broken_streams(tmp_path, alone):
         for client in clients:
             client.start()
             stack.callback(client.end)
-        wait_until(
-            lambda: all(client.num_whole > 1 for client in clients),
-            30,
-            first.log,
-        )
+
+        def wait_for_two_more(worker):
+            before = [client.ends["whole"] for client in clients]
+            wait_until(
+                lambda: all(
+                    client.ends["whole"] > number + 1
+                    for client, number in zip(clients, before, strict=True)
+                ),
+                30,
+                worker.log,
+            )
+
+        wait_for_two_more(first)
         body = SilentAfter(small_shard()[:30_000])
-        with first.streaming(
-            small_job("AUTH_midst"), exact_package(), body
-        ) as stream:
+        job = small_job("AUTH_midst")
+        with first.streaming(job, exact_package(), body) as stream:
             assert stream.answer().status == 200
             first.kill()
             assert end_of(stream) == "broken"
             body.stop.set()
         assert os.path.exists(first.socket)
-        before = [client.num_whole for client in clients]
         second = WorkerProcess(tmp_path, OPTIONS)
         stack.callback(second.kill)
         second.wait_until_ready()
-        wait_until(
-            lambda: all(
-                client.num_whole > number + 1
-                for client, number in zip(clients, before, strict=True)
-            ),
-            30,
-            second.log,
-        )
+        wait_for_two_more(second)
         for client in clients:
             client.end()
-        assert [client.num_wrong for client in clients] == [0, 0, 0]
-        assert all(client.num_broken for client in clients)
+            assert client.ends["wrong"] == 0
+            assert client.ends["broken"] > 0
         assert second.stop() == 0
     assert not os.path.exists(second.socket)

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import random
+import re
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -46,7 +46,7 @@ LIBRARIES = {
     "s3-images": "s3torchconnector",
     "mosaic": "streaming",
 }
-PROCESSES: Mapping[str, Mapping[str, Any]] = {
+PROCESSES = {
     "tar-stream": {"decode": "reader"},
     "webdataset": {"num_workers": 2},
     "s3-tars": {"num_workers": 2, "reader": "sequential"},
@@ -55,7 +55,7 @@ PROCESSES: Mapping[str, Mapping[str, Any]] = {
 }
 """Settings with the most threads and processes."""
 
-METER: Mapping[str, Any] = {"interface": None, "storage_sessions": []}
+METER = {"interface": None, "storage_sessions": []}
 
 
 @pytest.fixture(scope="module")
@@ -133,24 +133,17 @@ def until(condition):
 def session(leader):
     """Processes of a session."""
     found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = path.read_text().rpartition(")")[2].split()
-        except (FileNotFoundError, ProcessLookupError):
-            continue  # it ended
-        if int(fields[3]) == leader:
-            found.append(int(path.parent.name))
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(ProcessLookupError):  # it ended
+            if os.getsid(int(path.name)) == leader:
+                found.append(int(path.name))
     return found
 
 
 def shared_memory():
     """Shared memory of torch and of mosaicml-streaming."""
-    found = Path("/dev/shm").iterdir()
-    return {
-        each.name
-        for each in found
-        if each.name.startswith("torch_") or each.name[:6].isdigit()
-    }
+    names = os.listdir("/dev/shm")
+    return {n for n in names if re.match(r"torch_|\d{6}", n)}
 
 
 def converted(place, name, paths):

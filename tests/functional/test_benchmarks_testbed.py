@@ -71,17 +71,14 @@ def bed(network, cores):
 @contextlib.contextmanager
 def transfer(bed):
     """Sends a megabyte over the link while, and after, the body runs."""
-    address = STORAGE_ADDRESS
+    words = [sys.executable, "-c"]
     with contextlib.ExitStack() as stack:
         sender = bed.storage.start(
-            [sys.executable, "-c", SEND, address], stdout=subprocess.PIPE
+            [*words, SEND, STORAGE_ADDRESS], stdout=subprocess.PIPE
         )
         stack.callback(end, sender)
-        assert sender.stdout is not None
         port = sender.stdout.readline().decode().strip()
-        receiver = bed.client.start(
-            [sys.executable, "-c", RECEIVE, address, port]
-        )
+        receiver = bed.client.start([*words, RECEIVE, STORAGE_ADDRESS, port])
         stack.callback(end, receiver)
         yield
         assert receiver.wait(SECONDS) == 0
@@ -111,14 +108,11 @@ def test_the_rate_changes_while_data_flows(bed):
     with transfer(bed):
         bed.set_link(50e6)
     bed.set_link(None)
-    assert bed.client.namespace is not None
     shaping = bed.client.namespace.run(["tc", "qdisc", "show"])
     assert "tbf" not in shaping
 
 
-def test_every_process_stays_on_the_core_of_its_tier(
-    bed,
-):
+def test_every_process_stays_on_the_core_of_its_tier(bed):
     found = bed.affinities()
     assert found
     assert all(cores == list(bed.storage.cores) for cores in found.values())
@@ -132,7 +126,6 @@ def test_every_process_stays_on_the_core_of_its_tier(
 
 def test_the_tiers_have_a_network_of_their_own(bed):
     for tier in (bed.storage, bed.client):
-        assert tier.namespace is not None
         shown = tier.namespace.run(["ip", "-brief", "address"])
         names = [line.split()[0] for line in shown.splitlines()]
         assert names[0] == "lo"
@@ -174,7 +167,6 @@ def holder(network, cores):
 
 
 def running_in(holder):
-    assert holder.stdout is not None
     assert select.select([holder.stdout], [], [], SECONDS)[0]
     folder, pid = holder.stdout.readline().decode().split()
     return Path(folder), Path("/proc") / pid
@@ -192,9 +184,7 @@ def test_nothing_is_left_when_the_process_is_ended(holder, signum):
     until(lambda: not namespace.exists())
 
 
-def test_the_next_start_removes_what_a_killed_storage_tier_left(
-    holder,
-):
+def test_the_next_start_removes_what_a_killed_storage_tier_left(holder):
     folder, _ = running_in(holder)
     storage = users_of(folder)
     os.kill(holder.pid, signal.SIGSTOP)

@@ -7,19 +7,16 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 
 from children import run_family
 from hapi_cluster import Cluster
 
 SECONDS = 280
-_MODULES = MappingProxyType(
-    {
-        "hapi": ("-m", "hapi_client.cli.main"),
-        "swift": ("-m", "swiftclient.shell"),
-        "python": (),
-    }
-)
+_MODULES = {
+    "hapi": ("-m", "hapi_client.cli.main"),
+    "swift": ("-m", "swiftclient.shell"),
+    "python": (),
+}
 
 
 def run(

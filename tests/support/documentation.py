@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,11 +18,16 @@ PAGES = sorted(
     if "_build" not in path.parts
 )
 
-_DIRECTIVE = re.compile(r"^( *)\.\. (?:code-block|code|sourcecode)::(.*)$")
-_LITERAL = re.compile(r"^( *)(?!\.\. )(?:.*[^:])?::$")
-_OPTION = re.compile(r"^ +:[\w-]+:")
-_FENCE = re.compile(r"^```(\w*)$")
-_NOT_RUN = re.compile(r"^ *(?:\.\. |<!-- )not run: (.+?)(?: -->)?$")
+_RESTRUCTURED = re.compile(
+    r"^( *)(?:\.\. (?:code-block|code|sourcecode)::(.*)|(?!\.\. ).*::)\n"
+    r"(?:\1 +:[\w-]+:.*\n)*"
+    r"((?:\1 +.*\n|[ ]*\n)+)",
+    re.MULTILINE,
+)
+_MARKDOWN = re.compile(r"^()```(\w*)\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
+_NOT_RUN = re.compile(
+    r"^ *(?:\.\.|<!--) not run: .+\n(?: +\S.*\n)*\s*\Z", re.M
+)
 
 
 @dataclass(frozen=True)
@@ -34,7 +39,7 @@ class Block:
         line: where it begins.
         language: empty where the page does not say.
         text: without its indentation.
-        not_run: the reason that a comment in front of it gives
+        not_run: a comment in front of it says why it is not run
             (``.. not run: REASON``, ``<!-- not run: REASON -->``).
     """
 
@@ -42,7 +47,7 @@ class Block:
     line: int
     language: str
     text: str
-    not_run: str | None = None
+    not_run: bool
 
     def __str__(self) -> str:
         return f"{self.page}:{self.line}"
@@ -50,9 +55,18 @@ class Block:
 
 def blocks_of(page: str) -> list[Block]:
     """All code blocks of a page, in order."""
-    lines = (ROOT / page).read_text().splitlines()
-    found = _markdown if page.endswith(".md") else _restructured
-    return list(found(page, lines))
+    text = (ROOT / page).read_text()
+    pattern = _MARKDOWN if page.endswith(".md") else _RESTRUCTURED
+    return [
+        Block(
+            page,
+            text.count("\n", 0, found.start()) + 1,
+            (found[2] or "").strip(),
+            textwrap.dedent(found[3]).strip("\n") + "\n",
+            bool(_NOT_RUN.search(text[: found.start()])),
+        )
+        for found in pattern.finditer(text)
+    ]
 
 
 def all_blocks(*languages: str) -> list[Block]:
@@ -63,71 +77,6 @@ def all_blocks(*languages: str) -> list[Block]:
         for block in blocks_of(page)
         if block.language in languages
     ]
-
-
-def _markdown(page: str, lines: list[str]) -> Iterator[Block]:
-    number = 0
-    while number < len(lines):
-        fence = _FENCE.match(lines[number])
-        if fence:
-            end = lines.index("```", number + 1)
-            text = "\n".join(lines[number + 1 : end]) + "\n"
-            yield Block(
-                page, number + 1, fence[1], text, _reason(lines, number)
-            )
-            number = end
-        number += 1
-
-
-def _restructured(page: str, lines: list[str]) -> Iterator[Block]:
-    number = 0
-    while number < len(lines):
-        begun = _DIRECTIVE.match(lines[number])
-        language = begun[2].strip() if begun else ""
-        begun = begun or _LITERAL.match(lines[number])
-        if begun:
-            first, end = _body(lines, number + 1, len(begun[1]))
-            yield Block(
-                page,
-                number + 1,
-                language,
-                _dedented(lines[first:end]),
-                _reason(lines, number),
-            )
-            number = end - 1
-        number += 1
-
-
-def _body(lines: list[str], number: int, indent: int) -> tuple[int, int]:
-    """Start and end of the lines that are indented more."""
-    while number < len(lines) and _OPTION.match(lines[number]):
-        number += 1
-    first = number
-    deeper = " " * (indent + 1)
-    while number < len(lines) and (
-        not lines[number].strip() or lines[number].startswith(deeper)
-    ):
-        number += 1
-    return first, number
-
-
-def _dedented(lines: list[str]) -> str:
-    margin = min(
-        (len(line) - len(line.lstrip()) for line in lines if line.strip()),
-        default=0,
-    )
-    return "\n".join(line[margin:] for line in lines).strip("\n") + "\n"
-
-
-def _reason(lines: list[str], number: int) -> str | None:
-    """Text of the comment in front of a block, of one or more lines."""
-    before = number - 1
-    while before >= 0 and not lines[before].strip():
-        before -= 1
-    while before > 0 and lines[before].startswith("   "):
-        before -= 1
-    found = _NOT_RUN.match(lines[before]) if before >= 0 else None
-    return found[1] if found else None
 
 
 def commands_of(block: Block) -> list[str]:

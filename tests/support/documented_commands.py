@@ -8,10 +8,8 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
-from types import MappingProxyType
 
 import pytest
 import typer
@@ -19,43 +17,27 @@ import typer
 from documentation import ROOT
 from hapi_client.cli.main import app
 
-NOT_RUN: Mapping[str, str] = MappingProxyType(
-    {
-        "install": "needs root, changes the host",
-        "journalctl": "needs systemd",
-        "swift-init": "needs root, changes the host",
-        "systemctl": "needs root and systemd",
-        "useradd": "needs root, changes the host",
-        "userdel": "needs root, changes the host",
-        "rm": "needs root, changes the host",
-        "python3": "makes virtual environments, as CI does",
-    }
-)
+NOT_RUN = {
+    "install": "needs root, changes the host",
+    "journalctl": "needs systemd",
+    "swift-init": "needs root, changes the host",
+    "systemctl": "needs root and systemd",
+    "useradd": "needs root, changes the host",
+    "userdel": "needs root, changes the host",
+    "rm": "needs root, changes the host",
+    "python3": "makes virtual environments, as CI does",
+}
 """Programs that no test runs, and why."""
 
-PARSED: Mapping[str, str] = MappingProxyType(
-    {
-        "hapi cluster": "tests/functional/test_cluster.py runs it",
-        "hapi demo": "CI runs it (tox run -e demo)",
-        "hapi plan": "tests/functional/test_tutorial.py runs it",
-    }
-)
+PARSED = {
+    "hapi cluster": "tests/functional/test_cluster.py runs it",
+    "hapi demo": "CI runs it (tox run -e demo)",
+    "hapi plan": "tests/functional/test_tutorial.py runs it",
+}
 """Commands whose options are looked at and that do not run here."""
-
-
-RUN_ELSEWHERE: Mapping[str, str] = MappingProxyType(
-    {
-        "docs/tutorial/finetune.rst": "tests/functional/test_tutorial.py",
-    }
-)
-"""Pages that a test of their own follows."""
 
 RUN = ("curl", "hapi", "hapi-worker", "python", "swift-proxy-server")
 """Programs that :mod:`run_blocks` runs, or takes for others."""
-
-
-class CommandError(AssertionError):
-    """A command of the documentation that nobody could run."""
 
 
 def words_of(command: str) -> list[str]:
@@ -78,15 +60,21 @@ def is_run(words: list[str]) -> bool:
     Of others, the names in them are looked at.
 
     Raises:
-        CommandError: there is no such name, or nobody knows what to do.
+        AssertionError: there is no such name, or nobody knows what to do.
     """
     program = Path(words[0]).name
     if program == "pip" or words[1:3] == ["-m", "pip"]:
-        _check_extras(words)
+        setup = configparser.ConfigParser()
+        setup.read(ROOT / "setup.cfg")
+        for extras in re.findall(r"(?:\.|swift-hapi)\[(.+?)\]", str(words)):
+            assert {*extras.split(",")} <= {*setup["options.extras_require"]}
     elif program == "tox":
-        _check_tox(words)
+        text = "[testenv:py3]" + (ROOT / "tox.ini").read_text()
+        for name in words[words.index("-e") + 1].split(","):
+            assert f"[testenv:{name}]" in text, words
     elif program == "pytest":
-        _check_paths(words)
+        paths = [ROOT / word for word in words if word.startswith("tests/")]
+        assert all(path.exists() for path in paths), words
     elif words[:3] == ["python", "-m", "benchmarks"]:
         _check_benchmark(f"benchmarks.{words[3]}", words[4:])
     elif words[:2] == ["python", "-m"] and words[2].startswith("benchmarks."):
@@ -96,47 +84,19 @@ def is_run(words: list[str]) -> bool:
     elif program in RUN:
         # Of those that no package of ours brings along, not all are here.
         return program != "curl" or shutil.which(program) is not None
-    elif program not in NOT_RUN:
-        raise CommandError(f"{words}: nobody knows how to run it")
+    else:
+        assert program in NOT_RUN, f"{words}: nobody knows how to run it"
     return False
-
-
-def _check_extras(words: list[str]) -> None:
-    setup = configparser.ConfigParser()
-    setup.read(ROOT / "setup.cfg")
-    known = set(setup["options.extras_require"])
-    for word in words:
-        for extras in re.findall(r"^(?:\.|swift-hapi)\[(.+)\]", word):
-            missing = set(extras.split(",")) - known
-            if missing:
-                raise CommandError(f"{words}: no extra {missing}")
-
-
-def _check_tox(words: list[str]) -> None:
-    named = words[words.index("-e") + 1].split(",")
-    text = (ROOT / "tox.ini").read_text()
-    for name in named:
-        if name != "py3" and f"[testenv:{name}]" not in text:
-            raise CommandError(f"{words}: no tox environment {name}")
-
-
-def _check_paths(words: list[str]) -> None:
-    for word in words:
-        if word.startswith("tests/") and not (ROOT / word).exists():
-            raise CommandError(f"{words}: no {word}")
 
 
 def _check_benchmark(name: str, arguments: list[str]) -> None:
     """Its own parser takes the arguments; then it is stopped."""
+    original = argparse.ArgumentParser.parse_args
 
     def parse(parser: argparse.ArgumentParser, args: object = None) -> None:
-        try:
-            original(parser, arguments)
-        except SystemExit as error:
-            raise CommandError(f"{name} {arguments}: {error}") from error
+        original(parser, arguments)
         raise _ParsedError
 
-    original = argparse.ArgumentParser.parse_args
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(argparse.ArgumentParser, "parse_args", parse)
         patch.setattr(sys, "argv", [name, *arguments])
@@ -151,7 +111,5 @@ class _ParsedError(Exception):
 def _check_hapi(words: list[str]) -> None:
     command, rest = typer.main.get_command(app), words[1:]
     while hasattr(command, "commands"):
-        if not rest or rest[0] not in command.commands:
-            raise CommandError(f"{words}: there is no such command")
         command, rest = command.commands[rest[0]], rest[1:]
     command.make_context(words[1], rest)

@@ -8,28 +8,18 @@ import platform
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
 
 from hapi_cluster import ClusterError
-from swift_functional.clusters import Clusters
-from swift_functional.comparison import (
-    Comparison,
-    remarks,
-    succeeded,
-    table,
-    to_json,
-)
-from swift_functional.errors import NotRunError
+from swift_functional import NotRunError
+from swift_functional.clusters import compare_layout
+from swift_functional.comparison import Comparison, succeeded, table
 from swift_functional.layouts import LAYOUTS
-from swift_functional.sdist import (
-    default_cache,
-    installed_version,
-    unpacked_sdist,
-)
+from swift_functional.sdist import default_cache, unpacked_sdist
 
 EXIT_DIFFERENT = 1
 EXIT_NOT_RUN = 2
@@ -86,7 +76,7 @@ EPILOG = """\
 """
 
 
-def arguments_of(argv: Sequence[str] | None = None) -> argparse.Namespace:
+def arguments_of(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m swift_functional",
         description=DESCRIPTION,
@@ -94,18 +84,9 @@ def arguments_of(argv: Sequence[str] | None = None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add(
-        "--layout",
-        action="append",
-        choices=LAYOUTS,
-        help="repeatable; default: all",
-    )
-    add(
-        "--suite",
-        action="append",
-        choices=SUITES,
-        help="repeatable; default: all",
-    )
+    for name, choices in ("--layout", LAYOUTS), ("--suite", SUITES):
+        said = "repeatable; default: all"
+        add(name, action="append", choices=choices, help=said)
     add("--only", metavar="PATTERN", help="select tests with pytest -k")
     add(
         "--quick",
@@ -126,10 +107,7 @@ def arguments_of(argv: Sequence[str] | None = None) -> argparse.Namespace:
         default=default_cache(),
         help="folder of Swift's sdists (default %(default)s)",
     )
-    arguments = parser.parse_args(argv)
-    arguments.layout = arguments.layout or list(LAYOUTS)
-    arguments.suite = arguments.suite or list(SUITES)
-    return arguments
+    return parser.parse_args(argv)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -146,15 +124,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs and reports the comparisons; returns the exit status."""
-    swift = installed_version()
+    swift = version("swift")
     source = unpacked_sdist(arguments.cache, swift)
-    with _folder(arguments.logs) as logs:
-        comparisons = [
-            comparison
-            for layout in arguments.layout
-            for comparison in _compare(arguments, layout, source, logs)
-        ]
-    if not any(each.pairs for each in comparisons):
+    tests = QUICK if arguments.quick else SUITES
+    suites = {name: tests[name] for name in arguments.suite or SUITES}
+    comparisons: list[Comparison] = []
+    with ExitStack() as stack:
+        logs = arguments.logs and arguments.logs.resolve()
+        if logs is None:
+            logs = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        for layout in arguments.layout or LAYOUTS:
+            comparisons += compare_layout(
+                layout, source, logs, suites, _selection(arguments)
+            )
+    if not any(each.first for each in comparisons):
         raise NotRunError(f"--only {arguments.only!r} selects no test")
     _report(swift, comparisons)
     if arguments.json is not None:
@@ -164,25 +147,6 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.logs is None:
         print("--logs DIR keeps the logs of pytest and the servers.")
     return EXIT_DIFFERENT
-
-
-@contextmanager
-def _folder(chosen: Path | None) -> Iterator[Path]:
-    if chosen is None:
-        with tempfile.TemporaryDirectory() as folder:
-            yield Path(folder)
-    else:
-        yield chosen.resolve()
-
-
-def _compare(
-    arguments: argparse.Namespace, layout: str, source: Path, logs: Path
-) -> Iterator[Comparison]:
-    suites = QUICK if arguments.quick else SUITES
-    options = _selection(arguments)
-    with Clusters(layout, source, logs) as clusters:
-        for suite in arguments.suite:
-            yield clusters.compare(suite, suites[suite], options)
 
 
 def _selection(arguments: argparse.Namespace) -> Sequence[str]:
@@ -195,8 +159,8 @@ def _selection(arguments: argparse.Namespace) -> Sequence[str]:
 def _report(swift: str, comparisons: Sequence[Comparison]) -> None:
     print(f"Functional tests of Swift {swift}, without and with the filter:")
     print(table(comparisons))
-    for line in remarks(comparisons):
-        print(line)
+    for each in comparisons:
+        print("".join(f"{line}\n" for line in each.remarks()), end="")
     if not any(each.differing for each in comparisons):
         print("No difference.")
 
@@ -209,7 +173,7 @@ def _write(path: Path, swift: str, comparisons: Sequence[Comparison]) -> None:
         "python": platform.python_version(),
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "succeeded": succeeded(comparisons),
-        "comparisons": [to_json(each) for each in comparisons],
+        "comparisons": [each.to_json() for each in comparisons],
     }
     path.write_text(json.dumps(body, indent=1) + "\n")
 

@@ -6,39 +6,51 @@ outcome decides, and the report shows both.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from swift_functional.outcomes import ABSENT, KINDS, Outcome, counts
-from swift_functional.runs import Result
-
 WITHOUT, WITH = "without", "with"
 SIDES = (WITHOUT, WITH)
-HEADER = ("layout", "suite", "filter", *KINDS, "seconds")
+KINDS = ("passed", "skipped", "xfailed", "error", "failed")
+"""Kinds of outcomes, best first; ``error``: in setup or teardown."""
+HEADER: tuple[str, ...] = ("layout", "suite", "filter", *KINDS, "seconds")
+ROW = "{:15}{:11}{:9}" + "{:>9}" * 6
 
 
 @dataclass(frozen=True)
-class Pair:
-    """The outcomes of one test without and with the filter."""
+class Outcome:
+    """Outcome of one test."""
 
-    without: Outcome
-    with_filter: Outcome
+    kind: str
+    reason: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.kind} ({self.reason})" if self.reason else self.kind
+
+
+@dataclass(frozen=True)
+class Result:
+    """Outcomes of the tests of one run, by their ids."""
+
+    outcomes: Mapping[str, Outcome]
+    seconds: float
 
     @property
-    def differs(self) -> bool:
-        """True if the kinds differ; reasons contain random names."""
-        return self.without.kind != self.with_filter.kind
+    def counts(self) -> dict[str, int]:
+        """The number of tests of each kind, in the order of KINDS."""
+        found = Counter(each.kind for each in self.outcomes.values())
+        return {kind: found[kind] for kind in KINDS}
 
-    @property
-    def bad(self) -> bool:
-        return self.without.bad or self.with_filter.bad
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            WITHOUT: vars(self.without),
-            WITH: vars(self.with_filter),
-        }
+Pair = Mapping[str, Outcome]
+"""Outcomes of one test by side."""
+
+
+def differs(pair: Pair) -> bool:
+    """True if the kinds differ; reasons contain random names."""
+    return pair[WITHOUT].kind != pair[WITH].kind
 
 
 @dataclass(frozen=True)
@@ -49,51 +61,76 @@ class Comparison:
         layout: name of the layout.
         suite: name of the suite.
         results: results of WITHOUT and WITH.
+        first: outcomes of the first run, by test.
         again: second outcomes of the tests that differed in the first run.
     """
 
     layout: str
     suite: str
     results: Mapping[str, Result]
+    first: Mapping[str, Pair]
     again: Mapping[str, Pair]
 
     @property
-    def pairs(self) -> dict[str, Pair]:
-        """Outcomes of the first run, by test."""
-        return pairs_of(self.results)
-
-    @property
-    def differing(self) -> dict[str, Pair]:
+    def differing(self) -> list[str]:
         """Tests whose final outcomes differ."""
-        final = {**self.pairs, **self.again}
-        return {test: pair for test, pair in final.items() if pair.differs}
+        return [test for test, pair in self._final.items() if differs(pair)]
 
     @property
-    def failing(self) -> dict[str, Pair]:
+    def failing(self) -> list[str]:
         """Tests that finally fail on both sides."""
-        final = {**self.pairs, **self.again}
-        return {
-            test: pair
-            for test, pair in final.items()
-            if pair.bad and not pair.differs
-        }
+        return [
+            test
+            for test, pair in self._final.items()
+            if not differs(pair) and pair[WITH].kind in ("failed", "error")
+        ]
 
     @property
-    def unsteady(self) -> dict[str, Pair]:
-        """First outcomes of the tests that differed in the first run only."""
+    def unsteady(self) -> list[str]:
+        """Tests that differed in the first run only."""
+        return [test for test, pair in self.again.items() if not differs(pair)]
+
+    @property
+    def _final(self) -> dict[str, Pair]:
+        return {**self.first, **self.again}
+
+    def remarks(self) -> list[str]:
+        """Lines about every test that differs, differed once, or fails."""
+        lines = []
+        for what, tests in {
+            "differs": self.differing,
+            "differed at first, but not alone": self.unsteady,
+            "fails without the filter as well": self.failing,
+        }.items():
+            for test in tests:
+                lines.append(f"{self.layout}, {test} {what}")
+                for time, pairs in ("", self.first), ("alone, ", self.again):
+                    for side, outcome in pairs.get(test, {}).items():
+                        lines.append(f"    {time}{side}: {outcome}")
+        return lines
+
+    def to_json(self) -> dict[str, Any]:
+        """The comparison as JSON, for ``--json``."""
+        results = self.results.items()
         return {
-            test: self.pairs[test]
-            for test, pair in self.again.items()
-            if not pair.differs
+            "layout": self.layout,
+            "suite": self.suite,
+            "seconds": {
+                side: round(each.seconds, 1) for side, each in results
+            },
+            "counts": {side: each.counts for side, each in results},
+            "differing": self.differing,
+            "failing": self.failing,
+            "unsteady": self.unsteady,
+            "tests": _to_json(self.first),
+            "again": _to_json(self.again),
         }
 
 
-def pairs_of(results: Mapping[str, Result]) -> dict[str, Pair]:
-    """The outcomes of each test of either run."""
-    without, with_filter = (results[side].outcomes for side in SIDES)
+def _to_json(pairs: Mapping[str, Pair]) -> dict[str, Any]:
     return {
-        test: Pair(without.get(test, ABSENT), with_filter.get(test, ABSENT))
-        for test in sorted({*without, *with_filter})
+        test: {side: vars(outcome) for side, outcome in pair.items()}
+        for test, pair in pairs.items()
     }
 
 
@@ -111,11 +148,22 @@ def compare(
         results: results of WITHOUT and WITH.
         repeat: runs tests again, alone, on both sides.
     """
-    comparison = Comparison(layout, suite, results, {})
-    tests = list(comparison.differing)
-    if not tests:
-        return comparison
-    return replace(comparison, again=pairs_of(repeat(tests)))
+    first = _pairs_of(results)
+    comparison = Comparison(layout, suite, results, first, {})
+    if comparison.differing:
+        again = _pairs_of(repeat(comparison.differing))
+        return replace(comparison, again=again)
+    return comparison
+
+
+def _pairs_of(results: Mapping[str, Result]) -> dict[str, Pair]:
+    """The outcomes of each test of either run."""
+    sides = {side: results[side].outcomes for side in SIDES}
+    absent = Outcome("absent")
+    return {
+        test: {side: sides[side].get(test, absent) for side in SIDES}
+        for test in sorted({*sides[WITHOUT], *sides[WITH]})
+    }
 
 
 def succeeded(comparisons: Sequence[Comparison]) -> bool:
@@ -125,80 +173,10 @@ def succeeded(comparisons: Sequence[Comparison]) -> bool:
 
 def table(comparisons: Sequence[Comparison]) -> str:
     """A table of the number of tests by outcome, one row per run."""
-    rows = [HEADER, *(row for each in comparisons for row in _rows(each))]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if number < 3 else cell.rjust(width)
-            for number, (cell, width) in enumerate(
-                zip(row, widths, strict=True)
-            )
-        ).rstrip()
-        for row in rows
-    )
-
-
-def _rows(comparison: Comparison) -> list[tuple[str, ...]]:
-    return [
-        (
-            comparison.layout,
-            comparison.suite,
-            side,
-            *map(str, counts(result.outcomes).values()),
-            f"{result.seconds:.0f}",
-        )
-        for side, result in comparison.results.items()
-    ]
-
-
-def remarks(comparisons: Sequence[Comparison]) -> list[str]:
-    """Lines about every test that differs, differed once, or fails."""
-    return [
-        line
-        for each in comparisons
-        for line in (
-            *_lines(each, "differs", each.differing),
-            *_lines(each, "differed at first, but not alone", each.unsteady),
-            *_lines(each, "fails without the filter as well", each.failing),
-        )
-    ]
-
-
-def _lines(
-    comparison: Comparison, what: str, tests: Mapping[str, Pair]
-) -> list[str]:
-    lines = []
-    for test in tests:
-        lines.append(f"{comparison.layout}, {test} {what}")
-        times = {"": comparison.pairs[test]}
-        if test in comparison.again:
-            times["alone, "] = comparison.again[test]
-        for time, pair in times.items():
-            lines.append(f"    {time}without: {pair.without}")
-            lines.append(f"    {time}with:    {pair.with_filter}")
-    return lines
-
-
-def to_json(comparison: Comparison) -> dict[str, Any]:
-    """The comparison as JSON, for ``--json``."""
-    return {
-        "layout": comparison.layout,
-        "suite": comparison.suite,
-        "seconds": {
-            side: round(result.seconds, 1)
-            for side, result in comparison.results.items()
-        },
-        "counts": {
-            side: counts(result.outcomes)
-            for side, result in comparison.results.items()
-        },
-        "differing": sorted(comparison.differing),
-        "failing": sorted(comparison.failing),
-        "unsteady": sorted(comparison.unsteady),
-        "tests": {
-            test: pair.to_json() for test, pair in comparison.pairs.items()
-        },
-        "again": {
-            test: pair.to_json() for test, pair in comparison.again.items()
-        },
-    }
+    rows = [HEADER]
+    for each in comparisons:
+        for side, result in each.results.items():
+            counts = map(str, result.counts.values())
+            seconds = f"{result.seconds:.0f}"
+            rows.append((each.layout, each.suite, side, *counts, seconds))
+    return "\n".join(ROW.format(*row) for row in rows)

@@ -45,11 +45,6 @@ _PLACES = (
     ("tempurl", "ratelimit"),
     ("tempauth", "staticweb"),
 )
-_S3_USERS = (
-    ("test:tester", "testing"),
-    ("test:tester2", "testing2"),
-    ("test:tester3", "testing3"),
-)
 _MORE_USERS = {
     "user_test_tester2": "testing2 .admin",
     "user_test5_tester5": "testing5 service",
@@ -63,42 +58,32 @@ class TestedLayout:
     Attributes:
         cluster: name of the layout in ``hapi_cluster``.
         encryption: encrypt objects at rest.
-        s3_acl: s3api has ACLs of its own and overrides authorization.
-        quoted_etags: the etag-quoter is on.
+        s3_acl: "true" if s3api has ACLs of its own.
+        quoted_etags: "true" if the etag-quoter is on.
     """
 
     cluster: str
     encryption: bool
-    s3_acl: bool
-    quoted_etags: bool
+    s3_acl: str
+    quoted_etags: str
 
 
 LAYOUTS: Mapping[str, TestedLayout] = {
-    "plain": TestedLayout(
-        "single", encryption=False, s3_acl=True, quoted_etags=False
-    ),
-    "ec+encryption": TestedLayout(
-        "mixed", encryption=True, s3_acl=False, quoted_etags=True
-    ),
+    "plain": TestedLayout("single", False, "true", "false"),
+    "ec+encryption": TestedLayout("mixed", True, "false", "true"),
 }
 
 
 def cluster_settings(name: str, *, hapi_filter: bool) -> dict[str, Any]:
     """Settings of ``Cluster.start``; plain requests need no worker."""
     layout = LAYOUTS[name]
-    settings = {
+    settings: dict[str, Any] = {
         "worker": False,
         "hapi_filter": hapi_filter,
         "layout": layout.cluster,
         "encryption": layout.encryption,
         "filter_options": FILTER_OPTIONS,
     }
-    return {**settings, "swift_options": _swift_options(layout, settings)}
-
-
-def _swift_options(
-    layout: TestedLayout, settings: Mapping[str, Any]
-) -> Mapping[str, Mapping[str, Mapping[str, str]]]:
     names = pipeline(ClusterSettings(**settings))
     for left, name in _PLACES:
         names.insert(names.index(left) + 1, name)
@@ -111,8 +96,8 @@ def _swift_options(
             "SERVICE_require_group": "service",
         },
         "filter:s3api": {
-            "s3_acl": _flag(layout.s3_acl),
-            "check_bucket_owner": _flag(layout.s3_acl),
+            "s3_acl": layout.s3_acl,
+            "check_bucket_owner": layout.s3_acl,
         },
         "filter:domain_remap": {
             "use": "egg:swift#domain_remap",
@@ -120,20 +105,17 @@ def _swift_options(
         },
         "filter:etag-quoter": {
             "use": "egg:swift#etag_quoter",
-            "enable_by_default": _flag(layout.quoted_etags),
+            "enable_by_default": layout.quoted_etags,
         },
         "filter:ratelimit": {"use": "egg:swift#ratelimit"},
         "filter:staticweb": {"use": "egg:swift#staticweb"},
     }
     constraints = {"max_file_size": str(MAX_FILE_BYTES)}
-    return {
+    options = {
         "proxy-server.conf": proxy,
         "swift.conf": {"swift-constraints": constraints},
     }
-
-
-def _flag(value: bool) -> str:
-    return "true" if value else "false"
+    return {**settings, "swift_options": options}
 
 
 def config_of_tests(name: str, auth_url: str) -> str:
@@ -163,7 +145,7 @@ def config_of_tests(name: str, auth_url: str) -> str:
                 "endpoint": endpoint,
                 "region": REGION,
                 **_s3_keys("", ("1", "2", "3")),
-                "s3_acl_tests_enabled": _flag(LAYOUTS[name].s3_acl),
+                "s3_acl_tests_enabled": LAYOUTS[name].s3_acl,
             },
         }
     )
@@ -173,18 +155,15 @@ def config_of_tests(name: str, auth_url: str) -> str:
 
 
 def _account(user: str, number: str) -> dict[str, str]:
-    account, _, name = user.partition(":")
-    return {
-        f"account{number}": account,
-        f"username{number}": name,
-        f"password{number}": USERS[user][0],
-    }
+    values = (*user.split(":"), USERS[user][0])
+    names = ("account", "username", "password")
+    return {f"{n}{number}": v for n, v in zip(names, values, strict=True)}
 
 
 def _s3_keys(prefix: str, numbers: Sequence[str]) -> dict[str, str]:
     """The keys of two owners of one account, and of its other user."""
     keys = {}
-    for number, (user, key) in zip(numbers, _S3_USERS, strict=True):
-        keys[f"{prefix}access_key{number}"] = user
-        keys[f"{prefix}secret_key{number}"] = key
+    for number, user in zip(numbers, ("", "2", "3"), strict=True):
+        keys[f"{prefix}access_key{number}"] = f"test:tester{user}"
+        keys[f"{prefix}secret_key{number}"] = f"testing{user}"
     return keys

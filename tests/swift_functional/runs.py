@@ -6,201 +6,170 @@ than one of them.
 
 from __future__ import annotations
 
-import json
 import os
-import selectors
+import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
+from xml.etree import ElementTree
 
 from hapi_cluster.logs import tail
 from hapi_cluster.process_control import die_with
-from swift_functional.errors import NotRunError
-from swift_functional.outcomes import Outcome, Record
-from swift_functional.recorder import VARIABLE
+from swift_functional import NotRunError
+from swift_functional.comparison import KINDS, Outcome, Result
 
 TEST_SECONDS = 300
 """Timeout of one test."""
 SILENCE_SECONDS = TEST_SECONDS + 60.0
-"""Time without an event after which pytest is killed."""
-TICK_SECONDS = 1.0
-END_SECONDS = 20.0
+"""Time without a line of pytest after which it is killed."""
+TICK_SECONDS = 0.2
+PROGRESS_SECONDS = 15.0
 COMPLETE = (0, 1, 5)
 """Exit statuses of pytest: all passed, some failed, none selected."""
+REASON_CHARACTERS = 300
 
 
-@dataclass(frozen=True)
-class Task:
-    """Tests for pytest to run.
-
-    Attributes:
-        source: folder with ``test/``.
-        tests: files, folders or ids in it.
-        options: additional options of pytest.
-    """
-
-    source: Path
-    tests: Sequence[str]
-    options: Sequence[str] = ()
-
-
-@dataclass(frozen=True)
-class Result:
-    """Result of one task on one cluster."""
-
-    outcomes: Mapping[str, Outcome]
-    seconds: float
-
-
-class Run:
-    """One pytest process, which ends with the ``with`` block.
+def run_side_by_side(
+    source: Path,
+    places: Mapping[str, Path],
+    name: str,
+    arguments: Sequence[str],
+) -> dict[str, Result]:
+    """Runs the same tests against each cluster.
 
     Args:
-        task: tests to run.
-        config: the ``test.conf`` of the cluster.
-        logs: folder for pytest's log and its JUnit XML.
+        source: folder with Swift's ``test/``.
+        places: for each cluster, the folder with its ``test.conf``, which
+            gets pytest's log and its JUnit XML in a folder ``name``.
+        arguments: tests and options of pytest.
+
+    Raises:
+        NotRunError: pytest could not start, died, or was silent.
     """
-
-    def __init__(self, task: Task, config: Path, logs: Path) -> None:
-        self.record = Record()
-        self.heard = self._began = time.monotonic()
-        self.seconds = 0.0
-        self.log = logs / "pytest.log"
-        self.reader, writer = os.pipe()
-        self._rest = b""
-        try:
-            with self.log.open("wb") as log:
-                self._process = subprocess.Popen(
-                    _command(task, logs / "junit.xml"),
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    cwd=task.source,
-                    env=_environment(task.source, config, writer),
-                    pass_fds=(writer,),
-                    start_new_session=True,
-                    preexec_fn=die_with(os.getpid()),
-                )
-        except BaseException:
-            os.close(self.reader)
-            raise
-        finally:
-            os.close(writer)
-
-    def __enter__(self) -> Run:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.kill()
-        self._process.wait(END_SECONDS)
-        os.close(self.reader)
-
-    def kill(self) -> None:
-        """Kills pytest; tests that have not ended are unfinished."""
-        if self._process.poll() is None:
-            os.killpg(self._process.pid, signal.SIGKILL)
-
-    def read(self) -> bool:
-        """Reads new events; False if there will be no more."""
-        data = os.read(self.reader, 65536)
-        self.heard = time.monotonic()
-        self.seconds = self.heard - self._began
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        for line in lines:
-            self.record.take(json.loads(line))
-        return bool(data)
-
-    def result(self) -> Result:
-        """The result, after the last event.
-
-        Raises:
-            NotRunError: pytest could not start, or did not end.
-        """
-        broken = self.record.broken
-        if broken:
-            modules = "\n".join(f"  {m}: {broken[m]}" for m in broken)
-            raise NotRunError(f"cannot import modules of tests:\n{modules}")
-        outcomes = self.record.outcomes()
-        status = self._process.wait(END_SECONDS)
-        if status not in COMPLETE and not any(
-            outcome.kind == "unfinished" for outcome in outcomes.values()
-        ):
+    folders = {side: place / name for side, place in places.items()}
+    with ExitStack() as stack:
+        processes = {}
+        for side, folder in folders.items():
+            processes[side] = _start(source, folder, arguments)
+            stack.callback(_end, processes[side])
+        told = time.monotonic()
+        while any(each.poll() is None for each in processes.values()):
+            time.sleep(TICK_SECONDS)
+            if time.monotonic() - told > PROGRESS_SECONDS:
+                told = time.monotonic()
+                _tell_progress(folders)
+            for side, process in processes.items():
+                log = folders[side] / "pytest.log"
+                silent = time.time() - log.stat().st_mtime
+                if process.poll() is None and silent > SILENCE_SECONDS:
+                    _end(process)
+    for side, process in processes.items():
+        status, folder = process.returncode, folders[side]
+        if status not in COMPLETE or not (folder / "junit.xml").exists():
             raise NotRunError(
-                f"pytest ended with status {status}:\n{tail(self.log)}"
+                f"pytest {side} the filter has no result, status {status}:\n"
+                + tail(folder / "pytest.log")
             )
-        return Result(outcomes, self.seconds)
+    return {
+        side: read_junit(folder / "junit.xml", source)
+        for side, folder in folders.items()
+    }
 
 
-def _command(task: Task, junit: Path) -> list[str]:
-    return [
-        *(sys.executable, "-m", "pytest", "-c", os.devnull, "-q", "-ra"),
-        *("-p", "swift_functional.recorder", "-p", "pytest_timeout"),
-        *("-p", "no:cacheprovider"),
-        f"--rootdir={task.source}",
-        f"--timeout={TEST_SECONDS}",
-        f"--junitxml={junit}",
-        *task.options,
-        *task.tests,
-    ]
-
-
-def _environment(source: Path, config: Path, writer: int) -> dict[str, str]:
+def _start(
+    source: Path, folder: Path, arguments: Sequence[str]
+) -> subprocess.Popen[bytes]:
+    folder.mkdir(exist_ok=True)
+    junit = folder / "junit.xml"
+    junit.unlink(missing_ok=True)
     kept = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith(("SWIFT_TEST_", "PYTEST_", "AWS_"))
     }
-    # The source comes first: Python itself has a package "test".
-    folders = [source, Path(__file__).resolve().parents[1]]
-    return {
-        **kept,
-        "PYTHONPATH": os.pathsep.join(map(str, folders)),
-        "SWIFT_TEST_CONFIG_FILE": str(config),
-        "SWIFT_TEST_IN_PROCESS": "0",
-        # The tests run with the same plugins, whatever is installed.
-        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
-        VARIABLE: str(writer),
-    }
+    with (folder / "pytest.log").open("wb") as log:
+        return subprocess.Popen(
+            [
+                *(sys.executable, "-m", "pytest", "-c", os.devnull, "-v"),
+                *("-ra", "-p", "pytest_timeout", "-p", "no:cacheprovider"),
+                *("-o", "console_output_style=count"),
+                f"--rootdir={source}",
+                f"--timeout={TEST_SECONDS}",
+                f"--junitxml={junit}",
+                *arguments,
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            cwd=source,
+            env={
+                **kept,
+                # The source comes first: Python itself has a package "test".
+                "PYTHONPATH": str(source),
+                "SWIFT_TEST_CONFIG_FILE": str(folder.parent / "test.conf"),
+                "SWIFT_TEST_IN_PROCESS": "0",
+                # The same plugins, whatever is installed.
+                "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+            },
+            start_new_session=True,
+            preexec_fn=die_with(os.getpid()),
+        )
 
 
-def run_side_by_side(
-    task: Task,
-    clusters: Mapping[str, tuple[Path, Path]],
-    show: Callable[[Mapping[str, Record]], None],
-) -> dict[str, Result]:
-    """Runs the same tests against each cluster.
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Kills pytest and its children, if it runs."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _tell_progress(folders: Mapping[str, Path]) -> None:
+    for side, folder in folders.items():
+        text = (folder / "pytest.log").read_text(errors="replace")
+        counted = re.findall(r"\[ *(\d+/\d+)\]$", text, re.MULTILINE)
+        done = counted[-1] if counted else "no"
+        print(
+            f"{folder.name}: {side} the filter {done} tests", file=sys.stderr
+        )
+
+
+def read_junit(path: Path, source: Path) -> Result:
+    """Reads the outcomes from JUnit XML; the worst phase of a test counts.
 
     Args:
-        task: tests to run.
-        clusters: ``test.conf`` and folder for logs, by name.
-        show: called about every second with the records so far.
-
-    Raises:
-        NotRunError: one of them has no result.
+        source: folder of the tests, in which their modules are found.
     """
-    with ExitStack() as stack:
-        runs = {
-            name: stack.enter_context(Run(task, config, logs))
-            for name, (config, logs) in clusters.items()
-        }
-        selector = stack.enter_context(selectors.DefaultSelector())
-        for run in runs.values():
-            selector.register(run.reader, selectors.EVENT_READ, run)
-        while selector.get_map():
-            for key, _ in selector.select(TICK_SECONDS):
-                if not key.data.read():
-                    selector.unregister(key.fd)
-            show({name: run.record for name, run in runs.items()})
-            _end_silent(runs.values())
-        return {name: run.result() for name, run in runs.items()}
+    (suite,) = ElementTree.parse(path).getroot().iter("testsuite")
+    outcomes: dict[str, Outcome] = {}
+    for case in suite.iter("testcase"):
+        test = _id_of(case.attrib["classname"], case.attrib["name"], source)
+        for found in (_outcome_of(each) for each in (None, *case)):
+            known = outcomes.setdefault(test, found)
+            if KINDS.index(found.kind) > KINDS.index(known.kind):
+                outcomes[test] = found
+    return Result(outcomes, float(suite.attrib["time"]))
 
 
-def _end_silent(runs: Iterable[Run]) -> None:
-    for run in runs:
-        if time.monotonic() - run.heard > SILENCE_SECONDS:
-            run.kill()
+def _outcome_of(element: ElementTree.Element | None) -> Outcome:
+    kinds = {"failure": "failed", "error": "error", "skipped": "skipped"}
+    kind = "passed" if element is None else kinds.get(element.tag, "passed")
+    if element is None or kind == "passed":
+        return Outcome("passed")
+    if element.get("type") == "pytest.xfail":
+        kind = "xfailed"
+    reason = " ".join(element.get("message", "").split())
+    return Outcome(kind, reason[:REASON_CHARACTERS])
+
+
+def _id_of(classname: str, name: str, source: Path) -> str:
+    """The id with which pytest runs a test again."""
+    names = classname.split(".")
+    for depth in range(1, len(names) + 1):
+        path = Path(*names[:depth]).with_suffix(".py")
+        if (source / path).is_file():
+            return "::".join([str(path), *names[depth:], name])
+    raise ValueError(f"{classname} is in no module of {source}")

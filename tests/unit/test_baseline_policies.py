@@ -14,6 +14,8 @@ from benchmarks.suite.baseline_policies import (
 
 from hapi_splitter.planner.plan import Option, Problem, Resource
 
+REST = ("server device", "client device", "client cpu")
+
 
 def problem_of(
     sizes,
@@ -21,20 +23,12 @@ def problem_of(
     *,
     server_seconds=1e-3,
     client_seconds=1e-3,
-    raw_bytes=133_802,
     memory=1,
 ):
     """Builds a problem whose server work grows linearly with the cut."""
     last = max(sizes)
-    options = [
-        Option(
-            0,
-            "raw",
-            {"link": raw_bytes, "client device": client_seconds},
-            0,
-            1,
-        )
-    ]
+    raw = {"link": 133_802, "client device": client_seconds}
+    options = [Option(0, "raw", raw, 0, 1)]
     for cut, size in sizes.items():
         use = {
             "link": float(size),
@@ -46,9 +40,7 @@ def problem_of(
     return Problem(
         resources=(
             Resource("link", link, "bytes/s"),
-            Resource("server device", 1.0, "devices"),
-            Resource("client device", 1.0, "devices"),
-            Resource("client cpu", 1.0, "cores"),
+            *(Resource(each, 1.0, "") for each in REST),
         ),
         options=tuple(options),
         num_samples=50_000,
@@ -82,61 +74,53 @@ def cut_of(plan):
     return option.cut
 
 
+FOUR = {3: 774_400, 6: 140_000, 13: 30_000, 17: 16_384}
+LARGE = {1: 800_000, 2: 400_000, 3: 401_408}
+SAVES = {1: 100_000, 2: 90_000, 3: 1_000}
+
+
 @pytest.mark.parametrize(
-    ("megabit", "batch_size", "cut"),
+    ("sizes", "link", "batch_size", "parameter_bytes", "cut"),
     [
-        (100, 2000, 17),
-        (500, 2000, 13),
-        (1000, 2000, 13),
-        (1000, 8000, 17),
-        (10_000, 2000, 13),
+        # The first cut whose batch takes a second.
+        (FOUR, 100e6 / 8, 2000, 0, 17),
+        (FOUR, 500e6 / 8, 2000, 0, 13),
+        (FOUR, 1000e6 / 8, 2000, 0, 13),
+        (FOUR, 1000e6 / 8, 8000, 0, 17),
+        (FOUR, 10_000e6 / 8, 2000, 0, 13),
+        # The last one if no cut is small.
+        (LARGE, 1e9, 64, 0, 3),
+        # A second copy of the weights exceeds what a batch of one saves.
+        (SAVES, 1e9, 1, 10**9, 3),
+        # (602,112 + 702,112) * 100 bytes, against 25 times that sum and
+        # (100,000 + 190,000) * 100.
+        (SAVES, 1e9, 100, 0, 1),
     ],
 )
-def test_2022_takes_the_first_cut_whose_batch_takes_a_second(
-    megabit, batch_size, cut
+def test_2022_takes_the_first_small_cut_that_saves_memory(
+    sizes, link, batch_size, parameter_bytes, cut
 ):
-    sizes = {3: 774_400, 6: 140_000, 13: 30_000, 17: 16_384}
-    problem = problem_of(sizes, megabit * 1e6 / 8)
-    plan = hapi_2022(problem, facts_of(sizes, batch_size))
-    assert plan.rule == "hapi-2022"
-    assert cut_of(plan) == cut
+    facts = facts_of(sizes, batch_size, parameter_bytes)
+    plan = hapi_2022(problem_of(sizes, link), facts)
+    assert (plan.rule, cut_of(plan)) == ("hapi-2022", cut)
 
 
-def test_2022_takes_the_last_cut_if_no_cut_is_small():
-    sizes = {1: 800_000, 2: 400_000, 3: 401_408}
-    problem = problem_of(sizes, 1e9)
-    assert cut_of(hapi_2022(problem, facts_of(sizes, 64))) == 3
-
-
-def test_2022_skips_cuts_that_save_no_memory():
-    sizes = {1: 100_000, 2: 90_000, 3: 1_000}
-    problem = problem_of(sizes, 1e9)
-    # A second copy of the weights exceeds what a batch of one saves.
-    facts = facts_of(sizes, 1, parameter_bytes=10**9)
-    assert cut_of(hapi_2022(problem, facts)) == 3
-    # (602,112 + 702,112) * 100 bytes, against 25 times that sum and
-    # (100,000 + 190,000) * 100.
-    assert cut_of(hapi_2022(problem, facts_of(sizes, 100))) == 1
-
-
-def test_sc24_adds_the_stages_of_the_server():
-    sizes = {1: 50_000, 2: 1_000}
-    problem = problem_of(sizes, 5e6, server_seconds=8e-3, client_seconds=1e-3)
-    facts = facts_of(sizes, 512)
-    # At 1: 10 + 4 ms; at 2: 0.2 + 8 ms.
-    assert cut_of(hapi_sc24(problem, facts)) == 2
-    # At 1: 10 + 10 ms; at 2: 0.2 + 20 ms, which is more than the sum at 1.
-    slower = problem_of(sizes, 5e6, server_seconds=20e-3)
-    assert cut_of(hapi_sc24(slower, facts)) == 1
-    # The best overlapped single cut would be 1 already at 10.5 ms.
-    middle = problem_of(sizes, 5e6, server_seconds=15e-3)
-    assert cut_of(hapi_sc24(middle, facts)) == 2
-
-
-def test_sc24_streams_if_a_streamed_batch_is_faster():
-    sizes = {1: 50_000, 2: 40_000}
-    problem = problem_of(sizes, 1e9, server_seconds=1.0)
-    assert cut_of(hapi_sc24(problem, facts_of(sizes, 512))) == 0
+@pytest.mark.parametrize(
+    ("sizes", "link", "server_seconds", "cut"),
+    [
+        # The stages of the server add up.  At 1: 10 + 4 ms; at 2: 0.2 + 8.
+        ({1: 50_000, 2: 1_000}, 5e6, 8e-3, 2),
+        # At 1: 10 + 10 ms; at 2: 0.2 + 20 ms, more than the sum at 1.
+        ({1: 50_000, 2: 1_000}, 5e6, 20e-3, 1),
+        # The best overlapped single cut would be 1 already at 10.5 ms.
+        ({1: 50_000, 2: 1_000}, 5e6, 15e-3, 2),
+        # A streamed batch is faster.
+        ({1: 50_000, 2: 40_000}, 1e9, 1.0, 0),
+    ],
+)
+def test_sc24_adds_the_stages_of_the_server(sizes, link, server_seconds, cut):
+    problem = problem_of(sizes, link, server_seconds=server_seconds)
+    assert cut_of(hapi_sc24(problem, facts_of(sizes, 512))) == cut
 
 
 def test_sc24_skips_cuts_that_do_not_fit():
@@ -192,10 +176,7 @@ def test_sc24_counts_layers_once_on_a_server_without_accelerator():
         ),
         resources=(
             Resource("link", 1e9, "bytes/s"),
-            Resource("server cpu", 1.0, "cores"),
-            Resource("server device", 1.0, "devices"),
-            Resource("client cpu", 1.0, "cores"),
-            Resource("client device", 1.0, "devices"),
+            *(Resource(each, 1.0, "") for each in (*REST, "server cpu")),
         ),
     )
     assert cut_of(hapi_sc24(slower, facts)) == 0

@@ -6,7 +6,6 @@ import copy
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from benchmarks.experiments import regret_cell, run_summary, verdict
@@ -27,26 +26,14 @@ ROOT = Path(__file__).resolve().parents[2]
 RECORD = ROOT / "benchmarks" / "results" / "two-cores.json"
 
 
-def test_interval_of_five_rounds_reaches_from_lowest_to_highest():
+def test_rounds_are_paired_and_rotated():
     assert interval_of([3.0, 1.0, 2.0, 5.0, 4.0]) == (1.0, 5.0)
-
-
-def test_ratio_is_the_median_of_paired_rounds():
     found = ratio([2.0, 9.0, 4.0], [1.0, 3.0, 4.0])
-    assert found["median"] == 2.0
-    assert found["interval"] == [1.0, 3.0]
-
-
-def test_fastest_ignores_contenders_with_fewer_rounds():
+    assert (found["median"], found["interval"]) == (2.0, [1.0, 3.0])
+    # Contenders with fewer rounds are ignored.
     rates = {"a": [1.0, 1.0], "b": [9.0], "c": [2.0, 0.5]}
     assert fastest(rates, ["a", "b", "c", "absent"]) == "c"
-
-
-def test_each_contender_begins_a_round():
     assert [rotated("abc", n)[0] for n in range(4)] == ["a", "b", "c", "a"]
-
-
-def test_rate_between_interpolates_and_adds_up():
     progress = [(0.0, 0.0), (2.0, 20.0)]
     assert rate_between([progress, progress], 0.5, 1.5) == 20.0
 
@@ -59,16 +46,9 @@ def test_rate_between_interpolates_and_adds_up():
         ({"a": 1.0, "b": 2.0, "c": 3.0}, None, [1.0, 2.0, 3.0]),
     ],
 )
-def test_max_min_shares_fill_the_capacity(
-    demands,
-    weights,
-    shares,
-):
+def test_max_min_shares_fill_the_capacity(demands, weights, shares):
     found = max_min_shares(demands, 10.0, weights)
     assert list(found.values()) == pytest.approx(shares)
-
-
-def test_jain_index_is_one_if_all_are_equal():
     assert jain_index([2.0, 2.0]) == 1.0
     assert jain_index([1.0, 0.0]) == 0.5
 
@@ -93,7 +73,7 @@ def epochs(*rates):
 
 
 def test_grid_verdict_compares_auto_with_the_best_opponent():
-    entry: dict[str, Any] = {
+    entry = {
         "again": "tar-stream",
         "rounds": {
             "auto": epochs(8.0, 9.0),
@@ -109,32 +89,18 @@ def test_grid_verdict_compares_auto_with_the_best_opponent():
 
 
 def test_slow_contenders_are_measured_once():
-    rates = {
-        "tar-stream": [10.0],
-        "webdataset": [9.0],
-        "mosaic": [8.0],
-        "s3-tars": [9.5],
-        "auto": [20.0],
-        "stream": [10.0],
-        "freeze": [19.0],
-    }
-    assert verdict.in_reach(rates) == [
-        "tar-stream",
-        "s3-tars",
-        "auto",
-        "freeze",
-    ]
+    names = ("tar-stream", "webdataset", "mosaic", "s3-tars")
+    rates = dict(zip(names, ([10.0], [9.0], [8.0], [9.5]), strict=True))
+    rates |= {"auto": [20.0], "stream": [10.0], "freeze": [19.0]}
+    kept = ["tar-stream", "s3-tars", "auto", "freeze"]
+    assert verdict.in_reach(rates) == kept
 
 
 def test_regret_is_missed_only_beyond_its_interval():
     def judged(auto):
-        entry: dict[str, Any] = {
+        entry = {
             "shared": {"hapi-2022": "cut-1"},
-            "rounds": {
-                "auto": auto,
-                "stream": [5.0] * 5,
-                "cut-1": [10.0] * 5,
-            },
+            "rounds": {"auto": auto, "stream": [5.0] * 5, "cut-1": [10.0] * 5},
         }
         regret_cell.judge(entry)
         return entry

@@ -4,293 +4,271 @@ from __future__ import annotations
 
 import configparser
 import io
+import json
+import signal
 import sys
 import tarfile
-from pathlib import Path
+from functools import partial
 
 import pytest
 
 from hapi_cluster.configs import pipeline
 from hapi_cluster.settings import ClusterSettings
 from hapi_middleware.config import FilterConfig
-from swift_functional import sdist
-from swift_functional.comparison import (
-    SIDES,
-    compare,
-    remarks,
-    succeeded,
-    table,
-    to_json,
-)
-from swift_functional.errors import NotRunError
+from swift_functional import NotRunError, runs, sdist
+from swift_functional import __main__ as command
+from swift_functional.comparison import SIDES, Outcome, Result, compare
 from swift_functional.layouts import (
     FILTER_OPTIONS,
     LAYOUTS,
     cluster_settings,
     config_of_tests,
 )
-from swift_functional.outcomes import Outcome, Record, counts
-from swift_functional.progress import Progress, describe
-from swift_functional.runs import Result
 
-PHASES = ("setup", "call", "teardown")
+TEST_FILE = """
+import os, pytest, unittest
+import test.functional
+
+with open(os.environ["SWIFT_TEST_CONFIG_FILE"]) as file:
+    SIDE = file.read()
+
+class TestThings(unittest.TestCase):
+    def test_depends(self):
+        assert SIDE == "without", f"it is {SIDE}"
+
+    @unittest.skip("never")
+    def test_skipped(self):
+        pass
+
+    def test_of_two(self):
+        for number in (1, 2):
+            with self.subTest(number=number):
+                self.assertEqual(number, 1)
+
+    @unittest.expectedFailure
+    def test_expected(self):
+        self.fail("as ever")
+
+@pytest.fixture
+def broken():
+    raise OSError("no fixture")
+
+def test_begins(broken):
+    pass
+
+@pytest.fixture
+def breaks():
+    yield
+    raise OSError("teardown")
+
+@pytest.mark.parametrize("name", ["a.b"])
+def test_fails_and_ends_badly(breaks, name):
+    assert name == "c"
+"""
 
 
-def record_of(**tests):
-    """A record of tests by the outcomes of their phases."""
-    record = Record()
-    record.take({"selected": list(tests)})
-    for test, phases in tests.items():
-        for phase, outcome in zip(PHASES, phases, strict=False):
-            reason = "" if outcome == "passed" else f"why {phase}"
-            record.take(
-                {
-                    "test": test,
-                    "phase": phase,
-                    "outcome": outcome,
-                    "reason": reason,
-                }
-            )
-    return record
+@pytest.fixture
+def run(tmp_path):
+    """Runs a file of tests on both sides; ``test.conf`` names the side."""
+    folder = tmp_path / "source" / "test" / "functional"
+    folder.mkdir(parents=True)
+    for package in (folder.parent, folder):
+        (package / "__init__.py").touch()
+    places = {side: tmp_path / side for side in SIDES}
+    for side, place in places.items():
+        place.mkdir()
+        (place / "test.conf").write_text(side)
+
+    def run_text(text, *options):
+        (folder / "test_x.py").write_text(text)
+        arguments = (*options, "test/functional")
+        source = tmp_path / "source"
+        return runs.run_side_by_side(source, places, "swift", arguments)
+
+    return run_text
 
 
-def results(without, with_filter):
-    """Results by the kinds of the tests' outcomes."""
+def test_outcomes_of_both_sides_are_read(run, monkeypatch):
+    monkeypatch.setenv("SWIFT_TEST_IN_PROCESS", "1")
+    monkeypatch.setenv("PYTEST_ADDOPTS", "--no-such-option")
+    found = run(TEST_FILE)
+    for side, depends in zip(SIDES, ("passed", "failed"), strict=True):
+        outcomes = found[side].outcomes
+        name = "test/functional/test_x.py::"
+        assert {id: each.kind for id, each in outcomes.items()} == {
+            f"{name}TestThings::test_depends": depends,
+            f"{name}TestThings::test_skipped": "skipped",
+            f"{name}TestThings::test_of_two": "failed",
+            f"{name}TestThings::test_expected": "xfailed",
+            f"{name}test_begins": "error",
+            f"{name}test_fails_and_ends_badly[a.b]": "failed",
+        }
+        skipped = outcomes[f"{name}TestThings::test_skipped"]
+        assert skipped.reason == "never"
+    assert run("def test_a(): pass\n", "-k", "none")["with"].outcomes == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "said"),
+    [
+        ("import nothing_of_that_name", (), "status 2:.*nothing_of_that_name"),
+        ("", ("--no-such-option",), "status 4:\n.*no-such-option"),
+        ("import os\ndef test_a(): os._exit(0)\n", (), "no result"),
+        ("import os\ndef test_a(): os._exit(7)\n", (), "status 7"),
+        ("import time\ndef test_a(): time.sleep(600)\n", (), "status -9"),
+    ],
+    ids=["broken", "no start", "ended", "died", "silent"],
+)
+def test_pytest_without_results_is_an_error(
+    run, text, options, said, monkeypatch
+):
+    run("def test_a(): pass\n")  # its results must not count
+    if "sleep" in text:
+        monkeypatch.setattr(runs, "SILENCE_SECONDS", 3.0)
+    with pytest.raises(NotRunError, match=f"(?s){said}"):
+        run(text, *options)
+
+
+# --- comparison ---
+
+
+def results(*sides):
+    """Results by the kinds of the tests' outcomes, without and with."""
     return {
         side: Result({t: Outcome(kind) for t, kind in kinds.items()}, 2.6)
-        for side, kinds in zip(SIDES, (without, with_filter), strict=True)
+        for side, kinds in zip(SIDES, sides, strict=True)
     }
 
 
-def compared(
-    without,
-    with_filter,
-    again=None,
-):
-    def repeat(tests):
-        assert again is not None, tests
-        assert sorted(tests) == sorted(
-            {*again[SIDES[0]].outcomes, *again[SIDES[1]].outcomes}
-        )
-        return again
+def called(monkeypatch, first, again=None, *words):
+    """The status of the command for runs with these outcomes of test a."""
+    asked = []
 
-    return compare("plain", "swift", results(without, with_filter), repeat)
+    def compare_layout(layout, source, logs, suites, options):
+        asked.append((suites, options))
+        repeat = {"a": results(*again)}.get if again else None
+        same = {"b": "passed"}
+        found = results(*({**same, **kinds} for kinds in first))
+        return [
+            compare(layout, suite, found, lambda tests: repeat(*tests))
+            for suite in suites
+        ]
 
-
-# -- outcomes ---------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("phases", "outcome"),
-    [
-        (("passed", "passed", "passed"), Outcome("passed")),
-        (("passed", "failed", "passed"), Outcome("failed", "why call")),
-        (("failed", "passed"), Outcome("unfinished")),
-        (("passed", "passed", "failed"), Outcome("error", "why teardown")),
-        (("passed", "failed", "failed"), Outcome("failed", "why call")),
-        (("passed", "skipped", "passed"), Outcome("skipped", "why call")),
-        (("passed", "xfailed", "passed"), Outcome("xfailed", "why call")),
-        (("passed", "passed"), Outcome("unfinished")),
-        ((), Outcome("unfinished")),
-    ],
-)
-def test_the_worst_phase_of_a_test_counts(phases, outcome):
-    assert record_of(t=phases).outcomes() == {"t": outcome}
+    monkeypatch.setattr(command, "compare_layout", compare_layout)
+    monkeypatch.setattr(command, "unpacked_sdist", lambda *_: None)
+    return command.main(["--layout", "plain", *words]), asked
 
 
-def test_a_failed_subtest_fails_its_test():
-    record = Record()
-    record.take({"selected": ["t"]})
-    for phase, outcome in (
-        ("setup", "passed"),
-        ("call", "passed"),
-        ("call", "failed"),
-        ("call", "passed"),
-        ("teardown", "passed"),
-    ):
-        event = {"test": "t", "phase": phase, "outcome": outcome}
-        record.take({**event, "reason": "r"})
-    assert record.outcomes()["t"].kind == "failed"
-
-
-def test_progress_counts_what_has_ended_and_failed():
-    record = record_of(
-        a=("passed", "passed", "passed"),
-        b=("passed", "failed", "passed"),
-        c=("passed", "failed"),
-        d=(),
-    )
-    assert describe("plain, swift", {"with": record}) == (
-        "plain, swift: with the filter 2 of 4 tests (1 failed)"
-    )
-
-
-def test_progress_is_a_line_from_time_to_time_without_a_terminal(
-    monkeypatch,
-):
-    now = 100.0
-    monkeypatch.setattr("time.monotonic", lambda: now)
-    stream = io.StringIO()
-    progress = Progress("s3api", stream)
-    for now in (101.0, 114.9, 115.0, 116.0):  # noqa: B007
-        progress.show({"with": record_of(a=())})
-    progress.done()
-    assert stream.getvalue() == "s3api: with the filter 0 of 1 tests\n"
-
-
-# -- comparison -------------------------------------------------------------
-
-
-def test_equal_outcomes_are_no_difference():
-    same = {"a": "passed", "b": "skipped", "c": "xfailed"}
-    comparison = compared(same, same)
-    assert succeeded([comparison])
-    assert remarks([comparison]) == []
-    assert comparison.again == {}
+PASSED, FAILED, ERROR = ({"a": k} for k in ("passed", "failed", "error"))
+SKIPPED = {"a": "skipped"}
 
 
 @pytest.mark.parametrize(
-    ("without", "with_filter"),
+    ("first", "again", "kind"),
     [
-        ({"a": "passed"}, {"a": "failed"}),
-        ({"a": "failed"}, {"a": "passed"}),
-        ({"a": "passed"}, {"a": "skipped"}),
-        ({"a": "failed"}, {"a": "error"}),
-        ({"a": "passed"}, {"a": "unfinished"}),
-        ({"a": "passed"}, {}),
-        ({}, {"a": "passed"}),
+        ((PASSED, PASSED), None, None),
+        ((SKIPPED, SKIPPED), None, None),
+        ((PASSED, FAILED), (PASSED, FAILED), "differing"),
+        ((FAILED, PASSED), (FAILED, PASSED), "differing"),
+        ((PASSED, SKIPPED), (PASSED, SKIPPED), "differing"),
+        ((FAILED, ERROR), (FAILED, ERROR), "differing"),
+        ((PASSED, {}), (PASSED, {}), "differing"),
+        (({}, PASSED), ({}, PASSED), "differing"),
+        ((PASSED, FAILED), (PASSED, PASSED), "unsteady"),
+        ((PASSED, FAILED), (FAILED, FAILED), "failing"),
+        ((FAILED, FAILED), None, "failing"),
+        ((ERROR, ERROR), None, "failing"),
     ],
 )
-def test_each_difference_is_named_with_both_outcomes(without, with_filter):
-    same = {"b": "passed"}
-    comparison = compared(
-        {**same, **without},
-        {**same, **with_filter},
-        again=results(without, with_filter),
-    )
-    assert not succeeded([comparison])
-    outcomes = [
-        f"without: {without.get('a', 'absent')}",
-        f"with:    {with_filter.get('a', 'absent')}",
-    ]
-    assert remarks([comparison]) == [
-        "plain, a differs",
-        *(f"    {outcome}" for outcome in outcomes),
-        *(f"    alone, {outcome}" for outcome in outcomes),
-    ]
-    assert to_json(comparison)["differing"] == ["a"]
+def test_each_difference_and_failure_is_told(
+    first, again, kind, monkeypatch, capsys, tmp_path
+):
+    path = tmp_path / "r.json"
+    words = ("--json", str(path), "--suite", "s3api")
+    status, _ = called(monkeypatch, first, again, *words)
+    assert status == int(kind in ("differing", "failing"))
+    body = json.loads(path.read_text())
+    assert body["succeeded"] is (status == 0)
+    (found,) = body["comparisons"]
+    assert (found["layout"], found["suite"]) == ("plain", "s3api")
+    for name in ("differing", "unsteady", "failing"):
+        named = name == kind or (name == "unsteady" and again == (FAILED,) * 2)
+        assert found[name] == (["a"] if named else [])
+    assert found["tests"]["a"] == pair_of(first)
+    assert found["again"] == ({"a": pair_of(again)} if again else {})
+    assert found["counts"]["with"]["passed"] == 1 + (first[1] == PASSED)
+    for key in {*body, *found}:
+        assert key in command.EPILOG, key
+    out = capsys.readouterr().out
+    assert ("plain, a differs" in out) == (kind == "differing")
+    assert ("No difference." in out) == (kind != "differing")
+    for outcome in filter(None, [*first, *(again or ())]):
+        assert kind is None or f": {outcome['a']}\n" in out
 
 
-def test_second_outcome_of_a_test_that_differs_counts():
-    comparison = compared(
-        {"a": "passed", "b": "passed"},
-        {"a": "failed", "b": "passed"},
-        again=results({"a": "passed"}, {"a": "passed"}),
-    )
-    assert succeeded([comparison])
-    assert remarks([comparison]) == [
-        "plain, a differed at first, but not alone",
-        "    without: passed",
-        "    with:    failed",
-        "    alone, without: passed",
-        "    alone, with:    passed",
-    ]
-    body = to_json(comparison)
-    assert body["unsteady"] == ["a"]
-    assert body["differing"] == body["failing"] == []
-    assert body["tests"]["a"]["with"] == {"kind": "failed", "reason": ""}
-    assert body["again"]["a"]["with"] == {"kind": "passed", "reason": ""}
-    assert body["counts"]["with"]["failed"] == 1
-
-
-def test_test_that_differs_and_then_fails_on_both_sides_is_a_failure():
-    comparison = compared(
-        {"a": "passed"},
-        {"a": "failed"},
-        again=results({"a": "failed"}, {"a": "failed"}),
-    )
-    assert not succeeded([comparison])
-    assert list(comparison.failing) == ["a"]
-
-
-def test_failure_on_both_sides_is_reported():
-    same = {"a": "failed", "b": "passed"}
-    comparison = compared(same, same)
-    assert not succeeded([comparison])
-    assert remarks([comparison]) == [
-        "plain, a fails without the filter as well",
-        "    without: failed",
-        "    with:    failed",
-    ]
-    assert to_json(comparison)["failing"] == ["a"]
-
-
-def test_the_table_has_a_row_for_each_run():
-    comparison = compared(
-        {"a": "passed", "b": "skipped"}, {"a": "passed", "b": "skipped"}
-    )
-    lines = table([comparison]).splitlines()
-    assert [line.split() for line in lines[1:]] == [
-        ["plain", "swift", "without", "1", "1", "0", "0", "0", "0", "3"],
-        ["plain", "swift", "with", "1", "1", "0", "0", "0", "0", "3"],
-    ]
-    assert len({len(line) for line in lines}) == 1
-
-
-def test_counts_name_every_kind():
-    outcomes = {"a": Outcome("passed"), "b": Outcome("error")}
-    assert counts(outcomes) == {
-        "passed": 1,
-        "skipped": 0,
-        "xfailed": 0,
-        "error": 1,
-        "failed": 0,
-        "unfinished": 0,
+def pair_of(kinds):
+    return {
+        side: {"kind": kind.get("a", "absent"), "reason": ""}
+        for side, kind in zip(SIDES, kinds, strict=True)
     }
 
 
-# -- clusters ---------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("words", "selected", "suites"),
+    [
+        ("", None, command.SUITES),
+        ("--only x", "(x)", command.SUITES),
+        ("--quick", command.NOT_QUICK, command.QUICK),
+        ("--only x --quick", f"(x) and {command.NOT_QUICK}", command.QUICK),
+    ],
+)
+def test_selections_are_passed(words, selected, suites, monkeypatch):
+    status, asked = called(monkeypatch, (PASSED, PASSED), None, *words.split())
+    options = ("-k", selected) if selected else ()
+    assert (status, asked) == (0, [(suites, options)])
 
 
-def pipelines(layout):
-    """The pipelines without and with the filter."""
-    return [
-        cluster_settings(layout, hapi_filter=with_filter)["swift_options"][
-            "proxy-server.conf"
-        ]["pipeline:main"]["pipeline"].split()
-        for with_filter in (False, True)
-    ]
+def test_exit_status_without_a_comparison(monkeypatch, capsys):
+    monkeypatch.setattr(command, "unpacked_sdist", lambda *_: None)
+    monkeypatch.setattr(command, "compare_layout", lambda *_: [])
+    assert command.main(["--only", "nothing"]) == command.EXIT_NOT_RUN
+    assert "'nothing' selects no test" in capsys.readouterr().err
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "unpacked_sdist", interrupted)
+    assert command.main([]) == 128 + signal.SIGINT
+
+
+# --- clusters ---
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_clusters_differ_in_the_filter_alone(layout):
-    without, with_filter = pipelines(layout)
-    at = with_filter.index("hapi")
-    assert with_filter[at - 1 : at + 2] == ["staticweb", "hapi", "copy"]
-    del with_filter[at]
-    assert without == with_filter
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_additional_filters_have_their_positions_and_sections(
-    layout,
-):
-    settings = cluster_settings(layout, hapi_filter=True)
-    names = pipelines(layout)[1]
-    more = set(names) - set(pipeline(ClusterSettings(**settings)))
-    assert more == {"domain_remap", "etag-quoter", "ratelimit", "staticweb"}
-    for left, right in (
-        ("cache", "domain_remap"),
-        ("domain_remap", "listing_formats"),
-        ("cache", "etag-quoter"),
-        ("ratelimit", "s3api"),
-        ("s3api", "tempauth"),
-        ("tempauth", "staticweb"),
-    ):
-        assert names.index(left) < names.index(right), (left, right)
+    settings_of = partial(cluster_settings, layout)
+    settings = settings_of(hapi_filter=True)
     sections = settings["swift_options"]["proxy-server.conf"]
-    for name in more:
-        assert "use" in sections[f"filter:{name}"]
+    names = sections["pipeline:main"]["pipeline"].split()
+    at = names.index("hapi")
+    assert names[at - 1 : at + 2] == ["staticweb", "hapi", "copy"]
+    more = {*names} - {*pipeline(ClusterSettings(**settings))}
+    assert more == {"domain_remap", "etag-quoter", "ratelimit", "staticweb"}
+    for order in (
+        ("cache", "domain_remap", "listing_formats"),
+        ("cache", "etag-quoter"),
+        ("ratelimit", "s3api", "tempauth", "staticweb"),
+    ):
+        assert sorted(order, key=names.index) == list(order)
+    assert all("use" in sections[f"filter:{name}"] for name in more)
+    acl = {"s3_acl": LAYOUTS[layout].s3_acl}
+    acl["check_bucket_owner"] = acl["s3_acl"]
+    assert sections["filter:s3api"] == acl
+
+    sections["pipeline:main"]["pipeline"] = " ".join(
+        names[:at] + names[at + 1 :]
+    )
+    assert settings_of(hapi_filter=False) == {**settings, "hapi_filter": False}
 
 
 def test_options_of_the_filter_are_valid_and_not_the_defaults():
@@ -304,136 +282,72 @@ def test_options_of_the_filter_are_valid_and_not_the_defaults():
     assert changed == {*FILTER_OPTIONS} - {"reseller_prefix"}
 
 
-def test_the_file_of_the_tests_leads_to_the_cluster():
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_file_of_the_tests_leads_to_the_cluster(layout):
     parser = configparser.ConfigParser()
-    text = config_of_tests("plain", "http://127.0.0.1:81/auth/v1.0")
-    parser.read_string(text)
+    parser.read_string(
+        config_of_tests(layout, "http://127.0.0.1:81/auth/v1.0")
+    )
     swift, s3 = parser["func_test"], parser["s3api_test"]
     assert swift["auth_uri"] == "http://127.0.0.1:81/auth/v1.0"
     assert swift["s3_storage_url"] == s3["endpoint"] == "http://127.0.0.1:81/"
-    third = {name: swift[f"{name}3"] for name in ("username", "password")}
-    assert third == {"username": "tester3", "password": "testing3"}
-    assert (swift["s3_access_key"], s3["access_key1"]) == (
-        *("test:tester", "test:tester"),
-    )
+    names = ("account3", "username3", "password3")
+    assert [swift[n] for n in names] == ["test", "tester3", "testing3"]
+    assert swift["s3_access_key"] == s3["access_key1"] == "test:tester"
     assert swift["s3_secret_key3"] == s3["secret_key3"] == "testing3"
+    assert s3["s3_acl_tests_enabled"] == LAYOUTS[layout].s3_acl
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_tests_of_s3_acls_run_if_s3_acls_are_on(layout):
-    parser = configparser.ConfigParser()
-    parser.read_string(config_of_tests(layout, "http://127.0.0.1:81/a"))
-    settings = cluster_settings(layout, hapi_filter=True)
-    section = settings["swift_options"]["proxy-server.conf"]["filter:s3api"]
-    expected = parser["s3api_test"]["s3_acl_tests_enabled"]
-    assert section == {"s3_acl": expected, "check_bucket_owner": expected}
+# --- the sdist ---
+
+FILES = ("test/functional/x.py", "etc/proxy-server.conf-sample", "swift/x.py")
 
 
-# -- the sdist --------------------------------------------------------------
-
-FILES = {
-    "PKG-INFO": "Metadata-Version: 2.1\nName: swift\nVersion: 1.2.3\n\nx\n",
-    "test/functional/__init__.py": "",
-    "etc/proxy-server.conf-sample": "",
-    "swift/__init__.py": "",
-}
+def write_archive(folder, top="swift-1.2.3", files=FILES):
+    folder.mkdir(exist_ok=True)
+    with tarfile.open(folder / "swift-1.2.3.tar.gz", "w:gz") as tar:
+        for name in files:
+            tar.addfile(tarfile.TarInfo(f"{top}/{name}"), io.BytesIO())
 
 
-def write_archive(path, files=FILES):
-    top = path.name.removesuffix(".tar.gz")
-    with tarfile.open(path, "w:gz") as tar:
-        for name, text in files.items():
-            info = tarfile.TarInfo(f"{top}/{name}")
-            info.size = len(text)
-            tar.addfile(info, io.BytesIO(text.encode()))
-
-
-@pytest.fixture
-def pip(tmp_path, monkeypatch):
-    """Sets the script that replaces ``python -m pip``."""
-
-    def use(script):
-        program = tmp_path / "python"
-        program.write_text(f"#!{sys.executable}\nimport sys\n{script}")
-        program.chmod(0o755)
-        monkeypatch.setattr(sys, "executable", str(program))
-
-    return use
-
-
-def test_tests_are_unpacked_once_and_nothing_else(tmp_path, pip):
-    write_archive(tmp_path / "swift-1.2.3.tar.gz")
-    pip("sys.exit('it must not be asked')")
-    folder = sdist.unpacked_sdist(tmp_path, "1.2.3")
-    found = {
-        str(path.relative_to(folder))
-        for path in folder.rglob("*")
-        if path.is_file()
-    }
-    assert found == set(FILES) - {"swift/__init__.py"}
-    (tmp_path / "swift-1.2.3.tar.gz").unlink()
-    assert sdist.unpacked_sdist(tmp_path, "1.2.3") == folder
-
-
-def test_pip_fetches_the_installed_version(tmp_path, pip):
-    archive = tmp_path / "elsewhere" / "swift-1.2.3.tar.gz"
-    archive.parent.mkdir()
-    write_archive(archive)
-    pip(
-        "import shutil\n"
+def test_pip_fetches_the_version_once_and_only_tests_are_unpacked(
+    tmp_path, monkeypatch
+):
+    write_archive(tmp_path / "index")
+    program = tmp_path / "python"
+    program.write_text(
+        f"#!{sys.executable}\nimport shutil, sys\n"
         "assert sys.argv[1:4] == ['-m', 'pip', 'download']\n"
         "assert sys.argv[-1] == 'swift==1.2.3'\n"
-        "dest = sys.argv[sys.argv.index('--dest') + 1]\n"
-        f"shutil.copy({str(archive)!r}, dest)\n"
+        "to = sys.argv[sys.argv.index('--dest') + 1]\n"
+        f"shutil.move({str(tmp_path / 'index/swift-1.2.3.tar.gz')!r}, to)\n"
     )
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
     cache = tmp_path / "new" / "cache"
-    assert sdist.unpacked_sdist(cache, "1.2.3") == cache / "swift-1.2.3"
-    assert sorted(path.name for path in cache.iterdir()) == [
-        *("swift-1.2.3", "swift-1.2.3.tar.gz")
-    ]
-
-
-def test_error_of_pip_is_reported_with_the_remedy(tmp_path, pip):
-    pip("sys.exit('ERROR: No matching distribution found')")
-    with pytest.raises(NotRunError) as caught:
-        sdist.unpacked_sdist(tmp_path / "cache", "1.2.3")
-    for said in (
-        "swift-1.2.3.tar.gz",
-        "No matching distribution",
-        "PIP_INDEX_URL",
-        str(tmp_path / "cache"),
-    ):
-        assert said in str(caught.value)
-    assert list((tmp_path / "cache").iterdir()) == []
+    for _ in range(2):
+        folder = sdist.unpacked_sdist(cache, "1.2.3")
+        assert folder == cache / "swift-1.2.3"
+        found = [path for path in folder.rglob("*") if path.is_file()]
+        assert {str(f.relative_to(folder)) for f in found} == {*FILES[:2]}
+        (cache / "swift-1.2.3.tar.gz").unlink(missing_ok=True)
+    with pytest.raises(NotRunError, match="PIP_INDEX_URL"):
+        sdist.unpacked_sdist(tmp_path / "other", "1.2.3")
 
 
 @pytest.mark.parametrize(
-    ("files", "said"),
+    ("top", "files", "num_bytes"),
     [
-        ({**FILES, "PKG-INFO": "Version: 1.2.4\n"}, "of swift 1.2.4"),
-        ({"PKG-INFO": FILES["PKG-INFO"]}, "no tests of Swift"),
+        ("swift-1.2.4", FILES, None),
+        ("swift-1.2.3", FILES[1:], None),
+        ("swift-1.2.3", FILES, 60),
     ],
+    ids=["other version", "no tests", "damaged"],
 )
-def test_other_archive_is_refused(tmp_path, files, said):
-    write_archive(tmp_path / "swift-1.2.3.tar.gz", files)
-    with pytest.raises(NotRunError, match=said):
-        sdist.unpacked_sdist(tmp_path, "1.2.3")
-
-
-def test_damaged_archive_leaves_no_files(tmp_path):
+def test_other_or_damaged_archive_is_refused(top, files, num_bytes, tmp_path):
+    write_archive(tmp_path, top, files)
     archive = tmp_path / "swift-1.2.3.tar.gz"
-    write_archive(archive)
-    archive.write_bytes(archive.read_bytes()[:60])
+    archive.write_bytes(archive.read_bytes()[:num_bytes])
     with pytest.raises(NotRunError, match="cannot be unpacked"):
         sdist.unpacked_sdist(tmp_path, "1.2.3")
     assert list(tmp_path.iterdir()) == [archive]
-
-
-def test_cache_is_in_the_users_cache_folder(
-    monkeypatch,
-):
-    monkeypatch.setenv("XDG_CACHE_HOME", "/c")
-    assert sdist.default_cache() == Path("/c/swift-hapi")
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", "/h")
-    assert sdist.default_cache() == Path("/h/.cache/swift-hapi")

@@ -46,9 +46,6 @@ def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-# --- saving ---
-
-
 def test_file_is_synced_before_it_replaces_the_old_one(path, monkeypatch):
     calls = []
 
@@ -142,17 +139,6 @@ def test_save_interrupted_at_any_line_leaves_a_complete_file(path):
     assert names(path.parent) == ["run.pt"]
 
 
-def test_target_of_a_link_is_locked_and_written(path, tmp_path):
-    link = tmp_path / "link.pt"
-    link.symlink_to(path)
-    refused = pytest.raises(ClientError, match="another run")
-    with Checkpoint(path).lock(), refused, Checkpoint(link).lock():
-        pytest.fail("two runs have the lock")
-    Checkpoint(link).save(number=7)
-    assert link.is_symlink()
-    assert Checkpoint(path).load()["number"] == 7
-
-
 def test_unreadable_file_is_not_reported_as_damaged(path, monkeypatch):
     save_atomically({"version": 1}, path)
 
@@ -168,9 +154,6 @@ def test_folder_at_the_temporary_path_is_a_named_error(path):
     path.with_name("run.pt.part").mkdir()
     with pytest.raises(ClientError, match=r"run\.pt cannot be written"):
         save_atomically({"x": 1}, path)
-
-
-# --- interrupts ---
 
 
 def test_first_interrupt_is_deferred_and_the_second_one_is_not(caplog):
@@ -193,21 +176,24 @@ def test_ignored_interrupts_stay_ignored():
         signal.signal(signal.SIGINT, before)
 
 
-# --- locks ---
-
-
-def test_second_run_with_the_same_file_is_refused(path):
+def test_second_run_with_the_same_file_is_refused(path, tmp_path):
+    link = tmp_path / "link.pt"
+    link.symlink_to(path)
     with Checkpoint(path).lock():
-        refused = pytest.raises(ClientError, match="another run")
-        with refused as caught, Checkpoint(path).lock():
-            pytest.fail("two runs have the lock")
-        assert caught.value.code == "bad_configuration"
-        assert str(path) in caught.value.message
+        for name in (path, link):
+            refused = pytest.raises(ClientError, match="another run")
+            with refused as caught, Checkpoint(name).lock():
+                pytest.fail("two runs have the lock")
+            assert caught.value.code == "bad_configuration"
+            assert str(path) in caught.value.message
         with Checkpoint(path.with_name("other.pt")).lock():
             pass
     with Checkpoint(path).lock():
         pass
-    assert names(path.parent) == []
+    assert names(path.parent) == ["link.pt"]
+    Checkpoint(link).save(number=7)
+    assert link.is_symlink()
+    assert Checkpoint(path).load()["number"] == 7
 
 
 def test_lock_whose_file_was_removed_is_refused(path, monkeypatch):
@@ -227,9 +213,6 @@ def test_file_system_without_locks_is_a_warning(path, monkeypatch, caplog):
     monkeypatch.setattr(fcntl, "flock", flock)
     with Checkpoint(path).lock():
         assert "cannot be locked" in caplog.text
-
-
-# --- space ---
 
 
 def test_check_for_space_changes_nothing(path):
@@ -264,9 +247,6 @@ def test_folder_that_cannot_be_written_is_named(tmp_path):
         pytest.fail("the file is locked")
     with pytest.raises(ClientError, match="nowhere"):
         check_writable(tmp_path / "nowhere" / "run.pt")
-
-
-# --- random numbers ---
 
 
 @pytest.mark.parametrize("device", DEVICES)
