@@ -82,10 +82,7 @@ class Kind:
         return Location("arrays", self.name)
 
 
-KINDS = {
-    "text": Kind("text", TOKENS),
-    "audio": Kind("audio", MELS),
-}
+KINDS = {"text": Kind("text", TOKENS), "audio": Kind("audio", MELS)}
 
 
 @dataclass

@@ -69,12 +69,7 @@ def start(directory, **settings):
 
 
 def request(
-    cluster,
-    method,
-    path,
-    body=None,
-    user="test:tester",
-    headers=None,
+    cluster, method, path, body=None, user="test:tester", headers=None
 ):
     """A request in the account of the user; status and body."""
     key = USERS[user][0]
@@ -153,9 +148,7 @@ def test_data_is_served_again_after_stop_and_start(directory, processes):
         assert request(cluster, "GET", "/c") == (200, b"o\n")
 
 
-def test_backends_get_new_ports_when_theirs_were_taken(
-    directory,
-):
+def test_backends_get_new_ports_when_theirs_were_taken(directory):
     with start(directory) as cluster:
         request(cluster, "PUT", "/c")
         request(cluster, "PUT", "/c/o", b"data")
@@ -212,9 +205,7 @@ def test_encryption_keeps_plaintext_off_the_disk(directory):
     assert b"well known" not in stored.read_bytes()
 
 
-def test_users_have_the_rights_of_swifts_functional_tests(
-    bare,
-):
+def test_users_have_the_rights_of_swifts_functional_tests(bare):
     for user in ("test:tester", "test2:tester2", "admin:admin"):
         # 204 and not 200: the account exists before its first use.
         assert request(bare, "HEAD", "", user=user)[0] == 204, user
@@ -270,9 +261,7 @@ def test_sigterm_to_the_supervisor_stops_all(directory):
     assert listens(cluster) == []
 
 
-def test_a_killed_supervisor_leaves_nothing_and_can_be_replaced(
-    directory,
-):
+def test_a_killed_supervisor_leaves_nothing_and_can_be_replaced(directory):
     cluster = start(directory, **WATCHED, worker=True)
     request(cluster, "PUT", "/c")
     request(cluster, "PUT", "/c/o", b"data")
@@ -286,9 +275,7 @@ def test_a_killed_supervisor_leaves_nothing_and_can_be_replaced(
         assert request(again, "GET", "/c/o") == (200, b"data")
 
 
-def test_the_cluster_ends_with_its_parent_however_that_ends(
-    directory,
-):
+def test_the_cluster_ends_with_its_parent_however_that_ends(directory):
     code = (
         "import os, signal, sys, threading\n"
         "from hapi_cluster import Cluster\n"
@@ -349,18 +336,14 @@ def test_a_killed_worker_is_started_again(watched):
     assert child["pid"] == new
 
 
-def test_restart_worker_gives_another_process_on_the_same_socket(
-    watched,
-):
+def test_restart_worker_gives_another_process_on_the_same_socket(watched):
     old, path = watched.worker_pid, watched.worker_socket
     watched.restart_worker(DEADLINE_SECONDS)
     assert watched.worker_pid not in (None, old)
     assert watched.worker_socket == path
 
 
-def test_a_stopped_worker_stays_away_until_it_is_restarted(
-    watched,
-):
+def test_a_stopped_worker_stays_away_until_it_is_restarted(watched):
     old, path = watched.worker_pid, watched.worker_socket
     watched.stop_worker(DEADLINE_SECONDS)
     # One that is only restarted would be there at once.
@@ -411,9 +394,7 @@ def test_a_second_start_is_refused_and_does_no_harm(bare):
     assert request(bare, "PUT", "/second")[0] == 201
 
 
-def test_a_pid_that_another_process_got_is_not_mistaken(
-    directory,
-):
+def test_a_pid_that_another_process_got_is_not_mistaken(directory):
     directory.mkdir()
     (directory / "supervisor.lock").touch()
     own = ProcessIdentity.of(os.getpid())
@@ -553,9 +534,7 @@ def test_a_worker_that_cannot_start_shows_its_log(directory):
         pass
 
 
-def test_a_worker_that_never_answers_meets_the_deadline(
-    directory,
-):
+def test_a_worker_that_never_answers_meets_the_deadline(directory):
     silent = (sys.executable, "-c", "import time; time.sleep(600)")
     # Enough for Swift itself to start on a busy machine.
     settings = {**WATCHED, "worker_command": silent, "start_seconds": 12.0}
