@@ -8,6 +8,9 @@ from caller import Caller
 from hapi_client.swift.connection import Connection
 from hapi_client.swift.credentials import Credentials
 from hapi_cluster import Cluster
+from hapi_splitter.freezing.split_model import split
+from jobs import store_package
+from networks import small_network, small_transform
 from second_swift import second_swift
 
 WORKER_OPTIONS = {"device": "cpu"}
@@ -52,3 +55,11 @@ def owner(cluster):
     caller = Caller(cluster)
     yield caller
     caller.close()
+
+
+@pytest.fixture(scope="module")
+def small_model(connection, tmp_path_factory):
+    """Path of a package of the small network, and its graph."""
+    frozen = split(small_network(), "body", transform=small_transform()).frozen
+    folder = tmp_path_factory.mktemp("package")
+    return store_package(connection, folder, frozen).quoted(), frozen

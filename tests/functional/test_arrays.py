@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import io
 import pickle
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
@@ -27,14 +26,13 @@ from array_networks import (
     token_arrays,
 )
 from equal_training import (
-    BATCH,
     EPOCHS,
     OPTIONS,
     RATE,
-    SEED,
     SPAN,
     FrozenBody,
     Samples,
+    job_of,
     local_batches,
     steps_of,
 )
@@ -46,15 +44,13 @@ from hapi_client.data.upload import upload
 from hapi_client.model.frozen_region import FrozenRegion
 from hapi_client.plan_report.plan_study import PlanRequest, advise
 from hapi_client.progress import SilentReporter
-from hapi_client.sampling.partition import EpochPartition
 from hapi_client.swift.swift_url import Location
 from hapi_protocol.errors import ClientError
 from hapi_protocol.feature_reader import read_features
 from hapi_protocol.headers import Annotation
 from hapi_splitter.inputs.array_transform import ArrayTransform
 from hapi_splitter.planner.plan import solve
-from jobs import transfer_job
-from networks import small_network, small_transform
+from jobs import small_job, transfer_job, upload_shards
 from slow_link import slow_link
 
 SECONDS = 110
@@ -63,75 +59,57 @@ SHARDS = (24, 66, 14)
 NUM_SAMPLES = sum(SHARDS)
 
 
-@dataclass(frozen=True)
-class Kind:
-    """A kind of arrays, and a model of them."""
-
-    name: str
-    transform: ArrayTransform
-
-    def network(self):
-        return text_network() if self.name == "text" else audio_network()
-
-    def arrays(self, count, seed):
-        make = token_arrays if self.name == "text" else mel_arrays
-        return make(count, seed)
-
-    @property
-    def place(self):
-        return Location("arrays", self.name)
-
-
-KINDS = {
-    "text": Kind("text", TOKENS),
-    "audio": Kind("audio", MELS),
-}
-
-
 @dataclass
 class Stored:
-    """A data set in the store, and the same here."""
+    """A data set in the store, the same here, and a model of it."""
 
-    kind: Kind
-    spans: list[Samples]
+    place: Location
+    transform: ArrayTransform
+    network: Callable[[], nn.Module]
+    spans: list[Samples] = field(default_factory=list)
 
     def job(self, connection, **options):
-        return transfer_job(
-            self.kind.network(),
-            transform=self.kind.transform,
-            connection=connection,
-            batch_size=BATCH,
-            seed=SEED,
-            **{
-                "data": str(self.kind.place),
-                "freeze": "body",
-                "partition": EpochPartition(4, 1),
-                "read": OPTIONS,
-                **options,
-            },
+        data = options.pop("data", self.place)
+        return job_of(
+            connection,
+            network=self.network(),
+            transform=self.transform,
+            data=str(data),
+            **options,
         )
 
 
-@pytest.fixture(scope="module", params=list(KINDS))
+def stored_text():
+    return Stored(Location("arrays", "text"), TOKENS, text_network)
+
+
+def stored_audio():
+    return Stored(Location("arrays", "audio"), MELS, audio_network)
+
+
+@pytest.fixture(
+    scope="module",
+    params=[(stored_text, token_arrays), (stored_audio, mel_arrays)],
+    ids=["text", "audio"],
+)
 def stored(request, connection, tmp_path_factory):
-    kind = KINDS[request.param]
-    folder: Path = tmp_path_factory.mktemp("shards")
-    spans: list[Samples] = []
-    dtype = kind.transform.dtype
+    make, make_arrays = request.param
+    found = make()
+    shards = {}
     for number, count in enumerate(SHARDS):
-        arrays = kind.arrays(count, number)
-        path = folder / f"{number}.tar"
-        path.write_bytes(array_shard(arrays, number))
+        arrays = make_arrays(count, number)
+        shards[f"{number}.tar"] = array_shard(arrays, number)
         samples = [
-            (torch.from_numpy(array.astype(dtype)), label)
+            (torch.from_numpy(array.astype(found.transform.dtype)), label)
             for array, label in arrays
         ]
-        spans += [
+        found.spans += [
             samples[first : first + SPAN]
             for first in range(0, len(samples), SPAN)
         ]
-    upload(connection, kind.place, [folder], SilentReporter())
-    return Stored(kind, spans)
+    folder = tmp_path_factory.mktemp("shards")
+    upload_shards(connection, found.place, folder, shards)
+    return found
 
 
 def optimizer_of(tail):
@@ -142,7 +120,7 @@ def optimizer_of(tail):
 @pytest.fixture(scope="module")
 def local(stored):
     """The losses of plain torch."""
-    model = FrozenBody(stored.kind.network())
+    model = FrozenBody(stored.network())
     optimizer = optimizer_of(model)
     losses = [
         loss
@@ -172,7 +150,7 @@ def test_losses_are_those_of_plain_torch(connection, stored, local, cut):
 
 
 def test_index_that_the_store_writes_is_that_of_the_upload(connection, stored):
-    place = stored.kind.place
+    place = stored.place
     uploaded = load_index(connection, place)
     connection.delete(place.container, place.index_name)
     assert update_index(connection, place).samples == NUM_SAMPLES
@@ -180,7 +158,7 @@ def test_index_that_the_store_writes_is_that_of_the_upload(connection, stored):
 
 
 def test_data_sets_of_torch_have_the_features_of_arrays(connection, stored):
-    network = stored.kind.network().eval()
+    network = stored.network().eval()
     samples = [sample for span in stored.spans for sample in span]
     with stored.job(connection, cut="freeze") as job:
         with torch.inference_mode():
@@ -247,16 +225,15 @@ def bad_tokens():
 def broken(connection, tmp_path_factory):
     """Bad arrays between good ones."""
     place = Location("arrays", "broken")
-    folder = tmp_path_factory.mktemp("broken")
     fine = token_arrays(20)
-    mixed: list[tuple[Any, int]] = []
+    mixed = []
     bad = [data for data, _ in bad_tokens().values()]
     for number, sample in enumerate(fine):
         mixed.append(sample)
         if number < len(bad):
             mixed.append((bad[number], 0))
-    (folder / "a.tar").write_bytes(array_shard(mixed))
-    upload(connection, place, [folder], SilentReporter())
+    folder = tmp_path_factory.mktemp("broken")
+    upload_shards(connection, place, folder, {"a.tar": array_shard(mixed)})
     return place
 
 
@@ -276,7 +253,7 @@ def failures_of(connection, job):
 def test_bad_arrays_say_the_same_on_both_tiers_and_harm_no_other(
     connection, broken
 ):
-    text = Stored(KINDS["text"], [])
+    text = stored_text()
     bad = [said for _, said in bad_tokens().values()]
     found = {}
     features = {}
@@ -313,7 +290,7 @@ def rows_of(answer):
 
 def test_worker_itself_says_what_is_wrong(connection, cluster, broken, owner):
     """And not only the client, which looks again."""
-    text = Stored(KINDS["text"], [])
+    text = stored_text()
     with text.job(connection, data=str(broken), cut="freeze") as job:
         model = job._factory.sources.model
         headers = {
@@ -369,7 +346,7 @@ class Deep(nn.Module):
 def sentences(connection, tmp_path_factory):
     """Samples of 128 two-byte ids, uploaded as a folder of class folders."""
     place = Location("arrays", "sentences")
-    folder: Path = tmp_path_factory.mktemp("sentences")
+    folder = tmp_path_factory.mktemp("sentences")
     random = np.random.default_rng(0)
     for label in range(4):
         (folder / f"class-{label}").mkdir()
@@ -444,14 +421,8 @@ def test_plan_says_why_ids_are_streamed(connection, sentences):
 
 def test_arrays_are_not_taken_for_images(connection, sentences):
     with (
-        transfer_job(
-            small_network(),
-            freeze="body",
-            data=str(sentences),
-            transform=small_transform(),
-            connection=connection,
-            cut="stream",
-            read=OPTIONS,
+        small_job(
+            sentences, connection=connection, cut="stream", read=OPTIONS
         ) as job,
         pytest.raises(ClientError, match="the job an ArrayTransform"),
     ):

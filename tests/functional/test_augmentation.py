@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from dataclasses import replace
 
 import numpy as np
@@ -12,23 +11,19 @@ from torch.utils.data import DataLoader
 
 from hapi_client import Augmentation, ReadConfig
 from hapi_client.cli.demo.run import largest_difference
-from hapi_client.data.upload import upload
-from hapi_client.model.package_store import upload_package
-from hapi_client.progress import SilentReporter
 from hapi_client.swift.retry import Backoff
 from hapi_client.swift.swift_url import Location
 from hapi_protocol.feature_reader import read_features
 from hapi_protocol.transforms import Training
 from hapi_splitter.freezing.split_model import split
 from hapi_splitter.inputs.image_decode import decode_image
-from hapi_splitter.package.writer import write_package
 from hapi_training.loop import train_tail
-from jobs import transfer_job
+from jobs import small_job, store_package, upload_shards
 from local_rows import local_rows, received_rows
 from networks import small_network, small_transform
 from photos import jpegs, shard
 
-OWNER = "AUTH_test"
+CHANGED = "/AUTH_test/changed"
 NUM_SAMPLES = 24
 ALL = range(NUM_SAMPLES)
 SEED = 5
@@ -50,19 +45,15 @@ QUICK = ReadConfig(
 @pytest.fixture(scope="module")
 def photos(connection, tmp_path_factory):
     place = Location("augmented", "photos")
+    shards = {"a.tar": shard(16), "b.tar": shard(8, seed=1)}
     folder = tmp_path_factory.mktemp("shards")
-    (folder / "a.tar").write_bytes(shard(16))
-    (folder / "b.tar").write_bytes(shard(8, seed=1))
-    upload(connection, place, [folder], SilentReporter())
+    upload_shards(connection, place, folder, shards)
     return place
 
 
 def job_of(connection, place, **options):
-    return transfer_job(
-        small_network(),
-        freeze="body",
-        data=str(place),
-        transform=small_transform(),
+    return small_job(
+        place,
         connection=connection,
         **{
             "augment": CHANGES,
@@ -97,24 +88,19 @@ def assert_same_set(found, wanted):
 def test_every_cut_gives_the_same_training_rows(connection, photos):
     rows = {}
     with job_of(connection, photos, cut="stream") as job:
-        cuts = (1, job.num_cuts)
         for epoch in (0, 1, None):
             rows[epoch] = features_of(job, epoch)
         assert torch.equal(features_of(job, 0), rows[0])
-    for cut in cuts:
+    for cut in (1, "freeze"):
         with job_of(connection, photos, cut=cut) as job:
             for epoch, wanted in rows.items():
                 assert_close(features_of(job, epoch), wanted)
-
-
-def test_a_mixed_plan_changes_each_image_alike(connection, photos):
-    with job_of(connection, photos, cut="stream") as job:
-        wanted = features_of(job, 1)
+    # A plan that mixes them changes each image alike.
     with job_of(connection, photos, cut="freeze") as job:
         job._factory.scheduler.change(
             {(0, "raw"): 0.4, (1, "float32"): 0.3, (3, "float32;zstd"): 0.3}
         )
-        assert_close(features_of(job, 1), wanted)
+        assert_close(features_of(job, 1), rows[1])
         assert len(job.stats.samples_by_cut) > 1
 
 
@@ -132,11 +118,8 @@ def test_loaders_of_two_epochs_at_once_keep_to_theirs(connection, photos):
 
 def test_the_loss_curve_is_that_of_streaming(connection, photos):
     losses = []
-    for cut, augment in (
-        ("stream", CHANGES),
-        ("freeze", CHANGES),
-        ("stream", None),
-    ):
+    ways = (("stream", CHANGES), ("freeze", CHANGES), ("stream", None))
+    for cut, augment in ways:
         with job_of(connection, photos, cut=cut, augment=augment) as job:
             history = train_tail(job, epochs=2, learning_rate=0.01)
             losses.append(history.losses)
@@ -145,14 +128,11 @@ def test_the_loss_curve_is_that_of_streaming(connection, photos):
 
 
 def test_changes_that_repeat_are_found_again_in_the_store(connection, photos):
-    with job_of(
-        connection, photos, augment_period_epochs=2, cache="readwrite"
-    ) as job:
+    repeated = {"augment_period_epochs": 2}
+    with job_of(connection, photos, cache="readwrite", **repeated) as job:
         first = [features_of(job, epoch) for epoch in (0, 1)]
         assert job.stats.cached == 0
-    with job_of(
-        connection, photos, augment_period_epochs=2, cache="read"
-    ) as job:
+    with job_of(connection, photos, cache="read", **repeated) as job:
         for epoch in (2, 3):
             assert_same_set(features_of(job, epoch), first[epoch - 2])
         assert job.stats.cached == 2 * NUM_SAMPLES
@@ -179,32 +159,25 @@ def test_torchs_data_loader_has_the_epochs_changes(connection, photos):
         samples.close()
 
 
-class Chain:
-    """Plain requests for a package with an augmentation."""
-
-    def __init__(self, caller, frozen, model):
-        self.caller = caller
-        self.frozen = frozen
-        self.model = model
-
-    def headers(self, transform):
-        found = {"X-Hapi-Model": self.model, "X-Hapi-Cut": "1"}
-        return found | ({"X-Hapi-Transform": transform} if transform else {})
+@pytest.fixture(scope="module")
+def frozen():
+    transform = replace(small_transform(), augmentation=CHANGES)
+    return split(small_network(), "body", transform=transform).frozen
 
 
 @pytest.fixture(scope="module")
-def chain(connection, owner, tmp_path_factory):
-    transform = replace(small_transform(), augmentation=CHANGES)
-    frozen = split(small_network(), "body", transform=transform).frozen
-    path = tmp_path_factory.mktemp("package") / "model.hapi"
-    info = write_package(frozen, path)
-    model, _ = upload_package(connection, "models", path, info.digest)
-    owner.put(f"/{OWNER}/changed")
-    owner.put(f"/{OWNER}/changed/a.tar", shard(NUM_SAMPLES))
-    return Chain(owner, frozen, model.quoted())
+def model(connection, owner, frozen, tmp_path_factory):
+    owner.put(CHANGED)
+    owner.put(f"{CHANGED}/a.tar", shard(NUM_SAMPLES))
+    return store_package(connection, tmp_path_factory.mktemp("p"), frozen)
 
 
-def test_rows_are_those_computed_here_to_the_bit(chain):
+def asked(model, transform):
+    found = {"X-Hapi-Model": model.quoted(), "X-Hapi-Cut": "1"}
+    return found | ({"X-Hapi-Transform": transform} if transform else {})
+
+
+def test_rows_are_those_computed_here_to_the_bit(owner, model, frozen):
     source = shard(NUM_SAMPLES)
     etags = set()
     for transform, training in (
@@ -213,33 +186,29 @@ def test_rows_are_those_computed_here_to_the_bit(chain):
         ("train;seed=5;epoch=1", Training(5, 1)),
         ("train;seed=6;epoch=0", Training(6, 0)),
     ):
-        answer = chain.caller.get(
-            f"/{OWNER}/changed/a.tar", chain.headers(transform)
-        )
+        answer = owner.get(f"{CHANGED}/a.tar", asked(model, transform))
         assert answer.status_code == 200, answer.text
         etags.add(answer.headers["ETag"])
         received_rows(answer.content).assert_equal(
-            local_rows(chain.frozen, 1, source, "a.tar", training=training)
+            local_rows(frozen, 1, source, "a.tar", training=training)
         )
     assert len(etags) == 4
 
 
-def test_keys_of_single_objects_and_of_many(chain):
+def test_keys_of_single_objects_and_of_many(owner, model, frozen):
     ((image, _),) = jpegs(1)
-    chain.caller.put(f"/{OWNER}/changed/one.b.jpg", image)
-    headers = chain.headers("train;seed=1;epoch=2")
-    single = chain.caller.get(f"/{OWNER}/changed/one.b.jpg", headers)
-    many = chain.caller.request(
-        "POST", f"/{OWNER}/changed?hapi", headers, data=b"one.b.jpg\n"
-    )
+    owner.put(f"{CHANGED}/one.b.jpg", image)
+    headers = asked(model, "train;seed=1;epoch=2")
+    single = owner.get(f"{CHANGED}/one.b.jpg", headers)
+    many = owner.request("POST", f"{CHANGED}?hapi", headers, b"one.b.jpg\n")
     for answer, key in ((single, "one"), (many, "one.b.jpg")):
         assert answer.status_code == 200, answer.text
-        batches = list(read_features(io.BytesIO(answer.content)))
+        batches = list(read_features(answer.content))
         assert [row.key for batch in batches for row in batch.rows] == [key]
-        pixels = chain.frozen.transform.sample(
+        pixels = frozen.transform.sample(
             decode_image(image), key, Training(1, 2)
         )
         with torch.inference_mode():
-            wanted = chain.frozen.prefix(1)(pixels[None])
+            wanted = frozen.prefix(1)(pixels[None])
         (found,) = (b.features for b in batches if b.rows)
         assert_close(torch.from_numpy(np.array(found)), wanted)

@@ -3,76 +3,57 @@
 from __future__ import annotations
 
 import io
-from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
+import requests
 import torch
 
 from caller import Caller, metrics
-from hapi_client import Connection, Credentials
-from hapi_client.model.package_store import upload_package
 from hapi_cluster import Cluster
 from hapi_protocol.encodings import ENCODINGS
 from hapi_protocol.feature_reader import read_features
-from hapi_splitter.freezing.split_model import split
 from hapi_splitter.inputs.image_decode import decode_image
-from hapi_splitter.package.writer import write_package
 from networks import small_network, small_transform
 from photos import photo, shard, tar_of
 
-ACCOUNT = "AUTH_test"
 CONTAINER = "bad-input"
-
-
-@dataclass
-class Chain:
-    """A data set and a package on the cluster, and who asks."""
-
-    cluster: Cluster
-    caller: Caller
-    model: str
-    num_cuts: int
-    shard_etag: str
-
-    def annotated(self, name, changed):
-        headers = {
-            "X-Hapi-Model": self.model,
-            "X-Hapi-Cut": str(self.num_cuts),
-            **changed,
-        }
-        given = {k: v for k, v in headers.items() if v is not None}
-        return self.caller.get(f"/{ACCOUNT}/{CONTAINER}/{name}", given)
+ROOT = f"/AUTH_test/{CONTAINER}"
+NONE, GARBAGE, EMPTY = (f"models/{n}.hapi" for n in ("none", "bad", "empty"))
+OUTSIDE = "samples_out_of_range"
 
 
 @pytest.fixture(scope="module")
-def chain(cluster, tmp_path_factory):
-    caller = Caller(cluster)
-    credentials = Credentials.v1(cluster.auth_url, cluster.user, cluster.key)
-    parts = split(small_network(), "body", transform=small_transform())
-    path = tmp_path_factory.mktemp("package") / "model.hapi"
-    info = write_package(parts.frozen, path)
-    with Connection(credentials) as connection:
-        model, _ = upload_package(connection, "models", path, info.digest)
-    root = f"/{ACCOUNT}/{CONTAINER}"
-    caller.put(root)
+def chain(cluster, owner, small_model):
+    """A data set and a package on the cluster, and who asks."""
+    model, frozen = small_model
+    headers = {"X-Hapi-Model": model, "X-Hapi-Cut": str(frozen.num_cuts)}
     good = shard(4)
-    caller.put(f"{root}/good.tar", good)
-    caller.put(f"{root}/empty.tar", tar_of([]))
-    caller.put(f"{root}/empty", b"")
-    caller.put(f"{root}/cut-off.tar", good[:5000])
-    caller.put(f"{root}/text.txt", b"neither tar nor image\n" * 100)
-    caller.put(f"{root}/no-image.tar", tar_of([("a.txt", b"hello")]))
-    caller.put(f"/{ACCOUNT}/models/garbage.hapi", b"x" * 5000)
-    caller.put(f"/{ACCOUNT}/models/empty.hapi", b"")
-    etag = caller.request("HEAD", f"{root}/good.tar").headers["Etag"]
-    yield Chain(cluster, caller, model.quoted(), parts.frozen.num_cuts, etag)
-    caller.close()
+    owner.put(ROOT)
+    for path, data in {
+        f"{ROOT}/good.tar": good,
+        f"{ROOT}/empty.tar": tar_of([]),
+        f"{ROOT}/empty": b"",
+        f"{ROOT}/cut-off.tar": good[:5000],
+        f"{ROOT}/text.txt": b"neither tar nor image\n" * 100,
+        f"{ROOT}/no-image.tar": tar_of([("a.txt", b"hello")]),
+        "/AUTH_test/models/bad.hapi": b"x" * 5000,
+        "/AUTH_test/models/empty.hapi": b"",
+    }.items():
+        owner.put(path, data)
+
+    def ask(name, method="GET", **changed):
+        named = {key.replace("_", "-"): v for key, v in changed.items()}
+        return owner.request(method, f"{ROOT}/{name}", {**headers, **named})
+
+    etag = owner.request("HEAD", f"{ROOT}/good.tar").headers["Etag"]
+    return SimpleNamespace(ask=ask, headers=headers, etag=etag)
 
 
 def test_good_request_is_answered_with_features(chain):
-    answer = chain.annotated("good.tar", {})
+    answer = chain.ask("good.tar")
     assert answer.status_code == 200, answer.text
-    assert answer.headers["X-Hapi-Source-Etag"] == chain.shard_etag
+    assert answer.headers["X-Hapi-Source-Etag"] == chain.etag
     assert answer.headers["Cache-Control"] == "private, no-store"
     assert answer.headers["ETag"].startswith('W/"')
     assert "Content-Length" not in answer.headers
@@ -85,14 +66,12 @@ def test_good_request_is_answered_with_features(chain):
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG"])
-def test_single_image_is_one_sample(chain, kind):
+def test_single_image_is_one_sample(chain, owner, kind):
     sink = io.BytesIO()
     photo("coffee.png").save(sink, kind)
-    path = f"/{ACCOUNT}/{CONTAINER}/coffee.{kind.lower()}"
-    chain.caller.put(path, sink.getvalue())
-    answer = chain.annotated(
-        f"coffee.{kind.lower()}", {"X-Hapi-Encoding": "float16"}
-    )
+    name = f"coffee.{kind.lower()}"
+    owner.put(f"{ROOT}/{name}", sink.getvalue())
+    answer = chain.ask(name, X_Hapi_Encoding="float16")
     assert answer.status_code == 200, answer.text
     (batch,) = list(read_features(io.BytesIO(answer.content)))
     assert [(row.index, row.key) for row in batch.rows] == [(0, "coffee")]
@@ -112,70 +91,9 @@ def test_single_image_is_one_sample(chain, kind):
 @pytest.mark.parametrize(
     ("name", "changed", "status", "code", "said"),
     [
-        ("good.tar", {"X-Hapi-Cut": "999"}, 422, "cut_out_of_range", "999"),
+        # Refused by the filter.
         ("good.tar", {"X-Hapi-Cut": "0"}, 400, "bad_cut", "'0'"),
-        ("good.tar", {"X-Hapi-Cut": None}, 400, "bad_cut", "missing"),
-        ("good.tar", {"X-Hapi-Model": None}, 400, "bad_model", "missing"),
-        ("good.tar", {"X-Hapi-Model": "models"}, 400, "bad_model", "models"),
-        (
-            "good.tar",
-            {"X-Hapi-Model": "models/none.hapi"},
-            404,
-            "not_found",
-            "none.hapi",
-        ),
-        (
-            "good.tar",
-            {"X-Hapi-Model": "models/garbage.hapi"},
-            422,
-            "bad_package",
-            "",
-        ),
-        (
-            "good.tar",
-            {"X-Hapi-Model": "models/empty.hapi"},
-            422,
-            "bad_package",
-            "empty.hapi",
-        ),
-        (
-            "good.tar",
-            {"X-Hapi-Encoding": "int4"},
-            400,
-            "unknown_encoding",
-            "float32, float16",
-        ),
-        (
-            "good.tar",
-            {"X-Hapi-Transform": "rotate"},
-            400,
-            "unknown_transform",
-            "eval",
-        ),
-        (
-            "good.tar",
-            {"X-Hapi-Numerics": "fast"},
-            422,
-            "unsupported_numerics",
-            "exact",
-        ),
-        ("good.tar", {"X-Hapi-Colour": "red"}, 400, "bad_annotation", "Colo"),
-        ("good.tar", {"Range": "bytes=0-9"}, 400, "range_not_allowed", "Ran"),
-        (
-            "good.tar",
-            {"If-Match": '"x"'},
-            400,
-            "conditional_not_allowed",
-            "If-Match",
-        ),
-        (
-            "good.tar",
-            {"X-Hapi-Samples": "9-"},
-            422,
-            "samples_out_of_range",
-            "9",
-        ),
-        ("good.tar", {"X-Hapi-Samples": "x"}, 400, "bad_samples", "'x'"),
+        ("good.tar", {"X-Hapi-Cut": "999"}, 422, "cut_out_of_range", "999"),
         (
             "good.tar",
             {"X-Hapi-If-Source-Etag": "0" * 32},
@@ -183,64 +101,52 @@ def test_single_image_is_one_sample(chain, kind):
             "source_changed",
             "0" * 32,
         ),
+        ("good.tar", {"X-Hapi-Model": NONE}, 404, "not_found", "none.hapi"),
+        # Refused by the worker.
+        ("good.tar", {"X-Hapi-Model": GARBAGE}, 422, "bad_package", ""),
+        ("good.tar", {"X-Hapi-Model": EMPTY}, 422, "bad_package", EMPTY),
+        ("good.tar", {"X-Hapi-Samples": "9-"}, 422, OUTSIDE, "9"),
         ("text.txt", {}, 422, "unsupported_object", "text.txt"),
         ("empty", {}, 422, "unsupported_object", "empty"),
         ("empty.tar", {}, 422, "empty_shard", "empty.tar"),
-        ("missing.tar", {}, 404, None, ""),
     ],
 )
 def test_bad_input_gets_its_own_error(
     chain, name, changed, status, code, said
 ):
-    answer = chain.annotated(name, changed)
+    answer = chain.ask(name, **changed)
     assert answer.status_code == status, answer.text
-    if code is None:
-        plain = chain.annotated(
-            name, {"X-Hapi-Model": None, "X-Hapi-Cut": None}
-        )
-        assert plain.status_code == status
-        assert answer.content == plain.content
-        return
     body = answer.json()
     assert body["code"] == code
     assert said in body["message"]
     assert body["trans_id"] == answer.headers["X-Trans-Id"]
 
 
-def test_head_is_refused_with_the_status_of_the_get(chain):
-    path = f"/{ACCOUNT}/{CONTAINER}/good.tar"
-    headers = {"X-Hapi-Model": chain.model, "X-Hapi-Cut": "zero"}
-    answer = chain.caller.request("HEAD", path, headers)
-    assert answer.status_code == 400
-    assert answer.content == b""
+def test_missing_object_is_answered_as_by_swift(chain, owner):
+    answer = chain.ask("missing.tar")
+    plain = owner.get(f"{ROOT}/missing.tar")
+    assert answer.status_code == plain.status_code == 404
+    assert answer.content == plain.content
 
 
-def test_head_computes_nothing_and_gives_the_headers(chain):
-    get = chain.annotated("good.tar", {})
-    before = metrics(chain.cluster)
-    path = f"/{ACCOUNT}/{CONTAINER}/good.tar"
-    headers = {
-        "X-Hapi-Model": chain.model,
-        "X-Hapi-Cut": str(chain.num_cuts),
-    }
-    answer = chain.caller.request("HEAD", path, headers)
+def test_head_has_the_headers_of_the_get_and_computes_nothing(chain, cluster):
+    etag = chain.ask("good.tar").headers["ETag"]
+    before = metrics(cluster)
+    answer = chain.ask("good.tar", "HEAD")
     assert answer.status_code == 200
-    assert answer.headers["ETag"] == get.headers["ETag"]
-    assert answer.headers["X-Hapi-Source-Etag"] == chain.shard_etag
-    after = metrics(chain.cluster)
+    assert answer.headers["ETag"] == etag
+    assert answer.headers["X-Hapi-Source-Etag"] == chain.etag
     samples = "hapi_worker_samples_total"
-    assert after[samples] == before[samples]
+    assert metrics(cluster)[samples] == before[samples]
 
-
-def test_if_none_match_of_the_stream_is_304(chain):
-    etag = chain.annotated("good.tar", {}).headers["ETag"]
-    answer = chain.annotated("good.tar", {"If-None-Match": etag})
-    assert answer.status_code == 304
-    assert answer.content == b""
+    known = chain.ask("good.tar", If_None_Match=etag)
+    refused = chain.ask("good.tar", "HEAD", X_Hapi_Cut="zero")
+    assert (known.status_code, refused.status_code) == (304, 400)
+    assert known.content == refused.content == b""
 
 
 def test_sample_without_an_image_is_a_row_with_an_error(chain):
-    answer = chain.annotated("no-image.tar", {})
+    answer = chain.ask("no-image.tar")
     assert answer.status_code == 200, answer.text
     (batch,) = list(read_features(io.BytesIO(answer.content)))
     assert batch.rows[0].key == "a"
@@ -249,67 +155,47 @@ def test_sample_without_an_image_is_a_row_with_an_error(chain):
 
 def test_shard_that_is_cut_off_never_ends_cleanly(chain):
     """Refused before the first row, or a connection that breaks."""
-    import requests
-
     try:
-        answer = chain.annotated("cut-off.tar", {})
+        answer = chain.ask("cut-off.tar")
     except requests.exceptions.ChunkedEncodingError:
         return
     assert answer.status_code == 422
     assert answer.json()["code"] == "damaged_shard"
 
 
-def test_copy_with_annotation_copies_the_bytes(chain):
-    root = f"/{ACCOUNT}/{CONTAINER}"
-    headers = {
-        "X-Hapi-Model": chain.model,
-        "X-Hapi-Cut": "1",
-        "Destination": f"{CONTAINER}/copied.tar",
-    }
-    answer = chain.caller.request("COPY", f"{root}/good.tar", headers)
+def test_copy_with_annotation_copies_the_bytes(chain, owner):
+    headers = {**chain.headers, "Destination": f"{CONTAINER}/copied.tar"}
+    answer = owner.request("COPY", f"{ROOT}/good.tar", headers)
     assert answer.status_code == 201
-    chain.caller.put(
-        f"{root}/copied-too.tar",
-        headers={
-            "X-Hapi-Model": chain.model,
-            "X-Hapi-Cut": "1",
-            "X-Copy-From": f"{CONTAINER}/good.tar",
-        },
-    )
-    source = chain.caller.get(f"{root}/good.tar").content
-    assert chain.caller.get(f"{root}/copied.tar").content == source
-    assert chain.caller.get(f"{root}/copied-too.tar").content == source
+    headers = {**chain.headers, "X-Copy-From": f"{CONTAINER}/good.tar"}
+    owner.put(f"{ROOT}/copied-too.tar", headers=headers)
+    source = owner.get(f"{ROOT}/good.tar").content
+    assert owner.get(f"{ROOT}/copied.tar").content == source
+    assert owner.get(f"{ROOT}/copied-too.tar").content == source
 
 
-def test_object_over_the_limit_is_refused_with_the_numbers(tmp_path):
+def test_object_over_the_limit_is_refused_with_the_numbers():
+    headers = {"X-Hapi-Model": "c/model.hapi", "X-Hapi-Cut": "1"}
     with Cluster.temporary(
         worker=False, filter_options={"max_object_bytes": "1000"}
     ) as cluster:
         caller = Caller(cluster)
-        caller.put(f"/{ACCOUNT}/c")
-        caller.put(f"/{ACCOUNT}/c/big.tar", b"x" * 1001)
-        caller.put(f"/{ACCOUNT}/c/model.hapi", b"x" * 100)
-        answer = caller.get(
-            f"/{ACCOUNT}/c/big.tar",
-            {"X-Hapi-Model": "c/model.hapi", "X-Hapi-Cut": "1"},
-        )
-        assert answer.status_code == 413
-        assert answer.json()["code"] == "object_too_large"
-        assert answer.json()["max_object_bytes"] == 1000
-        small = caller.get(
-            f"/{ACCOUNT}/c/model.hapi",
-            {"X-Hapi-Model": "c/model.hapi", "X-Hapi-Cut": "1"},
-        )
+        caller.put("/AUTH_test/c")
+        caller.put("/AUTH_test/c/big.tar", b"x" * 1001)
+        caller.put("/AUTH_test/c/model.hapi", b"x" * 100)
+        answer = caller.get("/AUTH_test/c/big.tar", headers)
+        small = caller.get("/AUTH_test/c/model.hapi", headers)
         caller.close()
+    assert answer.status_code == 413
+    assert answer.json()["code"] == "object_too_large"
+    assert answer.json()["max_object_bytes"] == 1000
     assert small.status_code == 503
     assert small.json()["code"] == "worker_unavailable"
     assert int(small.headers["Retry-After"]) >= 1
 
 
-def test_info_tells_the_limits(chain):
-    import requests
-
-    url = f"{chain.cluster.proxy_url}/info"
+def test_info_tells_the_limits(cluster):
+    url = f"{cluster.proxy_url}/info"
     section = requests.get(url, timeout=30).json()["hapi"]
     assert section["version"] == 1
     assert section["versions"] == [1]

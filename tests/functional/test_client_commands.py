@@ -5,22 +5,18 @@ from __future__ import annotations
 import io
 import json
 import sys
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
 from hapi_client.cli import main as cli
 from hapi_client.data.index import load_index
-from hapi_client.model.package_store import upload_package
 from hapi_client.swift.swift_url import Location
 from hapi_splitter.freezing.split_model import split
-from hapi_splitter.package.writer import write_package
+from jobs import store_package
 from networks import small_network, small_transform
 from photos import shard
 
 MODELS = "packages"
-Hapi = Callable[..., tuple[int, Any]]
 
 
 @pytest.fixture
@@ -98,12 +94,7 @@ def test_info_describes_the_cluster(hapi, data, capsys):
         assert words in shown
 
 
-def test_info_describes_a_data_set(
-    hapi,
-    owner,
-    connection,
-    capsys,
-):
+def test_info_describes_a_data_set(hapi, owner, connection, capsys):
     owner.put("/AUTH_test/described")
     for name, count in (("a", 5), ("b", 2)):
         owner.put(f"/AUTH_test/described/{name}.tar", shard(count))
@@ -135,23 +126,17 @@ def test_info_describes_a_data_set(
     assert "hapi index swift://sets/raw" in capsys.readouterr().err
 
 
-def test_info_describes_a_package(
-    hapi,
-    connection,
-    tmp_path,
-    capsys,
-):
-    parts = split(small_network(), "body", transform=small_transform())
-    written = write_package(parts.frozen, tmp_path / "package")
-    upload_package(connection, "told", written.path, written.digest)
-    status, facts = hapi("info", f"swift://told/{written.digest}.hapi")
+def test_info_describes_a_package(hapi, connection, tmp_path, capsys):
+    frozen = split(small_network(), "body", transform=small_transform()).frozen
+    model = store_package(connection, tmp_path, frozen, "told")
+    status, facts = hapi("info", f"swift://told/{model.object}")
     assert status == 0
     found = facts["package"]
-    cuts = parts.frozen.cuts
+    cuts = frozen.cuts
     assert [(each["module"], each["shape"]) for each in found["cuts"]] == [
         (cut.name, list(cut.shape)) for cut in cuts
     ]
-    assert found["bytes"] == written.path.stat().st_size
+    assert found["bytes"] == (tmp_path / "model.hapi").stat().st_size
     assert found["transform"]["crop_size"] == 64
     shown = " ".join(capsys.readouterr().out.split())
     assert f"cuts │ {len(cuts)} │" in shown
@@ -165,18 +150,13 @@ def test_info_describes_a_package(
 
 
 def test_packages_are_listed_and_deleted(
-    hapi,
-    connection,
-    owner,
-    tmp_path,
-    capsys,
+    hapi, connection, owner, tmp_path, capsys
 ):
     digests = []
     for freeze in ("body", "body.2"):
         parts = split(small_network(), freeze, transform=small_transform())
-        info = write_package(parts.frozen, tmp_path / "package")
-        upload_package(connection, MODELS, info.path, info.digest)
-        digests.append(info.digest)
+        model = store_package(connection, tmp_path, parts.frozen, MODELS)
+        digests.append(model.object.removesuffix(".hapi"))
     owner.put(f"/AUTH_test/{MODELS}/{'0' * 64}.hapi", b"no package")
     owner.put(f"/AUTH_test/{MODELS}/README", b"kept")
     where = ("--container", MODELS)

@@ -31,22 +31,7 @@ def data(connection, owner):
     update_index(connection, DATA)
 
 
-@pytest.fixture(scope="module")
-def lonely(cluster, tmp_path_factory):
-    """A Swift, and where its worker would be."""
-    path = tmp_path_factory.mktemp("no-worker") / "socket"
-    options = {"worker_socket": str(path)}
-    with second_swift(cluster, filter_options=options) as running:
-        yield running, path
-
-
-def look(
-    cluster,
-    data=None,
-    *,
-    seconds=20.0,
-    **environ,
-):
+def look(cluster, data=None, *, seconds=20.0, **environ):
     """The findings by check."""
     variables = {**cluster.environment, **environ}
     doctor = Doctor(
@@ -82,11 +67,7 @@ def test_all_is_well(cluster, data, connection):
 
 
 def test_the_command_says_so_by_its_status(
-    cluster,
-    data,
-    monkeypatch,
-    capsys,
-    tmp_path,
+    cluster, data, monkeypatch, capsys, tmp_path
 ):
     path = tmp_path / "doctor.json"
 
@@ -106,7 +87,7 @@ def test_the_command_says_so_by_its_status(
     facts = json.loads(path.read_text())
     assert facts["ok"] is True
     assert set(facts["checks"][0]) == {
-        *("check", "state", "found", "remedy", "trans_id"),
+        *("check", "state", "found", "remedy", "trans_id")
     }
     monkeypatch.setenv("ST_KEY", "wrong")
     assert hapi() == 1
@@ -134,11 +115,7 @@ def test_the_command_says_so_by_its_status(
     ],
 )
 def test_what_all_else_needs_is_named_and_ends_the_look(
-    cluster,
-    environ,
-    check,
-    message,
-    remedy,
+    cluster, environ, check, message, remedy
 ):
     found = look(cluster, DATA, **environ)
     names = list(found)
@@ -180,23 +157,16 @@ def test_reader_of_shared_data_asks_the_worker_by_it(cluster, data, owner):
 
 
 @pytest.mark.parametrize(
-    ("location", "check", "message", "remedy"),
+    ("place", "message", "remedy"),
     [
-        (Location("nowhere"), "index", "no container 'nowhere'", "hapi ls"),
-        (Location("stale"), "index", "has no index", "hapi index swift://st"),
+        ("nowhere", "no container 'nowhere'", "hapi ls"),
+        ("stale", "has no index", "hapi index swift://st"),
     ],
 )
-def test_a_missing_index_is_named(
-    cluster,
-    owner,
-    location,
-    check,
-    message,
-    remedy,
-):
+def test_a_missing_index_is_named(cluster, owner, place, message, remedy):
     owner.put("/AUTH_test/stale")
     owner.put("/AUTH_test/stale/a.tar", shard(1))
-    found = look(cluster, location)[check]
+    found = look(cluster, Location(place))["index"]
     assert found.state == "failure"
     assert message in found.found
     assert remedy in found.remedy
@@ -216,35 +186,31 @@ def test_a_stale_index_is_named(cluster, connection, owner):
     found = look(cluster, Location("old"))
     assert states(found) == {"read": "failure", "etags": "failure"}
     assert found["etags"].remedy == "hapi index swift://old"
-    text = found["etags"].found
-    for part in (
-        "since it was written: a.tar",
-        "missing: b.tar",
-        "in it: d.tar",
+    for part in ("written: a.tar", "missing: b.tar", "in it: d.tar"):
+        assert part in found["etags"].found
+
+
+def test_a_dead_and_a_hanging_worker_are_told_apart(cluster, tmp_path):
+    path = tmp_path / "socket"
+    options = {"worker_socket": str(path)}
+    with (
+        second_swift(cluster, filter_options=options) as swift,
+        socket.socket(socket.AF_UNIX) as silent,
     ):
-        assert part in text
-
-
-def test_a_dead_and_a_hanging_worker_are_told_apart(
-    lonely,
-):
-    swift, path = lonely
-    found = look(swift)
-    assert states(found) == {"worker": "failure"}
-    assert "worker_unavailable" in found["worker"].found
-    assert "start hapi-worker" in found["worker"].remedy
-    with socket.socket(socket.AF_UNIX) as silent:
+        dead = look(swift)
         silent.bind(str(path))
         silent.listen()
         started = time.monotonic()
-        found = look(swift, seconds=1.0)
+        hanging = look(swift, seconds=1.0)
         assert time.monotonic() - started < 10
-    assert states(found) == {"worker": "failure"}
-    assert "no response within 1 s" in found["worker"].found
-    assert "hangs" in found["worker"].remedy
-    login = Credentials.v1(swift.auth_url, swift.user, swift.key)
-    with Connection(login) as connection:
-        assert list(connection.list("hapi-models")) == []
+        login = Credentials.v1(swift.auth_url, swift.user, swift.key)
+        with Connection(login) as connection:
+            assert list(connection.list("hapi-models")) == []
+    assert states(dead) == states(hanging) == {"worker": "failure"}
+    assert "worker_unavailable" in dead["worker"].found
+    assert "start hapi-worker" in dead["worker"].remedy
+    assert "no response within 1 s" in hanging["worker"].found
+    assert "hangs" in hanging["worker"].remedy
 
 
 def test_a_proxy_without_the_filter_is_named(cluster):

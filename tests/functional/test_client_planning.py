@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import threading
 import time
-from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from hapi_client.cli.demo.run import largest_difference
+from hapi_client.cli.main import app
 from hapi_client.data.index import load_index
-from hapi_client.data.upload import upload
 from hapi_client.model.frozen_region import FrozenRegion
 from hapi_client.planning.sample_probe import MAX_SAMPLES, read_samples
-from hapi_client.progress import SilentReporter
 from hapi_client.swift.swift_url import Location
 from hapi_protocol import versions
 from hapi_protocol.errors import ClientError
 from hapi_splitter.planner.problem import RAW_ROUTE
 from hapi_training.loop import train_tail
-from jobs import transfer_job
-from networks import small_network, small_transform
+from jobs import small_job, upload_shards
 from photos import shard
 
 NUM_SHARDS = 6
@@ -34,21 +33,14 @@ TOLERANCE = 1e-4
 @pytest.fixture(scope="module")
 def photos(connection, tmp_path_factory):
     place = Location("planning", "photos")
-    folder: Path = tmp_path_factory.mktemp("shards")
-    for number in range(NUM_SHARDS):
-        (folder / f"{number}.tar").write_bytes(shard(PER_SHARD, seed=number))
-    upload(connection, place, [folder], SilentReporter())
+    shards = {f"{n}.tar": shard(PER_SHARD, seed=n) for n in range(NUM_SHARDS)}
+    folder = tmp_path_factory.mktemp("shards")
+    upload_shards(connection, place, folder, shards)
     return place
 
 
 def job_of(connection, place, **options):
-    return transfer_job(
-        small_network(),
-        data=str(place),
-        transform=small_transform(),
-        connection=connection,
-        **{"freeze": "body", "batch_size": 8, **options},
-    )
+    return small_job(place, connection=connection, batch_size=8, **options)
 
 
 @pytest.mark.parametrize(
@@ -102,37 +94,29 @@ def test_mixed_routes_give_the_losses_of_raw_reads(
     assert seen.load is not None
 
 
-def wait_for_plan(job, epochs=400):
-    """Trains until there is a plan; returns the number of epochs."""
+def train_until(job, is_so):
+    """Reads whole epochs until a condition is met."""
     deadline = time.monotonic() + 90
-    for epoch in range(epochs):
-        received = sum(len(labels) for _, labels in job.loader(epoch))
-        assert received == NUM_SAMPLES
-        if job.plan is not None:
-            return epoch + 1
-        assert time.monotonic() < deadline, "no plan came"
-    raise AssertionError("no plan came")
+    for epoch in itertools.count():
+        if is_so():
+            return
+        assert sum(len(y) for _, y in job.loader(epoch)) == NUM_SAMPLES
+        assert time.monotonic() < deadline
 
 
 def test_job_plans_while_it_trains(connection, photos):
     with job_of(
-        connection,
-        photos,
-        epochs=1e6,
-        replan_seconds=0.5,
-        replan_min_spans=1,
+        connection, photos, epochs=1e6, replan_seconds=0.5, replan_min_spans=1
     ) as job:
         assert job.plan is None
         assert job.cut == "auto"
-        wait_for_plan(job)
+        train_until(job, lambda: job.plan is not None)
         for epoch in range(20):
             assert sum(len(y) for _, y in job.loader(epoch)) == NUM_SAMPLES
         plan, problem, changes = job.plan, job.problem, job.plan_changes
         reports = job.reports
 
-    assert plan is not None
     assert sum(weight for _, weight in plan.mix) == pytest.approx(1.0)
-    assert problem is not None
     assert len(problem.options) > 1
     assert changes[0].why
     assert changes[0].samples_per_second > 0
@@ -151,12 +135,7 @@ def test_job_plans_while_it_trains(connection, photos):
 
 def test_job_near_its_end_uploads_nothing(connection, photos):
     with job_of(connection, photos, epochs=0.01) as job:
-        deadline = time.monotonic() + 60
-        epoch = 0
-        while not job._planner.wait(0):
-            assert sum(len(y) for _, y in job.loader(epoch)) == NUM_SAMPLES
-            assert time.monotonic() < deadline
-            epoch += 1
+        train_until(job, lambda: job._planner.wait(0))
         stats = job.stats
 
     assert stats.package_bytes == 0
@@ -195,27 +174,15 @@ def test_job_reads_raw_if_no_plan_can_be_made(
     connection, photos, monkeypatch, caplog
 ):
     monkeypatch.setattr(versions, "VERSIONS", (2,))
+    with pytest.raises(ClientError) as caught:
+        job_of(connection, photos, cut="freeze")
+    assert caught.value.code == "unsupported_version"
     with job_of(connection, photos, epochs=1e6) as job:
-        deadline = time.monotonic() + 60
-        epoch = 0
-        while not job._planner.wait(0):
-            assert sum(len(y) for _, y in job.loader(epoch)) == NUM_SAMPLES
-            assert time.monotonic() < deadline
-            epoch += 1
+        train_until(job, lambda: job._planner.wait(0))
 
         assert job.plan is None
     assert "no plan, raw reads" in caplog.text
     assert "supports version 1 of the protocol" in caplog.text
-
-
-def test_push_down_names_a_missing_common_version(
-    connection, photos, monkeypatch
-):
-    monkeypatch.setattr(versions, "VERSIONS", (2,))
-    with pytest.raises(ClientError) as caught:
-        job_of(connection, photos, cut="freeze")
-    assert caught.value.code == "unsupported_version"
-    assert "an older client" in caught.value.message
 
 
 def test_closing_a_job_ends_its_planning_at_once(
@@ -230,29 +197,14 @@ def test_closing_a_job_ends_its_planning_at_once(
 
     monkeypatch.setattr(FrozenRegion, "store", upload)
     with job_of(connection, photos, epochs=1e6) as job:
-        epoch = 0
-        deadline = time.monotonic() + 60
-        while not waiting.is_set() and time.monotonic() < deadline:
-            for _ in job.loader(epoch):
-                pass
-            epoch += 1
-        assert waiting.is_set()
+        train_until(job, waiting.is_set)
         started = time.monotonic()
     assert time.monotonic() - started < 3
     assert not job._planner._thread.is_alive()
 
 
-class _EndlessFile(io.RawIOBase):
+class _EndlessFile(io.BytesIO):
     """A file without an end."""
-
-    def seekable(self):
-        return True
-
-    def tell(self):
-        return 0
-
-    def seek(self, position, whence=0):
-        return 0
 
     def read(self, size=-1):
         time.sleep(0.05)
@@ -262,10 +214,6 @@ class _EndlessFile(io.RawIOBase):
 def test_plan_command_measures_the_data_set_and_the_worker(
     cluster, photos, tmp_path, monkeypatch
 ):
-    from typer.testing import CliRunner
-
-    from hapi_client.cli.main import app
-
     module = tmp_path / "own_networks.py"
     module.write_text(
         "from networks import small_network\n"
@@ -302,10 +250,5 @@ def test_plan_command_measures_the_data_set_and_the_worker(
     found = json.loads((tmp_path / "plan.json").read_text())
     assert found["samples"] == NUM_SAMPLES
     assert found["link_bytes_per_second"] > 0
-    assert set(found["plans"]) == {
-        "auto",
-        "stream",
-        "freeze",
-        "static",
-    }
+    assert set(found["plans"]) == {"auto", "stream", "freeze", "static"}
     assert (tmp_path / "plan.html").stat().st_size > 10_000

@@ -12,15 +12,15 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from caller import Caller
 from children import enable_interrupts, family
-from hapi_cluster import LAYOUTS, USERS, Cluster, ClusterError
+from hapi_cluster import LAYOUTS, Cluster, ClusterError
 from hapi_cluster.errors import (
     AlreadyRunningError,
     DirectoryError,
@@ -69,29 +69,14 @@ def start(directory, **settings):
 
 
 def request(
-    cluster,
-    method,
-    path,
-    body=None,
-    user="test:tester",
-    headers=None,
+    cluster, method, path, body=None, user="test:tester", headers=None
 ):
     """A request in the account of the user; status and body."""
-    key = USERS[user][0]
-    auth = urllib.request.Request(
-        cluster.auth_url, headers={"X-Auth-User": user, "X-Auth-Key": key}
-    )
-    with urllib.request.urlopen(auth, timeout=DEADLINE_SECONDS) as answer:
-        url = answer.headers["X-Storage-Url"] + path
-        token = answer.headers["X-Auth-Token"]
-    asked = urllib.request.Request(
-        url, body, {"X-Auth-Token": token, **(headers or {})}, method=method
-    )
-    try:
-        with urllib.request.urlopen(asked, timeout=DEADLINE_SECONDS) as answer:
-            return answer.status, answer.read()
-    except urllib.error.HTTPError as error:
-        return error.code, error.read()
+    account = f"AUTH_{user.partition(':')[0]}"
+    caller = Caller(cluster, user)
+    answer = caller.request(method, f"/{account}{path}", headers, body)
+    caller.close()
+    return answer.status_code, answer.content
 
 
 def eventually(condition, what):
@@ -99,6 +84,10 @@ def eventually(condition, what):
     while not condition():
         assert time.monotonic() < deadline, f"not in time: {what}"
         time.sleep(0.02)
+
+
+def all_end(processes):
+    eventually(lambda: not any(p.alive() for p in processes), "all ended")
 
 
 def supervisor(cluster):
@@ -133,9 +122,6 @@ def cli(*words):
     )
 
 
-# -- a life -----------------------------------------------------------------
-
-
 @pytest.mark.parametrize("processes", [False, True])
 def test_data_is_served_again_after_stop_and_start(directory, processes):
     data = os.urandom(200_000)
@@ -153,9 +139,7 @@ def test_data_is_served_again_after_stop_and_start(directory, processes):
         assert request(cluster, "GET", "/c") == (200, b"o\n")
 
 
-def test_backends_get_new_ports_when_theirs_were_taken(
-    directory,
-):
+def test_backends_get_new_ports_when_theirs_were_taken(directory):
     with start(directory) as cluster:
         request(cluster, "PUT", "/c")
         request(cluster, "PUT", "/c/o", b"data")
@@ -192,11 +176,8 @@ def test_each_policy_of_a_layout_keeps_its_objects(directory):
             assert request(cluster, "PUT", f"/{name}/o", data)[0] == 201
             assert request(cluster, "GET", f"/{name}/o") == (200, data)
     # Fragments of 4 + 2, copies, fragments of 2 + 1.
-    for folder, num_files in (
-        ("objects", 6),
-        ("objects-1", 3),
-        ("objects-2", 3),
-    ):
+    numbers = {"objects": 6, "objects-1": 3, "objects-2": 3}
+    for folder, num_files in numbers.items():
         found = list(directory.glob(f"srv/*/{folder}/*/*/*/*.data"))
         assert len(found) == num_files, folder
 
@@ -212,22 +193,29 @@ def test_encryption_keeps_plaintext_off_the_disk(directory):
     assert b"well known" not in stored.read_bytes()
 
 
-def test_users_have_the_rights_of_swifts_functional_tests(
-    bare,
-):
+def test_users_have_the_rights_of_swifts_functional_tests(bare):
     for user in ("test:tester", "test2:tester2", "admin:admin"):
         # 204 and not 200: the account exists before its first use.
         assert request(bare, "HEAD", "", user=user)[0] == 204, user
     assert request(bare, "PUT", "/c", user="test:tester3")[0] == 403
 
 
-def test_nothing_is_left_after_stop(directory):
+def etc():
+    return {
+        str(path): path.lstat().st_mtime_ns for path in Path("/etc").rglob("*")
+    }
+
+
+def test_nothing_is_left_after_stop_nor_written_in_etc(directory):
+    before = etc()
     options = {"lone_child": "yes"}
     cluster = start(directory, **WATCHED, worker=True, worker_options=options)
     processes = family(supervisor(cluster))
-    worker_socket = cluster.worker_socket
-    assert worker_socket is not None
-    assert worker_socket.exists()
+    assert cluster.worker_socket.exists()
+    # The policies come from the directory's swift.conf.
+    with urllib.request.urlopen(f"{cluster.proxy_url}/info") as answer:
+        swift = json.load(answer)["swift"]
+    assert [p["name"] for p in swift["policies"]] == ["single"]
     # supervisor, swift, worker and the child that the worker abandons
     assert len(processes) >= 4
     assert cluster.stop()
@@ -236,22 +224,7 @@ def test_nothing_is_left_after_stop(directory):
     assert listens(cluster) == []
     assert list((directory / "run").iterdir()) == []
     assert cluster.stop() is False
-
-
-def test_nothing_in_etc_is_written(directory):
-    def snapshot():
-        return {
-            str(path): path.lstat().st_mtime_ns
-            for path in Path("/etc").rglob("*")
-        }
-
-    before = snapshot()
-    with start(directory) as cluster:
-        # The policies come from the directory's swift.conf.
-        with urllib.request.urlopen(f"{cluster.proxy_url}/info") as answer:
-            swift = json.load(answer)["swift"]
-        assert [p["name"] for p in swift["policies"]] == ["single"]
-    assert snapshot() == before
+    assert etc() == before
 
 
 def test_secrets_are_readable_by_their_owner_only(bare):
@@ -265,20 +238,18 @@ def test_sigterm_to_the_supervisor_stops_all(directory):
     cluster = start(directory, **WATCHED, worker=True)
     processes = family(supervisor(cluster))
     os.kill(supervisor(cluster), signal.SIGTERM)
-    eventually(lambda: not any(p.alive() for p in processes), "all ended")
+    all_end(processes)
     assert cluster.status()["status"] == "stopped"
     assert listens(cluster) == []
 
 
-def test_a_killed_supervisor_leaves_nothing_and_can_be_replaced(
-    directory,
-):
+def test_a_killed_supervisor_leaves_nothing_and_can_be_replaced(directory):
     cluster = start(directory, **WATCHED, worker=True)
     request(cluster, "PUT", "/c")
     request(cluster, "PUT", "/c/o", b"data")
     processes = family(supervisor(cluster))
     os.kill(supervisor(cluster), signal.SIGKILL)
-    eventually(lambda: not any(p.alive() for p in processes), "all ended")
+    all_end(processes)
     assert cluster.status()["status"] == "died"
     # The stale pid file and the stale socket are no obstacle.
     assert (directory / "supervisor.pid").exists()
@@ -286,9 +257,7 @@ def test_a_killed_supervisor_leaves_nothing_and_can_be_replaced(
         assert request(again, "GET", "/c/o") == (200, b"data")
 
 
-def test_the_cluster_ends_with_its_parent_however_that_ends(
-    directory,
-):
+def test_the_cluster_ends_with_its_parent_however_that_ends(directory):
     code = (
         "import os, signal, sys, threading\n"
         "from hapi_cluster import Cluster\n"
@@ -316,7 +285,7 @@ def test_the_cluster_ends_with_its_parent_however_that_ends(
         parent.stdin.write("\n")
         parent.stdin.close()
         assert parent.wait(DEADLINE_SECONDS) == -signal.SIGKILL
-    eventually(lambda: not any(p.alive() for p in processes), "all ended")
+    all_end(processes)
 
 
 def test_a_temporary_cluster_removes_its_directory():
@@ -326,12 +295,9 @@ def test_a_temporary_cluster_removes_its_directory():
     assert not directory.exists()
 
 
-# -- watching ---------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def watched():
-    """One with a worker, for tests that end and start that one only."""
+    """One with a worker, for tests that end and start its children only."""
     with Cluster.temporary(**WATCHED) as running:
         yield running
 
@@ -349,42 +315,33 @@ def test_a_killed_worker_is_started_again(watched):
     assert child["pid"] == new
 
 
-def test_restart_worker_gives_another_process_on_the_same_socket(
-    watched,
-):
+def test_a_worker_is_restarted_and_stays_away_while_stopped(watched):
     old, path = watched.worker_pid, watched.worker_socket
     watched.restart_worker(DEADLINE_SECONDS)
-    assert watched.worker_pid not in (None, old)
-    assert watched.worker_socket == path
-
-
-def test_a_stopped_worker_stays_away_until_it_is_restarted(
-    watched,
-):
-    old, path = watched.worker_pid, watched.worker_socket
+    second = watched.worker_pid
+    assert second not in (None, old)
     watched.stop_worker(DEADLINE_SECONDS)
     # One that is only restarted would be there at once.
     with pytest.raises(StartError, match="no new worker answers"):
         watched.wait_for_worker(timeout_seconds=1.0)
     assert watched.worker_pid is None
     watched.restart_worker(DEADLINE_SECONDS)
-    assert watched.worker_pid not in (None, old)
+    assert watched.worker_pid not in (None, second)
     assert watched.worker_socket == path
 
 
-def test_a_killed_swift_is_started_again_on_its_port(directory):
-    with start(directory) as cluster:
-        request(cluster, "PUT", "/c")
-        url = cluster.proxy_url
-        os.kill(cluster.status()["children"]["swift"]["pid"], signal.SIGKILL)
+def test_a_killed_swift_is_started_again_on_its_port(watched):
+    request(watched, "PUT", "/c")
+    url = watched.proxy_url
+    os.kill(watched.status()["children"]["swift"]["pid"], signal.SIGKILL)
 
-        def serves():
-            with contextlib.suppress(OSError):
-                return request(cluster, "GET", "/c")[0] == 204
-            return False
+    def serves():
+        with contextlib.suppress(OSError):
+            return request(watched, "GET", "/c")[0] == 204
+        return False
 
-        eventually(serves, "served again")
-        assert cluster.proxy_url == url
+    eventually(serves, "served again")
+    assert watched.proxy_url == url
 
 
 def test_the_real_worker_and_the_filter_come_with_it(cluster):
@@ -394,9 +351,6 @@ def test_the_real_worker_and_the_filter_come_with_it(cluster):
     assert old is not None
     os.kill(old, signal.SIGKILL)
     assert cluster.wait_for_worker(old) != old
-
-
-# -- what may go wrong ------------------------------------------------------
 
 
 def test_a_second_start_is_refused_and_does_no_harm(bare):
@@ -411,9 +365,7 @@ def test_a_second_start_is_refused_and_does_no_harm(bare):
     assert request(bare, "PUT", "/second")[0] == 201
 
 
-def test_a_pid_that_another_process_got_is_not_mistaken(
-    directory,
-):
+def test_a_pid_that_another_process_got_is_not_mistaken(directory):
     directory.mkdir()
     (directory / "supervisor.lock").touch()
     own = ProcessIdentity.of(os.getpid())
@@ -427,22 +379,17 @@ def test_a_pid_that_another_process_got_is_not_mistaken(
 
 
 def test_a_busy_port_is_named(directory):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        with pytest.raises(PortBusyError, match=str(port)):
-            start(directory, port=port)
+    # The second one could be shared with other listeners.
+    for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):
+        with socket.socket() as taken:
+            taken.setsockopt(socket.SOL_SOCKET, option, 1)
+            taken.bind(("127.0.0.1", 0))
+            taken.listen()
+            port = taken.getsockname()[1]
+            with pytest.raises(PortBusyError, match=str(port)):
+                start(directory, port=port)
     with start(directory, port=port) as cluster:
         assert cluster.proxy_url == f"http://127.0.0.1:{port}"
-
-
-def test_a_port_shared_by_reuseport_counts_as_busy(directory):
-    with socket.socket() as taken:
-        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        with pytest.raises(PortBusyError, match=str(port)):
-            start(directory, port=port)
 
 
 def test_a_foreign_directory_is_left_alone(directory):
@@ -553,9 +500,7 @@ def test_a_worker_that_cannot_start_shows_its_log(directory):
         pass
 
 
-def test_a_worker_that_never_answers_meets_the_deadline(
-    directory,
-):
+def test_a_worker_that_never_answers_meets_the_deadline(directory):
     silent = (sys.executable, "-c", "import time; time.sleep(600)")
     # Enough for Swift itself to start on a busy machine.
     settings = {**WATCHED, "worker_command": silent, "start_seconds": 12.0}
@@ -576,6 +521,7 @@ def test_a_worker_that_never_answers_meets_the_deadline(
         ({"swift_options": {"x.conf": {}}}, "x.conf"),
         ({"swift_options": {"swift.conf": {"a]": {}}}}, "a]"),
         ({"swift_options": {"swift.conf": {"a": {"b c": "1"}}}}, "b c"),
+        ({"swift_options": {"swift.conf": {"a": {"k=": "1"}}}}, "k="),
     ],
 )
 def test_a_bad_setting_is_named(directory, settings, said):
@@ -598,9 +544,6 @@ def test_attach_needs_a_running_cluster(directory, bare):
     assert other.worker_socket is None
     with pytest.raises(ClusterError, match="no running worker"):
         other.restart_worker()
-
-
-# -- the command ------------------------------------------------------------
 
 
 def test_the_commands_work_together_with_the_swift_client(directory, tmp_path):

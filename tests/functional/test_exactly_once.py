@@ -17,16 +17,13 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
-from children import enable_interrupts
+from children import enable_interrupts, run_family
 from hapi_client import ReadConfig
 from hapi_client.data.index import load_index
-from hapi_client.data.upload import upload
-from hapi_client.progress import SilentReporter
 from hapi_client.sampling.partition import EpochPartition
 from hapi_client.swift.swift_url import Location
 from hapi_protocol.errors import ClientError
-from jobs import transfer_job
-from networks import small_network, small_transform
+from jobs import small_job, upload_shards
 from photos import shard, with_corrupt_member
 
 PLACE = Location("once", "photos")
@@ -48,20 +45,18 @@ def number_of(key):
 
 @pytest.fixture(scope="module")
 def place(connection, tmp_path_factory):
+    shards = {
+        f"{seed}.tar": shard(count, size=96, seed=seed)
+        for seed, count in enumerate(SHARDS)
+    }
     folder = tmp_path_factory.mktemp("shards")
-    for seed, count in enumerate(SHARDS):
-        data = shard(count, size=96, seed=seed)
-        (folder / f"{seed}.tar").write_bytes(data)
-    upload(connection, PLACE, [folder], SilentReporter())
+    upload_shards(connection, PLACE, folder, shards)
     return PLACE
 
 
 def job_of(connection, place, **options):
-    return transfer_job(
-        small_network(),
-        freeze="body",
-        data=place if isinstance(place, dict) else str(place),
-        transform=small_transform(),
+    return small_job(
+        place,
         connection=connection,
         labels=number_of,
         **{
@@ -136,32 +131,31 @@ class PlainReads:
 
 
 @pytest.fixture(scope="module")
-def sample_bytes(connection, place):
-    index = load_index(connection, place)
-    return sum(row.length for each in index.shards for row in each.rows)
-
-
-@pytest.fixture(scope="module")
 def alone(connection, place):
     """The steps of an epoch that nobody shares."""
     with job_of(connection, place) as job:
         return labels_by_step(job.loader(3))
 
 
+def assert_same_steps(parts, alone):
+    """Whatever the order of those who share a step."""
+    together = {step: [] for step in alone}
+    for step, labels in parts:
+        together[step] += labels
+    assert {step: sorted(each) for step, each in together.items()} == {
+        step: sorted(each) for step, each in alone.items()
+    }
+
+
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_step_has_the_same_samples_whoever_shares_it_and_no_byte_comes_twice(
-    cluster,
-    connection,
-    place,
-    alone,
-    sample_bytes,
-    monkeypatch,
-    world_size,
-    num_workers,
+def test_shared_steps_have_the_same_samples_and_no_byte_comes_twice(
+    cluster, connection, place, alone, monkeypatch, world_size, num_workers
 ):
+    index = load_index(connection, place)
+    sample_bytes = sum(row.length for s in index.shards for row in s.rows)
     reads = PlainReads(cluster, place)
-    together: dict[int, list[int]] = {}
+    parts = []
     for rank in range(world_size):
         as_rank(monkeypatch, rank, world_size)
         with job_of(connection, place) as job:
@@ -170,12 +164,9 @@ def test_step_has_the_same_samples_whoever_shares_it_and_no_byte_comes_twice(
             batches = torch_loader(dataset, num_workers)
             found = labels_by_step(batches)
         assert list(found) == list(alone)
-        for step, labels in found.items():
-            assert labels
-            together.setdefault(step, []).extend(labels)
-    assert {step: sorted(each) for step, each in together.items()} == {
-        step: sorted(each) for step, each in alone.items()
-    }
+        assert all(found.values())
+        parts += found.items()
+    assert_same_steps(parts, alone)
     assert sum(reads.wait_for(sample_bytes)) == sample_bytes
 
 
@@ -226,17 +217,15 @@ def test_workers_that_persist_take_each_epochs_own_order(connection, place):
             assert labels_by_step(loader) == labels_by_step(job.loader(epoch))
 
 
-def test_loop_that_is_left_ends_its_workers_soon(connection, place):
+def test_workers_end_with_their_loop_and_must_be_able_to_share(
+    connection, place
+):
     with job_of(connection, place) as job:
         loader = iter(torch_loader(job.dataset(), 2))
         next(loader)
         started = time.monotonic()
         del loader
         assert time.monotonic() - started < 10
-
-
-def test_number_of_workers_that_cannot_share_is_an_error(connection, place):
-    with job_of(connection, place) as job:
         loader = torch_loader(job.dataset(), 3)
         assert "3 loader workers cannot share" in str(error_of(loader))
 
@@ -253,7 +242,7 @@ def test_run_goes_on_after_kills_with_the_samples_that_are_left(
         first = ends.get(number, dice.randrange(1, len(alone)))
         state = state_of_killed(connection, place, cut, first, dice)
         world_size, num_workers = dice.choice([1, 2, 4]), dice.choice([0, 2])
-        together: dict[int, list[int]] = {}
+        parts = []
         for rank in range(world_size):
             as_rank(monkeypatch, rank, world_size)
             with job_of(connection, place, cut=cut, partition=None) as job:
@@ -265,13 +254,11 @@ def test_run_goes_on_after_kills_with_the_samples_that_are_left(
                 batches = torch_loader(dataset, num_workers)
                 begin = dataset.first_step
                 assert begin == first
-                for step, labels in labels_by_step(batches, begin).items():
-                    together.setdefault(step, []).extend(labels)
+                parts += labels_by_step(batches, begin).items()
         monkeypatch.delenv("RANK")
         monkeypatch.delenv("WORLD_SIZE")
-        assert {step: sorted(each) for step, each in together.items()} == {
-            step: sorted(each) for step, each in alone.items() if step >= first
-        }
+        left = {step: each for step, each in alone.items() if step >= first}
+        assert_same_steps(parts, left)
 
 
 def state_of_killed(connection, place, cut, first, dice):
@@ -362,9 +349,8 @@ def test_step_that_loses_all_its_samples_is_not_left_out_silently(
 ):
     """A loop over a DataLoader counts the steps that it gets."""
     tar = with_corrupt_member(shard(9, size=96, seed=0), "s0-0004")
-    (tmp_path / "a.tar").write_bytes(tar)
     holed = Location("once", "holed")
-    upload(connection, holed, [tmp_path], SilentReporter())
+    upload_shards(connection, holed, tmp_path, {"a.tar": tar})
     options = {"partition": None, "on_error": "skip"}
     with job_of(connection, holed, batch_size=1, **options) as job:
         loader = torch_loader(job.dataset(), num_workers)
@@ -386,9 +372,8 @@ def test_loop_over_a_job_that_is_closed_is_a_named_error(connection, place):
 
 
 def test_state_of_other_data_is_refused(connection, place, tmp_path):
-    (tmp_path / "a.tar").write_bytes(shard(5, seed=0))
     other = Location("once", "other")
-    upload(connection, other, [tmp_path], SilentReporter())
+    upload_shards(connection, other, tmp_path, {"a.tar": shard(5)})
     with (
         job_of(connection, place) as job,
         job_of(connection, other) as stranger,
@@ -455,45 +440,36 @@ def test_data_may_be_named_shard_by_shard_and_split_by_split(
             job.loader(split="test")
 
 
-def trainer(place, folder, *options):
-    return [sys.executable, str(TRAINER), str(place), str(folder)]
-
-
-def environment(cluster):
-    return {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(sys.path),
-        "ST_AUTH": cluster.auth_url,
-        "ST_USER": cluster.user,
-        "ST_KEY": cluster.key,
-    }
-
-
 @pytest.mark.timeout(300)
 def test_killed_training_ends_with_the_weights_of_an_undisturbed_one(
     cluster, place, tmp_path
 ):
     """Killed by SIGKILL at three moments, each time gone on with."""
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    done = subprocess.run(
-        trainer(place, whole),
-        env=environment(cluster),
-        timeout=120,
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    lines = done.stdout.splitlines()
+    command = [sys.executable, str(TRAINER), str(place)]
+    environment = {
+        **os.environ,
+        **cluster.environment,
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+
+    def lines_of_a_run(folder):
+        done = run_family(
+            [*command, str(folder)], 120, environment=environment
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout.splitlines()
+
+    lines = lines_of_a_run(whole)
     steps = []
     for wanted in (4, 11, 17):
         child = subprocess.Popen(
-            trainer(place, killed),
-            env=environment(cluster),
+            [*command, str(killed)],
+            env=environment,
             stdout=subprocess.PIPE,
             text=True,
             preexec_fn=enable_interrupts,
         )
-        assert child.stdout is not None
         for line in child.stdout:
             steps.append(line.strip())
             if line.startswith(f"{wanted} "):
@@ -503,15 +479,7 @@ def test_killed_training_ends_with_the_weights_of_an_undisturbed_one(
         # It may have gone a step further meanwhile, checkpoint and all.
         steps += child.stdout.read().splitlines()
         child.stdout.close()
-    last = subprocess.run(
-        trainer(place, killed),
-        env=environment(cluster),
-        timeout=120,
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    steps += last.stdout.splitlines()
+    steps += lines_of_a_run(killed)
     # A step that was killed before its checkpoint is taken once more.
     assert set(steps) == set(lines)
     ends = [torch.load(each / "last.pt") for each in (whole, killed)]

@@ -14,7 +14,7 @@ from hapi_client import Connection, ReadConfig, TransferJob
 from hapi_client.sampling.partition import EpochPartition
 from hapi_client.sampling.sampler import SamplerConfig, shuffled_order
 from hapi_splitter.inputs.image_decode import decode_image
-from jobs import transfer_job
+from jobs import small_job
 from networks import small_network, small_transform
 
 DATA = {"train": "swift://equal/train", "val": "swift://equal/val"}
@@ -34,16 +34,14 @@ def job_of(
     network: nn.Module | None = None,
     **options: Any,
 ) -> TransferJob:
-    return transfer_job(
-        network or small_network(),
-        freeze="body",
-        transform=small_transform(),
+    return small_job(
+        options.pop("data", DATA),
+        network=network,
         batch_size=BATCH,
         seed=SEED,
         connection=connection,
         cut=cut,
         **{
-            "data": DATA,
             "read": OPTIONS,
             "partition": EpochPartition(4, 1),
             **options,
@@ -67,8 +65,7 @@ def steps_of(
 
 
 def num_correct(
-    model: nn.Module,
-    batches: Iterable[tuple[torch.Tensor, torch.Tensor]],
+    model: nn.Module, batches: Iterable[tuple[torch.Tensor, torch.Tensor]]
 ) -> int:
     model.eval()
     with torch.no_grad():

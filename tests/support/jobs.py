@@ -1,17 +1,28 @@
-"""Transfer jobs made of flat options, for tests."""
+"""Transfer jobs made of flat options, and what they need on Swift."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 from hapi_client import (
+    Connection,
     JobConfig,
     PlanConfig,
     ReadConfig,
     SwiftConfig,
     TransferJob,
 )
+from hapi_client.data.upload import UploadReport, upload
+from hapi_client.model.package_store import upload_package
+from hapi_client.progress import SilentReporter
+from hapi_client.swift.swift_url import Location
+from hapi_protocol.headers import ModelPath
+from hapi_splitter.cuts import FrozenGraph
+from hapi_splitter.package.writer import write_package
+from networks import small_network, small_transform
 
 CONFIGS = {"plan": PlanConfig, "read": ReadConfig, "swift": SwiftConfig}
 
@@ -32,3 +43,34 @@ def transfer_job(model: Any, **options: Any) -> TransferJob:
         if each.name in options:
             config[each.name] = options.pop(each.name)
     return TransferJob(model, config=JobConfig(**config), **options)
+
+
+def small_job(data: Any, **options: Any) -> TransferJob:
+    """Makes a job of the small image network, unless another is given."""
+    return transfer_job(
+        options.pop("network", None) or small_network(),
+        data=data if isinstance(data, dict) else str(data),
+        **{"freeze": "body", "transform": small_transform(), **options},
+    )
+
+
+def upload_shards(
+    connection: Connection,
+    place: Location,
+    folder: Path,
+    shards: Mapping[str, bytes],
+) -> UploadReport:
+    """Writes shards to a folder, and uploads all that is there."""
+    for name, data in shards.items():
+        (folder / name).write_bytes(data)
+    return upload(connection, place, [folder], SilentReporter())
+
+
+def store_package(
+    connection: Connection,
+    folder: Path,
+    frozen: FrozenGraph,
+    container: str = "models",
+) -> ModelPath:
+    info = write_package(frozen, folder / "model.hapi")
+    return upload_package(connection, container, info.path, info.digest)[0]

@@ -9,8 +9,7 @@ from pathlib import Path
 import torch
 
 from hapi_client import ReadConfig
-from jobs import transfer_job
-from networks import small_network, small_transform
+from jobs import small_job
 
 EPOCHS = 2
 
@@ -20,11 +19,8 @@ def main(data: str, folder: Path) -> None:
     folder.mkdir(exist_ok=True)
     checkpoint = folder / "last.pt"
     torch.manual_seed(0)
-    with transfer_job(
-        small_network(),
-        freeze="body",
-        data=data,
-        transform=small_transform(),
+    with small_job(
+        data,
         batch_size=8,
         cut="freeze",
         read=ReadConfig(decode_threads=1, num_threads=2),
