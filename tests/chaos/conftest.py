@@ -1,7 +1,5 @@
 """A cluster for tests that break its worker."""
 
-from __future__ import annotations
-
 import pytest
 
 from hapi_client import Connection, Credentials

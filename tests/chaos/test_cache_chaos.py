@@ -1,7 +1,5 @@
 """Full and missing disks while features are being cached."""
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 from contextlib import contextmanager

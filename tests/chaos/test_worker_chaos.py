@@ -41,11 +41,7 @@ from neighbour import (
     small_shard,
 )
 from photos import jpegs, tar_of
-from worker_process import (
-    WorkerProcess,
-    grown,
-    wait_until,
-)
+from worker_process import WorkerProcess, grown, wait_until
 from worker_under_test import (
     TIMEOUT_SECONDS,
     Answer,
@@ -356,9 +352,7 @@ class SilentAfter:
 )
 @pytest.mark.parametrize("share", [0.0, 0.5])
 def test_half_a_body_is_never_answered_with_a_whole_stream(
-    worker,
-    send,
-    share,
+    worker, send, share
 ):
     before = worker.counts()
     tar = small_shard()

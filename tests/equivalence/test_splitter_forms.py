@@ -1,7 +1,5 @@
 """Equivalence of models that torch.fx cannot trace as a whole."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

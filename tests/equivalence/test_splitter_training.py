@@ -1,7 +1,5 @@
 """Equivalence of training the tail and training the partly frozen model."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """A whole cluster, once per test session, for all functional tests."""
 
-from __future__ import annotations
-
 import pytest
 
 from caller import Caller

@@ -1,7 +1,5 @@
 """A worker without torch: answers health questions, has a child itself."""
 
-from __future__ import annotations
-
 import argparse
 import configparser
 import os

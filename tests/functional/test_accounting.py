@@ -1,7 +1,5 @@
 """Accounting fields in the access log of a whole cluster."""
 
-from __future__ import annotations
-
 import pytest
 
 from access_lines import used

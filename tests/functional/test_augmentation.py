@@ -1,7 +1,5 @@
 """Random changes of training images: the same run, wherever they are made."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Wrong requests, through the real proxy and worker."""
 
-from __future__ import annotations
-
 import io
 from types import SimpleNamespace
 

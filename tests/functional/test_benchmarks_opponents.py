@@ -1,7 +1,5 @@
 """Runs each opponent on a real Swift, in a process of its own."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os
@@ -23,12 +21,7 @@ from benchmarks.opponents import convert, tars
 from benchmarks.opponents.preset import Preset
 from benchmarks.opponents.serve import Server
 from benchmarks.opponents.tar_stream import TarStream
-from benchmarks.opponents.training import (
-    LEARNING_RATE,
-    MOMENTUM,
-    Place,
-    Task,
-)
+from benchmarks.opponents.training import LEARNING_RATE, MOMENTUM, Place, Task
 from benchmarks.testbed.remote import Remote
 from swiftclient.client import Connection
 from torchvision.io import ImageReadMode, decode_jpeg
@@ -166,11 +159,7 @@ def converted(place, name, paths):
 
 @pytest.mark.parametrize("name", PROCESSES)
 def test_an_epoch_has_every_sample_once_and_nothing_is_left(
-    name,
-    start,
-    place,
-    photographs,
-    tmp_path,
+    name, start, place, photographs, tmp_path
 ):
     if name in LIBRARIES:
         library = LIBRARIES[name]
@@ -215,12 +204,7 @@ def is_worker(pid):
     ],
 )
 def test_variants_of_the_tar_stream_have_every_sample_once(
-    name,
-    options,
-    place,
-    photographs,
-    tmp_path,
-    monkeypatch,
+    name, options, place, photographs, tmp_path, monkeypatch
 ):
     threads = torch.get_num_threads()
     monkeypatch.setenv("OMP_NUM_THREADS", str(threads))

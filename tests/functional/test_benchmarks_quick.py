@@ -1,7 +1,5 @@
 """Every benchmark, with ``--quick`` on a real Swift and a real worker."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

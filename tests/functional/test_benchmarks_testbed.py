@@ -1,7 +1,5 @@
 """Two tiers in network namespaces: the link, the cores, nothing left."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import select

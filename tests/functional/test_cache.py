@@ -1,7 +1,5 @@
 """Features that are kept: found again, for those who may, and only whole."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

@@ -1,7 +1,5 @@
 """``hapi ls``, ``hapi info`` and ``hapi models`` on a real Swift."""
 
-from __future__ import annotations
-
 import io
 import json
 import sys

@@ -1,7 +1,5 @@
 """``hapi doctor`` of a real Swift, well and ill."""
 
-from __future__ import annotations
-
 import json
 import socket
 import subprocess

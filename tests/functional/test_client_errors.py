@@ -1,7 +1,5 @@
 """Refusals of a real Swift are named, with the transaction id of its log."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Jobs that plan for themselves, over a real Swift and a real worker."""
 
-from __future__ import annotations
-
 import io
 import itertools
 import json

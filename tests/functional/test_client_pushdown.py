@@ -1,7 +1,5 @@
 """The whole chain: the same training run with and without push-down."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

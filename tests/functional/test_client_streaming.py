@@ -1,7 +1,5 @@
 """Cut 0 over a real Swift: uploads, order, changes, closing."""
 
-from __future__ import annotations
-
 import re
 import threading
 from pathlib import Path
@@ -158,10 +156,7 @@ def test_a_replaced_shard_is_refused_by_name(
 def test_an_undecodable_image_is_named_or_skipped(store, job_of):
     data = with_corrupt_member(shard(4), "s0-0002")
     store(a=data)
-    with (
-        job_of() as job,
-        pytest.raises(ClientError, match=r"s0-0002.*a\.tar"),
-    ):
+    with job_of() as job, pytest.raises(ClientError, match=r"s0-0002.*a\.tar"):
         list(job.loader())
     with job_of(on_error="skip") as job:
         assert sum(len(labels) for _, labels in job.loader()) == 3

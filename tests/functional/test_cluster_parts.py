@@ -1,7 +1,5 @@
 """Parts of hapi_cluster that need no cluster."""
 
-from __future__ import annotations
-
 import configparser
 from pathlib import Path
 from unittest.mock import Mock
@@ -54,7 +52,7 @@ def test_the_filter_has_its_place_in_the_pipeline():
     assert "hapi" not in pipeline(ClusterSettings(hapi_filter=False))
     # Encryption is right of all but the last logging.
     assert pipeline(ClusterSettings(encryption=True))[-4:] == [
-        *("keymaster", "encryption", "proxy-logging", "proxy-server"),
+        *("keymaster", "encryption", "proxy-logging", "proxy-server")
     ]
 
 
@@ -63,7 +61,7 @@ def test_keystone_stands_in_the_place_of_tempauth():
     names = pipeline(ClusterSettings(**settings))
     at = names.index("hapi")
     assert names[at - 4 : at + 2] == [
-        *("authtoken", "s3api", "s3token", "keystoneauth", "hapi", "copy"),
+        *("authtoken", "s3api", "s3token", "keystoneauth", "hapi", "copy")
     ]
     assert "tempauth" not in names
     proxy = files(**settings)["proxy-server.conf"]

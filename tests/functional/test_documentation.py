@@ -25,13 +25,7 @@ from torchvision.models import ResNet18_Weights, resnet18
 import run_blocks
 from as_user import run
 from caller import Caller
-from documentation import (
-    PAGES,
-    ROOT,
-    all_blocks,
-    blocks_of,
-    commands_of,
-)
+from documentation import PAGES, ROOT, all_blocks, blocks_of, commands_of
 from documented_commands import is_run, words_of
 from hapi_client.cli.main import app
 from hapi_client.model.package_store import upload_package

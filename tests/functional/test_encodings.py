@@ -1,7 +1,5 @@
 """Encodings over the whole chain: bounds, order, rows with an error."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

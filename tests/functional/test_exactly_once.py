@@ -1,7 +1,5 @@
 """Every sample once: ranks, loader workers, start methods, resumed runs."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

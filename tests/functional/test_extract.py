@@ -1,7 +1,5 @@
 """``hapi extract`` writes the features that the model computes."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

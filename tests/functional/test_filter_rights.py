@@ -41,14 +41,7 @@ class Swift:
     tokens: dict[str, str] = field(default_factory=dict)
 
     def ask(
-        self,
-        method,
-        path,
-        headers=None,
-        *,
-        user=OWNER,
-        body=None,
-        query="",
+        self, method, path, headers=None, *, user=OWNER, body=None, query=""
     ):
         sent = {"X-Auth-Token": self.token(user)} if user else {}
         return requests.request(
@@ -206,8 +199,7 @@ def test_missing_model_is_404_to_its_owner(stocked):
 
 
 @pytest.mark.parametrize(
-    ("user", "charged"),
-    [(READER, "AUTH_test"), (STRANGER, "AUTH_test2")],
+    ("user", "charged"), [(READER, "AUTH_test"), (STRANGER, "AUTH_test2")]
 )
 def test_reader_by_acl_computes_and_pays_itself(stocked, user, charged):
     stocked.allow("data", user)
@@ -217,9 +209,7 @@ def test_reader_by_acl_computes_and_pays_itself(stocked, user, charged):
     assert stocked.worker.jobs[-1].charged_account == charged
 
 
-def test_public_objects_are_computed_for_anybody_if_allowed(
-    stocked,
-):
+def test_public_objects_are_computed_for_anybody_if_allowed(stocked):
     stocked.allow("data", ".r:*")
     stocked.allow("models", ".r:*")
 
@@ -248,9 +238,7 @@ def test_temporary_url_computes_with_a_public_model(stocked):
     assert stocked.worker.jobs[-1].charged_account == ".unauthenticated"
 
 
-def test_symlinked_model_needs_the_right_on_its_target(
-    stocked,
-):
+def test_symlinked_model_needs_the_right_on_its_target(stocked):
     stocked.ask("PUT", "AUTH_test/links")
     stocked.put("links/net", b"", X_Symlink_Target="models/net.hapi")
     stocked.allow("links", READER)
@@ -276,9 +264,7 @@ def test_large_object_as_a_package_is_refused(stocked, through_link):
     assert answer.json()["code"] == "package_is_manifest"
 
 
-def test_dynamic_large_object_as_a_package_is_refused(
-    stocked,
-):
+def test_dynamic_large_object_as_a_package_is_refused(stocked):
     stocked.put("models/dlo", b"", X_Object_Manifest="models/net")
     asked = {**ASKED, "X-Hapi-Model": "models/dlo"}
     answer = stocked.ask("GET", SOURCE, asked)
@@ -389,9 +375,7 @@ def alone(swift):
         yield Swift(cluster, swift.worker)
 
 
-def test_deletion_of_the_cache_is_none_of_the_account_to_swift_alone(
-    alone,
-):
+def test_deletion_of_the_cache_is_none_of_the_account_to_swift_alone(alone):
     alone.ask("PUT", "AUTH_test/data")
     answer = alone.ask(
         "DELETE", "AUTH_test", user="admin:admin", query="?hapi-cache"

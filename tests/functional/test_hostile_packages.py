@@ -1,7 +1,5 @@
 """Hostile packages sent through Swift, the filter and the worker."""
 
-from __future__ import annotations
-
 import pytest
 
 import hostile
@@ -40,20 +38,14 @@ def caller(cluster):
 
 @pytest.mark.parametrize("build", BUILDERS, ids=lambda each: each.__name__)
 def test_hostile_package_is_refused_and_leaves_no_trace(
-    cluster,
-    caller,
-    build,
-    tmp_path,
+    cluster, caller, build, tmp_path
 ):
     before = metrics(cluster)["hapi_worker_resident_models"]
     package = build(tmp_path / "trace")
     caller.put(f"/{ACCOUNT}/hostile/{build.__name__}.hapi", package)
     answer = caller.get(
         f"/{ACCOUNT}/hostile/data.tar",
-        {
-            "X-Hapi-Model": f"hostile/{build.__name__}.hapi",
-            "X-Hapi-Cut": "1",
-        },
+        {"X-Hapi-Model": f"hostile/{build.__name__}.hapi", "X-Hapi-Cut": "1"},
     )
     assert 400 <= answer.status_code < 500, answer.text
     assert answer.json()["code"] in ("bad_package", "package_too_large")

@@ -1,7 +1,5 @@
 """Bytes on the wire for photographs of ImageNet's size, backbone frozen."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

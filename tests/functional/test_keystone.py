@@ -27,12 +27,7 @@ from hapi_protocol.headers import CONTENT_TYPE_STREAM, Annotation, ModelPath
 from hapi_splitter.freezing.split_model import split
 from hapi_splitter.package.writer import package_pieces
 from hapi_training.loop import train_tail
-from identity_service import (
-    IdentityService,
-    Secret,
-    User,
-    id_of,
-)
+from identity_service import IdentityService, Secret, User, id_of
 from jobs import transfer_job
 from local_rows import received_rows
 from networks import small_network, small_transform
@@ -193,9 +188,7 @@ def test_unreadable_model_has_its_plain_status(place):
     assert (answer.status_code, answer.json()["code"]) == (403, "forbidden")
 
 
-def test_project_that_is_not_listed_may_read_and_not_compute(
-    place,
-):
+def test_project_that_is_not_listed_may_read_and_not_compute(place):
     eve = place.caller("eve", "history")
     answer = eve.get(SOURCE, ASKED)
 
@@ -260,9 +253,7 @@ FORGED: Mapping[str, str] = {
 }
 
 
-def test_headers_of_authtoken_in_a_request_are_worth_nothing(
-    place,
-):
+def test_headers_of_authtoken_in_a_request_are_worth_nothing(place):
     anonymous = Caller(place.cluster, None).get(SOURCE, {**ASKED, **FORGED})
     dan = place.caller("dan", "biology").get(SOURCE, {**ASKED, **FORGED})
 
@@ -302,9 +293,7 @@ def test_client_uploads_and_trains_with_a_password(place, tmp_path):
     assert largest_difference(streamed, pushed) <= 1e-4
 
 
-def test_client_gets_features_with_an_application_credential(
-    place,
-):
+def test_client_gets_features_with_an_application_credential(place):
     environ = {
         "OS_AUTH_URL": place.keystone.url,
         "OS_APPLICATION_CREDENTIAL_ID": "of-a-job",

@@ -67,12 +67,7 @@ class Stocked:
     def get_many(self, names):
         return list(self.connection.get_many("many", names, self.annotation()))
 
-    def post(
-        self,
-        names,
-        caller=None,
-        headers=None,
-    ):
+    def post(self, names, caller=None, headers=None):
         """Sends a request like any tool; ``names`` or a body."""
         if isinstance(names, (list, tuple)):
             names = "\n".join(map(quote, names)).encode()
@@ -188,9 +183,7 @@ def assert_same(found, wanted):
     )
 
 
-def test_features_are_those_of_the_images_in_any_order(
-    stocked,
-):
+def test_features_are_those_of_the_images_in_any_order(stocked):
     names = list(stocked.images) * 2
     random.Random(0).shuffle(names)
     found = stocked.get_many(names)
@@ -204,9 +197,7 @@ def test_features_are_those_of_the_images_in_any_order(
         assert etags[name] == answer.headers["ETag"].strip('"')
 
 
-def test_objects_that_cannot_be_used_are_rows_among_the_others(
-    stocked,
-):
+def test_objects_that_cannot_be_used_are_rows_among_the_others(stocked):
     wanted = {
         "0.jpg": (200, None),
         "none": (404, "not_found"),
@@ -257,10 +248,7 @@ def shared(stocked):
     ("user", "account"), [(READER, OWNER), (STRANGER, OTHER)]
 )
 def test_rows_say_what_the_callers_own_gets_say(
-    stocked,
-    shared,
-    user,
-    account,
+    stocked, shared, user, account
 ):
     """Readers have no right to write, and none on what lies elsewhere."""
     shared(user)
@@ -332,10 +320,7 @@ def test_temporary_url_opens_no_container(stocked):
 
 
 def test_container_is_never_changed(stocked):
-    changes = {
-        "X-Container-Read": ".r:*",
-        "X-Container-Meta-Colour": "red",
-    }
+    changes = {"X-Container-Read": ".r:*", "X-Container-Meta-Colour": "red"}
     for headers in ({}, stocked.headers()):
         answer = stocked.post(["0.jpg"], headers={**headers, **changes})
         assert answer.status_code == (200 if headers else 400)

@@ -1,7 +1,5 @@
 """Profiles through the real proxy and worker, and who may ask for them."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

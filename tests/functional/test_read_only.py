@@ -1,7 +1,5 @@
 """Accounts that Swift's ``read_only`` protects are read, and not written."""
 
-from __future__ import annotations
-
 import json
 from contextlib import closing
 

@@ -196,10 +196,7 @@ def resume(job, path, epochs=2):
     [
         ({"seed": 1}, "frozen layers have different weights .* --seed"),
         ({"freeze": "drop"}, "freeze is 'body', this run's 'drop'"),
-        (
-            {"augment": Augmentation()},
-            "augmentation is None, this run's {",
-        ),
+        ({"augment": Augmentation()}, "augmentation is None, this run's {"),
         (
             {"augment": Augmentation(), "augment_period_epochs": 2},
             "augmentation is None.*; its augment_epochs is None, .* 2;",

@@ -1,7 +1,5 @@
 """Rights to compute, with real tempauth and the real worker."""
 
-from __future__ import annotations
-
 import pytest
 
 from caller import Caller, metrics
@@ -73,10 +71,7 @@ def test_empty_object_named_after_anothers_model_is_refused(
     before = counters(cluster)
     answer = other.get(
         f"/{OTHER}/mine/data.tar",
-        {
-            "X-Hapi-Model": f"mine/{package_name(digest)}",
-            "X-Hapi-Cut": "1",
-        },
+        {"X-Hapi-Model": f"mine/{package_name(digest)}", "X-Hapi-Cut": "1"},
     )
     assert answer.status_code == 422
     assert answer.json()["code"] == "bad_package"
@@ -89,10 +84,7 @@ def test_garbage_named_after_anothers_model_is_refused(cluster, other, digest):
     other.put(f"/{OTHER}/mine/data.tar", shard(2))
     answer = other.get(
         f"/{OTHER}/mine/data.tar",
-        {
-            "X-Hapi-Model": f"mine/{package_name(digest)}",
-            "X-Hapi-Cut": "1",
-        },
+        {"X-Hapi-Model": f"mine/{package_name(digest)}", "X-Hapi-Cut": "1"},
     )
     assert answer.status_code in (409, 422)
     assert answer.json()["code"] in ("digest_mismatch", "bad_package")

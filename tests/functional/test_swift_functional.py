@@ -1,7 +1,5 @@
 """Comparing a Swift with the filter and one without: with small tests."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

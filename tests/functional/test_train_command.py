@@ -1,7 +1,5 @@
 """``hapi train`` resumes after an interrupt and ends in the same model."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -41,11 +41,7 @@ def job_of(
         seed=SEED,
         connection=connection,
         cut=cut,
-        **{
-            "read": OPTIONS,
-            "partition": EpochPartition(4, 1),
-            **options,
-        },
+        **{"read": OPTIONS, "partition": EpochPartition(4, 1), **options},
     )
 
 

@@ -65,10 +65,7 @@ class WorkerProcess(Exchange):
         with self._log.open("a") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "hapi_worker.main", "--config", config],
-                env={
-                    **os.environ,
-                    "PYTHONPATH": os.pathsep.join(sys.path),
-                },
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
                 stderr=log,
             )
         self.pid = self.process.pid

@@ -284,10 +284,7 @@ class Exchange:
             stream.close()
 
     def run(
-        self,
-        job: JobRequest,
-        package: bytes | None,
-        source: bytes,
+        self, job: JobRequest, package: bytes | None, source: bytes
     ) -> FeatureStreamReader:
         """Runs a job; the returned reader was read to its end."""
         with self.streaming(job, package, pieces(source)) as stream:

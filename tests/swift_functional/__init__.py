@@ -5,8 +5,6 @@ against two clusters that differ in nothing but the filter, and compares the
 sets of results.
 """
 
-from __future__ import annotations
-
 
 class NotRunError(Exception):
     """The tests could not be run; the message has reason and remedy."""

@@ -1,7 +1,5 @@
 """Baseline policies choose like the code of their authors."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -18,12 +16,7 @@ REST = ("server device", "client device", "client cpu")
 
 
 def problem_of(
-    sizes,
-    link,
-    *,
-    server_seconds=1e-3,
-    client_seconds=1e-3,
-    memory=1,
+    sizes, link, *, server_seconds=1e-3, client_seconds=1e-3, memory=1
 ):
     """Builds a problem whose server work grows linearly with the cut."""
     last = max(sizes)

@@ -1,7 +1,5 @@
 """Mathematics of the benchmarks' verdicts, and their rendered record."""
 
-from __future__ import annotations
-
 import copy
 import subprocess
 import sys

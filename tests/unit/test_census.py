@@ -1,7 +1,5 @@
 """The census of models: one small run, and its comparison."""
 
-from __future__ import annotations
-
 import csv
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Names that the distribution guarantees to imports and type checkers."""
 
-from __future__ import annotations
-
 import ast
 import configparser
 import inspect

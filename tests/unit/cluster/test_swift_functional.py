@@ -1,7 +1,5 @@
 """Comparison of runs of Swift's own tests, and fetching these tests."""
 
-from __future__ import annotations
-
 import configparser
 import io
 import json

@@ -1,7 +1,5 @@
 """Fixtures of the filter's tests: auth, filter, stub worker, fake Swift."""
 
-from __future__ import annotations
-
 import pytest
 
 from filter_under_test import filter_and_worker

@@ -1,7 +1,5 @@
 """Options of the filter: read, documented, and strict."""
 
-from __future__ import annotations
-
 import configparser
 import re
 from pathlib import Path

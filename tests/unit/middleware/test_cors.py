@@ -1,7 +1,5 @@
 """CORS headers of the filter's answers."""
 
-from __future__ import annotations
-
 import pytest
 from swift.common.swob import Response
 

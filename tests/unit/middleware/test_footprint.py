@@ -4,8 +4,6 @@ Proxies build their filters in the parent as well as in each worker, live for
 months, and are reloaded while streams run.
 """
 
-from __future__ import annotations
-
 import gc
 import heapq
 import logging

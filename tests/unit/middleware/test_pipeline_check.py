@@ -1,7 +1,5 @@
 """The proxy starts only if the filter has its place in the pipeline."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """The index of a data set: round trips, spans, damage."""
 
-from __future__ import annotations
-
 import io
 
 import pytest

@@ -1,7 +1,5 @@
 """Texts of encodings, precision floors, and groups of values."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """The tree of errors: codes, pickling, HTTP bodies."""
 
-from __future__ import annotations
-
 import pickle
 
 import pytest

@@ -1,7 +1,5 @@
 """The feature stream: round trips, truncation, damage."""
 
-from __future__ import annotations
-
 import io
 import json
 

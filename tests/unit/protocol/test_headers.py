@@ -1,7 +1,5 @@
 """Annotations: accepted and refused headers, and the feature ETag."""
 
-from __future__ import annotations
-
 import hashlib
 
 import pytest

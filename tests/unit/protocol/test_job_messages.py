@@ -1,7 +1,5 @@
 """Messages between filter and worker: round trips and strict reading."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

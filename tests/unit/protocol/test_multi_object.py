@@ -1,7 +1,5 @@
 """Framing of many objects in one job's body."""
 
-from __future__ import annotations
-
 import io
 import json
 import tarfile

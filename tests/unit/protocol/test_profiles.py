@@ -1,7 +1,5 @@
 """Profiles, their annotation, and the summary of a stream."""
 
-from __future__ import annotations
-
 import dataclasses
 import io
 import json

@@ -1,7 +1,5 @@
 """Tar shards: WebDataset grouping, limits, damage."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import tarfile

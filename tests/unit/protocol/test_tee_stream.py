@@ -1,7 +1,5 @@
 """Tee streams: data for the client and for the cache."""
 
-from __future__ import annotations
-
 import io
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """Negotiation of the protocol version."""
 
-from __future__ import annotations
-
 import pytest
 
 from hapi_protocol import versions

@@ -1,7 +1,5 @@
 """Encodings of features and their published error bounds."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

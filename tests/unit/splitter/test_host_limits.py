@@ -1,7 +1,5 @@
 """Limits on cores and memory from control groups."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -1,7 +1,5 @@
 """Exact numerics in the user's process and in the worker."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

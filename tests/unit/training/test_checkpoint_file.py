@@ -1,7 +1,5 @@
 """Checkpoint files are always complete and belong to one run."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os

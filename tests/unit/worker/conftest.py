@@ -1,7 +1,5 @@
 """Fixtures of the worker's tests."""
 
-from __future__ import annotations
-
 import pytest
 
 from worker_under_test import Clock, small_package

@@ -1,7 +1,5 @@
 """The worker's options, and the sample configuration."""
 
-from __future__ import annotations
-
 import configparser
 import os
 import re

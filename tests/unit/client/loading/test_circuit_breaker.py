@@ -1,7 +1,5 @@
 """Retry policy, circuit breaker and concurrency limit of push-down."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

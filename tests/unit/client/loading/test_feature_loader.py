@@ -1,7 +1,5 @@
 """Batches of loaders: contents, order, errors, threads, reports."""
 
-from __future__ import annotations
-
 import gc
 import threading
 import time

@@ -1,7 +1,5 @@
 """Loading of one span as features or raw, and the fallback."""
 
-from __future__ import annotations
-
 import io
 import threading
 from concurrent.futures import ThreadPoolExecutor

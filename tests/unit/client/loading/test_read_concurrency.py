@@ -1,7 +1,5 @@
 """The limit of concurrent raw reads on simulated links."""
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 
 import pytest

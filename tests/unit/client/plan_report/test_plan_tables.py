@@ -132,10 +132,7 @@ def test_json_keys_are_stable(report):
             "binding mix one_off_seconds pays_from_samples reasons "
             "samples_per_second times_plan total_seconds utilisation",
         ),
-        (
-            cuts[0],
-            "candidate cut float32_bytes name op options shape share",
-        ),
+        (cuts[0], "candidate cut float32_bytes name op options shape share"),
         (
             cuts[30]["options"][0],
             "bytes client_bytes encoding fits samples_per_second seconds "

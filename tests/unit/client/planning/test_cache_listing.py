@@ -1,7 +1,5 @@
 """Listings of the cache: their requests and failures."""
 
-from __future__ import annotations
-
 import json
 import logging
 from urllib.parse import parse_qs, urlsplit

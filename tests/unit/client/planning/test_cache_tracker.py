@@ -1,7 +1,5 @@
 """The cached entries of a job, by listings and responses."""
 
-from __future__ import annotations
-
 import pytest
 
 from hapi_client.planning.cache_tracker import CacheTracker

@@ -1,7 +1,5 @@
 """Estimates of a job's conditions from measurement windows."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """The planning thread; what it plans has functional tests."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import logging

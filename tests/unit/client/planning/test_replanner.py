@@ -1,7 +1,5 @@
 """Re-planning of simulated jobs."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

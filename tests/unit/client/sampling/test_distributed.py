@@ -1,7 +1,5 @@
 """Rank of the process."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

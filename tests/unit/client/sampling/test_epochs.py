@@ -1,7 +1,5 @@
 """Epochs and their state: resumed runs lose and repeat no sample."""
 
-from __future__ import annotations
-
 import json
 import random
 

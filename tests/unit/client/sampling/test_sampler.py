@@ -1,7 +1,5 @@
 """Order of an epoch: complete, deterministic, well shuffled, shareable."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from itertools import chain, product, zip_longest

@@ -1,7 +1,5 @@
 """Listing and purging of an account's feature cache."""
 
-from __future__ import annotations
-
 import json
 from urllib.parse import parse_qs, urlsplit
 

@@ -1,7 +1,5 @@
 """Capabilities of a store from its ``/info``."""
 
-from __future__ import annotations
-
 from hapi_client.swift.capabilities import hapi_rows, swift_rows
 
 

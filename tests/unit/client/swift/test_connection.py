@@ -1,7 +1,5 @@
 """Requests to a scripted server that fails in every known way."""
 
-from __future__ import annotations
-
 import io
 import json
 import threading

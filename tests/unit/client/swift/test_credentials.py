@@ -1,7 +1,5 @@
 """Credentials: environment, clouds.yaml, endpoints, TLS."""
 
-from __future__ import annotations
-
 import json
 import pickle
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Parsing of Swift locations."""
 
-from __future__ import annotations
-
 import pytest
 
 from hapi_client.swift.swift_url import Location, parse_location

@@ -1,7 +1,5 @@
 """``?hapi-cache``: owners, refusals, listings and deletions."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

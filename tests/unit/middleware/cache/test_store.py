@@ -1,7 +1,5 @@
 """The filter's cache with failures that a real Swift rarely has."""
 
-from __future__ import annotations
-
 import hashlib
 import time
 from contextlib import contextmanager

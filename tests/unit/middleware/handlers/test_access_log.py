@@ -129,10 +129,7 @@ DATA = "/AUTH_test/data"
             {"headers": annotation(samples="0-3")},
             ENTRY.replace(";account", ";wanted=0-3;account"),
         ),
-        (
-            {"headers": annotation(model=QUOTED)},
-            ENTRY.replace(MODEL, QUOTED),
-        ),
+        ({"headers": annotation(model=QUOTED)}, ENTRY.replace(MODEL, QUOTED)),
     ],
 )
 def test_entry_names_what_was_asked_in_one_word(logged, request_, entry):

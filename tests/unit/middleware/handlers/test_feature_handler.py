@@ -1,7 +1,5 @@
 """Annotated GETs and HEADs that succeed; requests that pass unchanged."""
 
-from __future__ import annotations
-
 import pytest
 from swift.common.registry import get_swift_info
 from swift.common.swob import Request, Response

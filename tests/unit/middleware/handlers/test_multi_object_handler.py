@@ -1,7 +1,5 @@
 """Requests for many objects: refusals, reads, the job's body, answers."""
 
-from __future__ import annotations
-
 import gc
 import io
 import os
@@ -22,9 +20,7 @@ from swift.common.utils import close_if_possible
 from filter_under_test import ACCOUNT, MODEL, OTHER, SOURCE, annotation
 from framed_objects import taken_apart
 from hapi_middleware.requests import object_names
-from hapi_middleware.requests.multi_object_reads import (
-    ObjectReader,
-)
+from hapi_middleware.requests.multi_object_reads import ObjectReader
 from hapi_protocol.errors import make_error
 from hapi_protocol.headers import CONTENT_TYPE_STREAM, REQUEST_HEADERS
 

@@ -1,7 +1,5 @@
 """``X-Hapi-Profile`` between Swift's auth middleware and a stub worker."""
 
-from __future__ import annotations
-
 import pytest
 
 from filter_under_test import ACCOUNT, MODEL, OTHER, PACKAGE, SOURCE, s3_env

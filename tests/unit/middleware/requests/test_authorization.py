@@ -1,7 +1,5 @@
 """Rights and charged accounts, with Swift's own auth middleware."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

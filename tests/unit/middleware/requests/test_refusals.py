@@ -1,7 +1,5 @@
 """Refusals of annotated requests for one object: status and code of each."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Streams that break, stall or are closed: their errors and resources."""
 
-from __future__ import annotations
-
 import http.client
 import os
 import socket

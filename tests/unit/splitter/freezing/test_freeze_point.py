@@ -1,7 +1,5 @@
 """The forms of ``freeze``, two modules, and refused freeze points."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

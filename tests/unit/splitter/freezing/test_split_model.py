@@ -1,7 +1,5 @@
 """Splitting of models at their freeze point."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """Batch positions, and the refusal of programs that mix samples."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Export of modules to programs, and the operators that are refused."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """Removal of in-place operators, without a retrace if that is sound."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """Regions that look up token ids, and the bounds of these ids."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 

@@ -1,7 +1,5 @@
 """The input transform of NumPy arrays."""
 
-from __future__ import annotations
-
 import io
 import pickle
 import re

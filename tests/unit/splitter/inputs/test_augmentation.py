@@ -1,7 +1,5 @@
 """Random augmentation: the parameters drawn and the pixels produced."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

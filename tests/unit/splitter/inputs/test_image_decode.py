@@ -1,7 +1,5 @@
 """Decoding of image files."""
 
-from __future__ import annotations
-
 import io
 import struct
 import zlib

@@ -1,7 +1,5 @@
 """The input transform of images."""
 
-from __future__ import annotations
-
 import io
 import json
 import random

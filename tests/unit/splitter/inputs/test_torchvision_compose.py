@@ -1,7 +1,5 @@
 """Conversion of torchvision's composed transforms."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

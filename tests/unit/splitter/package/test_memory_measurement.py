@@ -1,7 +1,5 @@
 """Measured memory is never below what the allocator hands out."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torchvision import models

@@ -1,7 +1,5 @@
 """Writing and loading packages."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import subprocess

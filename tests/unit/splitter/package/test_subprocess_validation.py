@@ -1,7 +1,5 @@
 """Hostile packages are refused before anything of them runs."""
 
-from __future__ import annotations
-
 import pytest
 
 from hapi_protocol.errors import PackageError

@@ -1,7 +1,5 @@
 """Plans for a store with a feature cache."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Construction of the planner's problem from measurements."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """The planner: properties of its optimum, and hand-computed cases."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from itertools import combinations, pairwise

@@ -1,7 +1,5 @@
 """Cost components and the resources that they use."""
 
-from __future__ import annotations
-
 import pytest
 
 from hapi_splitter.planner.problem import UNITS, Option

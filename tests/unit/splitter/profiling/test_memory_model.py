@@ -1,7 +1,5 @@
 """Predictions of memory: estimates, encodings, and the batch that fits."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Profiles: what every cut costs, measured without a trace."""
 
-from __future__ import annotations
-
 import itertools
 from functools import partial
 from unittest.mock import Mock

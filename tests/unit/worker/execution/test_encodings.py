@@ -1,7 +1,5 @@
 """Each encoding over the worker's socket, and the memory it is given."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -35,9 +33,7 @@ ROUNDING = {
 
 
 @pytest.fixture(scope="module")
-def worker(
-    tmp_path_factory,
-):
+def worker(tmp_path_factory):
     with running_worker(tmp_path_factory.mktemp("worker")) as worker:
         yield worker
 

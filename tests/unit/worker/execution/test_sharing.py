@@ -46,9 +46,7 @@ def tar():
 
 
 @pytest.fixture(scope="module")
-def worker(
-    tmp_path_factory,
-):
+def worker(tmp_path_factory):
     with running_worker(tmp_path_factory.mktemp("worker")) as worker:
         worker.put(package())
         worker.put(small_package())

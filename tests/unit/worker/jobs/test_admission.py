@@ -62,9 +62,7 @@ def started(admission, account="AUTH_a"):
     return admission.start(granted(admission, account).job_id)
 
 
-def test_streams_are_bounded_in_total_and_per_account(
-    admission,
-):
+def test_streams_are_bounded_in_total_and_per_account(admission):
     first = granted(admission)
     granted(admission)
     with pytest.raises(ShareError, match="AUTH_a") as share:
@@ -172,11 +170,7 @@ class Queue:
 
 
 def queueing(
-    streams=2,
-    per_account=2,
-    waiting=8,
-    queue_seconds=5.0,
-    **weights,
+    streams=2, per_account=2, waiting=8, queue_seconds=5.0, **weights
 ):
     return Queue(
         Admission(

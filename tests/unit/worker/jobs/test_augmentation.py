@@ -1,7 +1,5 @@
 """A worker changes training images as this process does, to the bit."""
 
-from __future__ import annotations
-
 import threading
 from dataclasses import replace
 from functools import lru_cache
@@ -57,9 +55,7 @@ def tar():
 
 
 @pytest.fixture(scope="module")
-def worker(
-    tmp_path_factory,
-):
+def worker(tmp_path_factory):
     """Its decoding threads have two of torch's each."""
     folder = tmp_path_factory.mktemp("worker")
     with running_worker(folder, torch_threads=2) as worker:
@@ -71,11 +67,7 @@ def worker(
 def job_of(source, epoch, samples=None):
     training = Training(SEED, epoch)
     return job_for(
-        source,
-        package(),
-        cut=CUT,
-        transform=str(training),
-        samples=samples,
+        source, package(), cut=CUT, transform=str(training), samples=samples
     )
 
 
@@ -130,9 +122,7 @@ def test_single_image_has_the_key_of_its_row(worker):
     rows.assert_equal(expected)
 
 
-def test_each_of_many_objects_has_its_name_as_key(
-    worker,
-):
+def test_each_of_many_objects_has_its_name_as_key(worker):
     contents = [data for data, _ in jpegs(5, size=120)]
     source = framed(good(contents))
     job = replace(

@@ -41,9 +41,7 @@ def tar():
 
 
 @pytest.fixture(scope="module")
-def worker(
-    tmp_path_factory,
-):
+def worker(tmp_path_factory):
     with running_worker(tmp_path_factory.mktemp("worker")) as worker:
         yield worker
 
@@ -273,11 +271,7 @@ def test_index_job_gives_rows_without_features(worker, tar):
     ],
 )
 def test_object_that_cannot_be_read_is_refused_by_name(
-    worker,
-    package,
-    source,
-    changes,
-    code,
+    worker, package, source, changes, code
 ):
     job = job_for(source, package, **changes)
     answer = worker.refusal(job, package, source)
@@ -301,12 +295,7 @@ def test_object_that_cannot_be_read_is_refused_by_name(
     ],
 )
 def test_request_that_cannot_be_met_is_refused_at_once(
-    worker,
-    package,
-    tar,
-    changes,
-    status,
-    code,
+    worker, package, tar, changes, status, code
 ):
     worker.put(package)
     answer = worker.ask(job_for(tar, package, **changes))
@@ -329,12 +318,7 @@ def test_request_that_cannot_be_met_is_refused_at_once(
     ],
 )
 def test_malformed_request_is_refused_and_counted(
-    worker,
-    method,
-    path,
-    body,
-    status,
-    code,
+    worker, method, path, body, status, code
 ):
     def counted():
         return worker.worker.metrics.value(
@@ -347,9 +331,7 @@ def test_malformed_request_is_refused_and_counted(
     assert counted() == before + 1
 
 
-def test_unknown_job_is_refused_and_counted(
-    worker,
-):
+def test_unknown_job_is_refused_and_counted(worker):
     stream = Streaming(worker.socket, "unknown", [b"x"])
     assert stream.answer().status == 404
     stream.close()
@@ -358,9 +340,7 @@ def test_unknown_job_is_refused_and_counted(
     )
 
 
-def test_package_without_an_identity_is_refused(
-    worker,
-):
+def test_package_without_an_identity_is_refused(worker):
     assert worker.request("PUT", "/models", b"x").code == "bad_request"
 
 

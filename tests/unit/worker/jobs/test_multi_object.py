@@ -32,9 +32,7 @@ MAX_OBJECT_BYTES = 400_000
 
 
 @pytest.fixture(scope="module")
-def worker(
-    tmp_path_factory,
-):
+def worker(tmp_path_factory):
     options = {
         "max_sample_bytes": MAX_SAMPLE_BYTES,
         "max_object_bytes": MAX_OBJECT_BYTES,

@@ -48,14 +48,7 @@ class ManualPool:
             "device": [],
         }
 
-    def submit(
-        self,
-        account,
-        work,
-        *,
-        kind="decode",
-        urgent=False,
-    ):
+    def submit(self, account, work, *, kind="decode", urgent=False):
         self.work[kind].append(work)
 
     def run(self, kind, count=None):
@@ -114,13 +107,7 @@ class Compute:
         )
 
 
-def pipeline(
-    samples,
-    pool,
-    *,
-    group=None,
-    buffer_bytes=100_000,
-):
+def pipeline(samples, pool, *, group=None, buffer_bytes=100_000):
     return Pipeline(
         samples,
         Body(),  # type: ignore[arg-type]
@@ -214,9 +201,7 @@ def test_streams_of_a_group_fill_each_others_batches(shared):
     assert [row.index for row in rows] == [10, 11, 12, 13, 14, 15]
 
 
-def test_streams_are_charged_their_part_of_a_pass_even_if_it_fails(
-    shared,
-):
+def test_streams_are_charged_their_part_of_a_pass_even_if_it_fails(shared):
     shared.compute.error = DoesNotFitError("does_not_fit", "no room")
     shared.compute.seconds = 0.05
     jobs = [
@@ -234,9 +219,7 @@ def test_streams_are_charged_their_part_of_a_pass_even_if_it_fails(
     assert all(job._meter.is_idle for job in jobs)
 
 
-def test_long_stream_does_not_block_other_streams_of_its_account(
-    shared,
-):
+def test_long_stream_does_not_block_other_streams_of_its_account(shared):
     long = shared.stream(iter(samples_of(0, 30)))
     shared.read(long)
     shared.pool.run("decode", 20)
@@ -263,9 +246,7 @@ def test_batch_is_padded_when_no_more_samples_come(shared):
     assert batch.features.tolist() == [[2], [4]]
 
 
-def test_pass_takes_samples_that_arrived_before_it_started(
-    shared,
-):
+def test_pass_takes_samples_that_arrived_before_it_started(shared):
     first = shared.stream(iter(samples_of(0, 2)))
     shared.decode(first)
     assert len(shared.pool.work["device"]) == 1
@@ -301,9 +282,7 @@ def test_rows_without_an_image_need_no_pass(shared):
     assert all("cannot be read" in (row.error or "") for row in batch.rows)
 
 
-def test_samples_of_a_slow_sender_are_computed_after_a_while(
-    shared,
-):
+def test_samples_of_a_slow_sender_are_computed_after_a_while(shared):
     job = shared.stream(held())
     until(lambda: len(shared.pool.work["decode"]) == 2)
     shared.pool.run("decode")
@@ -331,9 +310,7 @@ def test_partial_pass_waits_as_long_as_passes_take(shared, seconds, is_due):
     assert bool(shared.pool.work["device"]) == is_due
 
 
-def test_stream_of_a_client_that_takes_nothing_is_left_out_of_passes(
-    shared,
-):
+def test_stream_of_a_client_that_takes_nothing_is_left_out_of_passes(shared):
     shared.compute.output_bytes = 10_000
     stalled = shared.stream(iter(samples_of(0, 30)), buffer_bytes=50_000)
     until(lambda: len(shared.pool.work["decode"]) == 30)
@@ -358,9 +335,7 @@ def test_failed_pass_fails_each_of_its_streams(shared):
             shared.take(job)
 
 
-def test_cancelled_stream_takes_no_part_in_later_passes(
-    shared,
-):
+def test_cancelled_stream_takes_no_part_in_later_passes(shared):
     first = shared.stream(iter(samples_of(0, 2)))
     second = shared.stream(iter(samples_of(10, 2)))
     shared.decode(first, second)

@@ -1,7 +1,5 @@
 """Objects and samples that the worker refuses before it reads them."""
 
-from __future__ import annotations
-
 import io
 import pickle
 from pathlib import Path

@@ -538,9 +538,7 @@ def test_device_that_left_service_takes_no_jobs():
         put(models, "a", b"100:a")
 
 
-def test_cache_of_a_gpu_is_emptied_outside_the_lock(
-    monkeypatch,
-):
+def test_cache_of_a_gpu_is_emptied_outside_the_lock(monkeypatch):
     models = make(1000)
     [device_models] = models.devices
     device_models.device = torch.device("cuda")

@@ -17,12 +17,7 @@ from hapi_worker.monitoring.accounting import (
     JobTotals,
 )
 from photos import shard, with_corrupt_member
-from worker_under_test import (
-    Clock,
-    job_for,
-    pieces,
-    running_worker,
-)
+from worker_under_test import Clock, job_for, pieces, running_worker
 
 NUM_SAMPLES = 40
 SHORT = 0.05
@@ -122,10 +117,7 @@ def test_stream_that_breaks_in_the_middle_is_accounted_so_far(
 
 
 def test_disconnected_client_is_charged_for_the_running_batch(
-    worker,
-    package,
-    tar,
-    monkeypatch,
+    worker, package, tar, monkeypatch
 ):
     """The query waits until the device has finished with the job."""
     worker.put(package)
@@ -149,11 +141,7 @@ def test_disconnected_client_is_charged_for_the_running_batch(
     assert usage.device_seconds > 0.3
 
 
-def hold_second_batch(
-    monkeypatch,
-    entered,
-    leave,
-):
+def hold_second_batch(monkeypatch, entered, leave):
     """The second micro-batch stays on the device until ``leave``."""
     from hapi_worker.execution import device_executor as worker_module
 

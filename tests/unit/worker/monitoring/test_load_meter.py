@@ -1,7 +1,5 @@
 """The sliding window behind the load report, with a clock of its own."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

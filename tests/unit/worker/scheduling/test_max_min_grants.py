@@ -1,7 +1,5 @@
 """Shares of memory, and devices for jobs."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -114,9 +114,7 @@ def ends_cleanly(process, number):
     return log
 
 
-def test_interrupted_worker_that_had_jobs_ends_cleanly(
-    process,
-):
+def test_interrupted_worker_that_had_jobs_ends_cleanly(process):
     assert process.notification() == "READY=1"
     package, source = small_package(), shard(2)
     job = job_for(source, package)
@@ -124,9 +122,7 @@ def test_interrupted_worker_that_had_jobs_ends_cleanly(
     ends_cleanly(process, signal.SIGINT)
 
 
-def test_hangup_reloads_limits_and_a_bad_file_changes_nothing(
-    process,
-):
+def test_hangup_reloads_limits_and_a_bad_file_changes_nothing(process):
     assert process.notification() == "READY=1"
     before = process.config.read_text()
     texts = [
@@ -196,9 +192,7 @@ def test_socket_of_another_path_is_refused_by_name(tmp_path):
     assert not os.path.exists(process.socket + ".admin")
 
 
-def test_second_worker_on_a_live_socket_says_so_and_leaves_it(
-    tmp_path,
-):
+def test_second_worker_on_a_live_socket_says_so_and_leaves_it(tmp_path):
     with running_worker(tmp_path) as worker:
         before = threading.active_count()
         with (
@@ -231,9 +225,7 @@ def test_path_that_is_no_socket_is_left_alone(tmp_path):
     remove_stale_socket(str(tmp_path / "nothing"))
 
 
-def test_drain_lets_running_jobs_end_and_refuses_new_ones(
-    tmp_path,
-):
+def test_drain_lets_running_jobs_end_and_refuses_new_ones(tmp_path):
     package, tar = small_package(), shard(40, size=80)
     go_on = threading.Event()
 
@@ -393,9 +385,7 @@ def test_systemd_that_is_not_there_is_not_asked(monkeypatch, tmp_path):
     notify_systemd("READY=1")
 
 
-def test_help_explains_the_command(
-    capsys,
-):
+def test_help_explains_the_command(capsys):
     from hapi_worker.main import main
 
     for option in ("--help", "--version"):
