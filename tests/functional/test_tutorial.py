@@ -28,7 +28,7 @@ NUM_TRAIN = 36
 NUM_VAL = 18
 EPOCHS = 4
 MAX_CHANGED_LINES = 12
-ELSEWHERE = ("pip install", "hapi cluster", "eval ")
+ELSEWHERE = ("python3 -m venv", "pip install", "hapi cluster", "eval ")
 """The cluster is there already, and so are the packages."""
 TOLERANCE = 1e-4
 USER = "test2:tester2"

@@ -73,7 +73,7 @@ def test_every_error_code_has_an_entry_and_every_entry_a_code():
 @pytest.mark.parametrize("code", CODES)
 def test_entry_of_an_error_states_status_and_reaction_of_the_client(code):
     fields = entries()[code]
-    assert {*fields} == {"status", "from", "cause", "remedy", "client"}
+    assert {*fields} == {"status", "cause", "remedy", "client"}
     status = str(CODES[code] or "none")
     assert fields["status"].partition(",")[0] == status
     error = make_error(code, "a message")

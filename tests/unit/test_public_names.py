@@ -43,6 +43,11 @@ def test_exported_names_are_the_promised_ones():
         assert inspect.getdoc(getattr(hapi_client, name)), name
 
 
+def test_transfer_job_has_at_most_eight_arguments():
+    """More belong into one of the frozen configs."""
+    assert len(inspect.signature(hapi_client.TransferJob).parameters) <= 8
+
+
 def test_type_checkers_see_what_is_exported():
     tree = ast.parse(Path(hapi_client.__file__).read_text())
     seen = {
