@@ -48,9 +48,7 @@ def test_quick_or_rarely_slow_models_are_not_refused(quarantine, clock):
         quarantine.check("rarely")
 
 
-def test_number_of_remembered_models_is_bounded(
-    quarantine,
-):
+def test_number_of_remembered_models_is_bounded(quarantine):
     for number in range(MAX_MODELS + 10):
         quarantine.note(str(number), 2.0)
     assert len(quarantine._late) == MAX_MODELS
@@ -70,9 +68,7 @@ def test_heap_is_trimmed_once_when_work_has_ended():
     assert trimmed == [1]
 
 
-def test_heap_is_trimmed_once_a_minute_while_there_is_work(
-    clock,
-):
+def test_heap_is_trimmed_once_a_minute_while_there_is_work(clock):
     trimmed: list[float] = []
     heap = HeapTrimmer(lambda: True, lambda: trimmed.append(clock.now), clock)
     for _ in range(26):

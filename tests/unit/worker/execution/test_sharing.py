@@ -46,9 +46,7 @@ def tar():
 
 
 @pytest.fixture(scope="module")
-def worker(
-    tmp_path_factory,
-):
+def worker(tmp_path_factory):
     with running_worker(tmp_path_factory.mktemp("worker")) as worker:
         worker.put(package())
         worker.put(small_package())
@@ -58,7 +56,7 @@ def worker(
 def features_of(worker, tar, cut, **changes):
     job = job_for(tar, package(), cut=cut, **changes)
     reader: FeatureStreamReader = worker.run(job, package(), tar)
-    batches = reader.batches  # type: ignore[attr-defined]
+    batches = reader.batches
     return np.concatenate([batch.features for batch in batches])
 
 

@@ -64,9 +64,7 @@ def test_pool_survives_work_that_raises(pool, caplog):
     assert "ZeroDivisionError" in caplog.text
 
 
-def test_paused_pool_finishes_running_work_and_starts_none(
-    pool,
-):
+def test_paused_pool_finishes_running_work_and_starts_none(pool):
     begun, release, after = (threading.Event() for _ in range(3))
 
     def work():
@@ -107,9 +105,7 @@ def test_closed_pool_takes_no_work_and_has_no_threads():
     assert not [t for t in threading.enumerate() if "closing" in t.name]
 
 
-def test_work_may_pause_its_own_pool(
-    pool,
-):
+def test_work_may_pause_its_own_pool(pool):
     found: list[bool] = []
     done = threading.Event()
 
@@ -123,9 +119,7 @@ def test_work_may_pause_its_own_pool(
     assert found == [True]
 
 
-def test_urgent_work_goes_before_the_same_accounts_other_work(
-    pool,
-):
+def test_urgent_work_goes_before_the_same_accounts_other_work(pool):
     gate, done = threading.Event(), threading.Event()
     order: list[str] = []
     pool.submit("a", gate.wait)
@@ -144,9 +138,7 @@ def test_unknown_device_is_refused():
         choose_devices("cuda:99")
 
 
-def test_devices_of_two_kinds_are_refused(
-    monkeypatch,
-):
+def test_devices_of_two_kinds_are_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert choose_devices("auto") == [
@@ -197,11 +189,7 @@ def test_error_of_the_model_is_not_out_of_memory():
         raise RuntimeError("shapes do not match")
 
     with pytest.raises(RuntimeError, match="shapes"):
-        run_prefix(
-            prefix,
-            torch.zeros(2, 1),
-            device=torch.device("cpu"),
-        )
+        run_prefix(prefix, torch.zeros(2, 1), device=torch.device("cpu"))
 
 
 def test_one_sample_that_does_not_fit_is_an_error():

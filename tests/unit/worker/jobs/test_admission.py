@@ -62,9 +62,7 @@ def started(admission, account="AUTH_a"):
     return admission.start(granted(admission, account).job_id)
 
 
-def test_streams_are_bounded_in_total_and_per_account(
-    admission,
-):
+def test_streams_are_bounded_in_total_and_per_account(admission):
     first = granted(admission)
     granted(admission)
     with pytest.raises(ShareError, match="AUTH_a") as share:
@@ -84,7 +82,7 @@ def test_unused_grant_expires(admission, clock):
     job = admission.enter(request())
     clock.now += 100
     admission.drop_expired()
-    admission.grant(job, lease)  # type: ignore[arg-type]
+    admission.grant(job, lease)
     clock.now += 9.9
     admission.drop_expired()
     assert lease.num_released == 0
@@ -172,11 +170,7 @@ class Queue:
 
 
 def queueing(
-    streams=2,
-    per_account=2,
-    waiting=8,
-    queue_seconds=5.0,
-    **weights,
+    streams=2, per_account=2, waiting=8, queue_seconds=5.0, **weights
 ):
     return Queue(
         Admission(

@@ -55,9 +55,7 @@ def arrays_of(kind, count):
 
 
 @pytest.fixture(scope="module")
-def worker(
-    tmp_path_factory,
-):
+def worker(tmp_path_factory):
     folder = tmp_path_factory.mktemp("worker")
     with running_worker(folder, max_sample_bytes=ENOUGH_BYTES) as worker:
         yield worker
@@ -77,7 +75,7 @@ def assert_features(reader, kind, arrays):
     batch = torch.from_numpy(np.stack(arrays).astype(dtype))
     with torch.inference_mode():
         wanted = frozen.prefix(frozen.num_cuts)(batch)
-    found = [b.features for b in reader.batches]  # type: ignore[attr-defined]
+    found = [b.features for b in reader.batches]
     torch.testing.assert_close(
         torch.from_numpy(np.concatenate([f for f in found if f is not None])),
         wanted,
@@ -105,9 +103,7 @@ def test_array_of_its_own_is_one_sample(worker, kind):
     assert_features(reader, kind, [array])
 
 
-def test_objects_asked_for_together_may_be_arrays(
-    worker,
-):
+def test_objects_asked_for_together_may_be_arrays(worker):
     samples = [array for array, _ in token_arrays(3)]
     (image, _) = next(jpegs(1, size=60))
     contents = [*map(npy, samples), image, npy(samples[0])[:-1], b"x" * 600]
@@ -130,9 +126,7 @@ def test_objects_asked_for_together_may_be_arrays(
     assert_features(reader, "text", samples)
 
 
-def test_features_of_arrays_do_not_depend_on_padding(
-    worker,
-):
+def test_features_of_arrays_do_not_depend_on_padding(worker):
     """Micro-batches are filled up with zeros, ids among them."""
     samples = token_arrays(3)
     reader = run(worker, "text", array_shard(samples))
@@ -166,19 +160,14 @@ def bad_arrays():
         ),
         "floats": (npy(fine.astype(np.float32)), "an array of float32"),
         "shape": (npy(fine[None]), "an array of shape (1, 16)"),
-        "outside": (
-            npy(outside),
-            "the id 50 at [15]",
-        ),
+        "outside": (npy(outside), "the id 50 at [15]"),
         "negative": (npy(negative), "the id -1 at [0]"),
         "empty": (b"", "not a NumPy array (.npy)"),
         "none": (npy(objects.astype(bool)), "an array of bool"),
     }
 
 
-def test_bad_arrays_are_rows_that_say_why_and_harm_no_other(
-    worker,
-):
+def test_bad_arrays_are_rows_that_say_why_and_harm_no_other(worker):
     fine = token_arrays(20)
     bad = bad_arrays()
     mixed: list[tuple[Any, int]] = []
@@ -197,9 +186,7 @@ def test_bad_arrays_are_rows_that_say_why_and_harm_no_other(
     assert_features(reader, "text", [array for array, _ in fine])
 
 
-def test_other_media_than_the_models_are_named(
-    worker,
-):
+def test_other_media_than_the_models_are_named(worker):
     rows = rows_of(run(worker, "text", shard(2, size=60)))
     assert {row.error for row in rows} == {
         f"sample '{row.key}' has no array member (npy) but only: jpg, cls"
@@ -224,9 +211,7 @@ def test_other_media_than_the_models_are_named(
     assert "(.npy), and the model takes images" in refused.fields["message"]
 
 
-def test_sample_with_an_array_and_an_image_has_what_the_model_takes(
-    worker,
-):
+def test_sample_with_an_array_and_an_image_has_what_the_model_takes(worker):
     array = token_arrays(1)[0][0]
     (image, _) = next(jpegs(1, size=60))
     source = tar_of([("a.jpg", image), ("a.npy", npy(array))])
@@ -251,9 +236,7 @@ def test_index_of_an_array_is_one_row(worker):
     assert (row.index, row.length) == (0, len(source))
 
 
-def test_model_whose_arrays_are_over_the_limit_is_refused(
-    tmp_path,
-):
+def test_model_whose_arrays_are_over_the_limit_is_refused(tmp_path):
     package = package_of("audio")
     source = array_shard(mel_arrays(1))
     with running_worker(tmp_path, max_sample_bytes=20_000) as worker:

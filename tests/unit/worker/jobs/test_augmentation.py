@@ -57,9 +57,7 @@ def tar():
 
 
 @pytest.fixture(scope="module")
-def worker(
-    tmp_path_factory,
-):
+def worker(tmp_path_factory):
     """Its decoding threads have two of torch's each."""
     folder = tmp_path_factory.mktemp("worker")
     with running_worker(folder, torch_threads=2) as worker:
@@ -71,16 +69,12 @@ def worker(
 def job_of(source, epoch, samples=None):
     training = Training(SEED, epoch)
     return job_for(
-        source,
-        package(),
-        cut=CUT,
-        transform=str(training),
-        samples=samples,
+        source, package(), cut=CUT, transform=str(training), samples=samples
     )
 
 
 def rows_of(reader):
-    batches = reader.batches  # type: ignore[attr-defined]
+    batches = reader.batches
     rows = [row for batch in batches for row in batch.rows]
     assert all(row.error is None for row in rows)
     return Rows(
@@ -130,9 +124,7 @@ def test_single_image_has_the_key_of_its_row(worker):
     rows.assert_equal(expected)
 
 
-def test_each_of_many_objects_has_its_name_as_key(
-    worker,
-):
+def test_each_of_many_objects_has_its_name_as_key(worker):
     contents = [data for data, _ in jpegs(5, size=120)]
     source = framed(good(contents))
     job = replace(
@@ -144,7 +136,6 @@ def test_each_of_many_objects_has_its_name_as_key(
     )
     rows = rows_of(worker.run(job, package(), source))
     frozen = parts().frozen
-    assert frozen.transform is not None
     images = [
         frozen.transform.sample(
             decode_image(data), f"dir/{number}.jpg", Training(SEED, 2)

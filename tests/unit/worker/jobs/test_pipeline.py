@@ -48,14 +48,7 @@ class ManualPool:
             "device": [],
         }
 
-    def submit(
-        self,
-        account,
-        work,
-        *,
-        kind="decode",
-        urgent=False,
-    ):
+    def submit(self, account, work, *, kind="decode", urgent=False):
         self.work[kind].append(work)
 
     def run(self, kind, count=None):
@@ -114,17 +107,11 @@ class Compute:
         )
 
 
-def pipeline(
-    samples,
-    pool,
-    *,
-    group=None,
-    buffer_bytes=100_000,
-):
+def pipeline(samples, pool, *, group=None, buffer_bytes=100_000):
     return Pipeline(
         samples,
-        Body(),  # type: ignore[arg-type]
-        NoConnection(),  # type: ignore[arg-type]
+        Body(),
+        NoConnection(),
         account="a",
         encoding="float32",
         group=group,
@@ -147,7 +134,7 @@ class Shared:
     def __init__(self, size=4):
         self.pool = ManualPool()
         self.compute = Compute()
-        self.group = Group("a", self.compute, self.pool, size)  # type: ignore[arg-type]
+        self.group = Group("a", self.compute, self.pool, size)
         self.jobs: list[Any] = []
 
     def stream(self, samples, **options):
@@ -207,16 +194,13 @@ def test_streams_of_a_group_fill_each_others_batches(shared):
         [0, 1, 2, 3],
         [4, 5],
     ]
-    assert batches[1].features is not None
     assert batches[1].features.tolist() == [[8], [10]]
     assert batches[1].timings["forward"] == 0.5
     rows = [row for b in shared.take(second, 2) for row in b.rows]
     assert [row.index for row in rows] == [10, 11, 12, 13, 14, 15]
 
 
-def test_streams_are_charged_their_part_of_a_pass_even_if_it_fails(
-    shared,
-):
+def test_streams_are_charged_their_part_of_a_pass_even_if_it_fails(shared):
     shared.compute.error = DoesNotFitError("does_not_fit", "no room")
     shared.compute.seconds = 0.05
     jobs = [
@@ -234,9 +218,7 @@ def test_streams_are_charged_their_part_of_a_pass_even_if_it_fails(
     assert all(job._meter.is_idle for job in jobs)
 
 
-def test_long_stream_does_not_block_other_streams_of_its_account(
-    shared,
-):
+def test_long_stream_does_not_block_other_streams_of_its_account(shared):
     long = shared.stream(iter(samples_of(0, 30)))
     shared.read(long)
     shared.pool.run("decode", 20)
@@ -259,13 +241,10 @@ def test_batch_is_padded_when_no_more_samples_come(shared):
     shared.pool.run("device")
     assert shared.compute.ran == [[1, 2, 0, 0]]
     [batch] = shared.take(job)
-    assert batch.features is not None
     assert batch.features.tolist() == [[2], [4]]
 
 
-def test_pass_takes_samples_that_arrived_before_it_started(
-    shared,
-):
+def test_pass_takes_samples_that_arrived_before_it_started(shared):
     first = shared.stream(iter(samples_of(0, 2)))
     shared.decode(first)
     assert len(shared.pool.work["device"]) == 1
@@ -301,9 +280,7 @@ def test_rows_without_an_image_need_no_pass(shared):
     assert all("cannot be read" in (row.error or "") for row in batch.rows)
 
 
-def test_samples_of_a_slow_sender_are_computed_after_a_while(
-    shared,
-):
+def test_samples_of_a_slow_sender_are_computed_after_a_while(shared):
     job = shared.stream(held())
     until(lambda: len(shared.pool.work["decode"]) == 2)
     shared.pool.run("decode")
@@ -331,9 +308,7 @@ def test_partial_pass_waits_as_long_as_passes_take(shared, seconds, is_due):
     assert bool(shared.pool.work["device"]) == is_due
 
 
-def test_stream_of_a_client_that_takes_nothing_is_left_out_of_passes(
-    shared,
-):
+def test_stream_of_a_client_that_takes_nothing_is_left_out_of_passes(shared):
     shared.compute.output_bytes = 10_000
     stalled = shared.stream(iter(samples_of(0, 30)), buffer_bytes=50_000)
     until(lambda: len(shared.pool.work["decode"]) == 30)
@@ -358,9 +333,7 @@ def test_failed_pass_fails_each_of_its_streams(shared):
             shared.take(job)
 
 
-def test_cancelled_stream_takes_no_part_in_later_passes(
-    shared,
-):
+def test_cancelled_stream_takes_no_part_in_later_passes(shared):
     first = shared.stream(iter(samples_of(0, 2)))
     second = shared.stream(iter(samples_of(10, 2)))
     shared.decode(first, second)
@@ -391,7 +364,7 @@ def test_cancelled_job_frees_samples_that_wait_in_a_pool():
     sample = Sample(0, "k", 0, 1, {"jpg": bytes(1000)})
     alive = weakref.ref(sample)
     pool = ManualPool()
-    group = Group("a", Compute(), pool, 8)  # type: ignore[arg-type]
+    group = Group("a", Compute(), pool, 8)
     job = pipeline(iter([sample]), pool, group=group)
     del sample
     job.start()
@@ -414,7 +387,7 @@ def test_texts_of_rows_count_against_the_buffer(has_model):
             yield Sample(index, "k", 0, 1, {"json": b"x" * 10_000})
 
     pool = ManualPool()
-    group = Group("a", Compute(), pool, 8) if has_model else None  # type: ignore[arg-type]
+    group = Group("a", Compute(), pool, 8) if has_model else None
     job = pipeline(samples(), pool, group=group, buffer_bytes=200_000)
     job.start()
     job._reader.join(0.5)

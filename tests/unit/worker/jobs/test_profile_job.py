@@ -41,13 +41,7 @@ def worker(tmp_path):
         yield worker
 
 
-def ask(
-    worker,
-    package=PACKAGE,
-    *,
-    account="AUTH_a",
-    identity=None,
-):
+def ask(worker, package=PACKAGE, *, account="AUTH_a", identity=None):
     if identity is None:
         identity = OTHER_NAME if package == OTHER else identity_of(package)
     wanted = ProfileRequest(account, identity, "tx")
@@ -104,9 +98,7 @@ def test_profile_is_of_the_model_and_of_this_host(tmp_path):
     assert [each.batch for each in found.batches] == [1, 16]
 
 
-def test_second_caller_gets_the_cached_profile(
-    worker,
-):
+def test_second_caller_gets_the_cached_profile(worker):
     worker.put(PACKAGE)
     first = ask(worker)
     # Other names of the same bytes are the same model.
@@ -118,9 +110,7 @@ def test_second_caller_gets_the_cached_profile(
     assert count(worker, "kept") == 2
 
 
-def test_profile_outlives_the_model_in_memory(
-    worker,
-):
+def test_profile_outlives_the_model_in_memory(worker):
     worker.put(PACKAGE)
     first = ask(worker)
     assert first.status == 200, first.body
@@ -174,9 +164,7 @@ def held(tar, release):
     yield tar[2000:]
 
 
-def test_profile_is_measured_while_a_job_runs(
-    worker,
-):
+def test_profile_is_measured_while_a_job_runs(worker):
     tar = shard(4, size=90)
     worker.put(PACKAGE)
     release = threading.Event()
@@ -193,9 +181,7 @@ def test_profile_is_measured_while_a_job_runs(
     assert count(worker, "done") == 1
 
 
-def test_worker_with_jobs_pauses_profiles_after_each_one(
-    worker,
-):
+def test_worker_with_jobs_pauses_profiles_after_each_one(worker):
     tar = shard(4, size=90)
     worker.put(PACKAGE)
     worker.put(OTHER, OTHER_NAME)
@@ -261,15 +247,11 @@ def test_job_that_starts_during_a_profile_waits_for_its_end(worker, gate):
         gate.opened.set()
         assert asked.result(20).status == 200
         summary = done.result(20).summary
-    assert summary is not None
     assert summary.rows == 4
-    assert summary.load is not None
     assert summary.load.share == 0.5
 
 
-def test_requesting_account_is_charged(
-    worker,
-):
+def test_requesting_account_is_charged(worker):
     charged: dict[str, float] = {}
     ledger = worker.worker.ledger
     ended = ledger.ended
@@ -278,7 +260,7 @@ def test_requesting_account_is_charged(
         charged[account] = charged.get(account, 0.0) + seconds
         ended(account, kind, before, seconds)
 
-    ledger.ended = spy  # type: ignore[method-assign]
+    ledger.ended = spy
     worker.put(PACKAGE)
     ask(worker, account="AUTH_first")
     until(lambda: charged)
@@ -310,11 +292,7 @@ def test_budget_and_batches_are_the_operators(tmp_path, gate):
     ],
 )
 def test_run_that_fails_leaves_nothing_behind(
-    worker,
-    gate,
-    error,
-    status,
-    code,
+    worker, gate, error, status, code
 ):
     gate.error = error
     gate.opened.set()
@@ -361,10 +339,7 @@ def test_late_result_is_cached(worker, gate, monkeypatch):
 
 
 def test_shutdown_ends_waiting_requests(tmp_path, gate):
-    with (
-        ThreadPoolExecutor(1) as pool,
-        running_worker(tmp_path) as worker,
-    ):
+    with ThreadPoolExecutor(1) as pool, running_worker(tmp_path) as worker:
         worker.put(PACKAGE)
         waiting = pool.submit(ask, worker)
         assert gate.begun.wait(10)
@@ -404,9 +379,7 @@ def test_model_that_does_not_fit_is_refused(tmp_path):
         assert answer.fields["available_bytes"] == limit
 
 
-def test_number_of_cached_profiles_is_bounded(
-    worker,
-):
+def test_number_of_cached_profiles_is_bounded(worker):
     worker.put(PACKAGE)
     found = ModelProfile.from_body(ask(worker).body)
     cache = worker.worker.profiling._cache
@@ -425,8 +398,6 @@ def test_invalid_request_is_refused(worker, body):
     assert (answer.status, answer.code) == (400, "bad_request")
 
 
-def test_admin_socket_serves_no_profiles(
-    worker,
-):
+def test_admin_socket_serves_no_profiles(worker):
     assert worker.request("POST", "/profiles", b"", admin=True).status == 404
     assert worker.request("GET", "/profiles").status == 405

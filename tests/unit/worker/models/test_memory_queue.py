@@ -66,7 +66,7 @@ def models_on(num_devices, clock):
         max_identities=10,
         wait_seconds=60.0,
         max_waiting=8,
-        load=FakeFrozen,  # type: ignore[arg-type]
+        load=FakeFrozen,
         clock=clock,
     )
 
@@ -97,9 +97,7 @@ def upload(models, model):
     models.end_upload(model)
 
 
-def test_account_with_many_loads_has_one_turn_like_others(
-    clock,
-):
+def test_account_with_many_loads_has_one_turn_like_others(clock):
     load_queue = LoadQueue(clock)
     clock.now = LOAD_GRACE_SECONDS
     made = [
@@ -117,9 +115,7 @@ def test_account_with_many_loads_has_one_turn_like_others(
     assert order[:2] == [made[3], made[4]]
 
 
-def test_load_blocks_others_after_its_grace_period(
-    clock,
-):
+def test_load_blocks_others_after_its_grace_period(clock):
     load_queue = LoadQueue(clock)
     first, second = (QueuedLoad(a, 10, clock.now, 1000.0, "") for a in "ab")
     load_queue.add(first)
@@ -198,9 +194,7 @@ def test_model_that_never_fits_blocks_no_other(models, clock):
     assert refusal(lambda: models.check_length(huge)).code == "does_not_fit"
 
 
-def test_next_load_includes_the_working_memory_of_a_sample(
-    models,
-):
+def test_next_load_includes_the_working_memory_of_a_sample(models):
     """The package's length says nothing about working memory."""
     small, other = model_of(3, "AUTH_b"), model_of(985)
     upload(models, other)
@@ -211,9 +205,7 @@ def test_next_load_includes_the_working_memory_of_a_sample(
     assert asked(models, other) == "queue_full"
 
 
-def test_loaded_model_stays_until_its_job_comes(
-    models,
-):
+def test_loaded_model_stays_until_its_job_comes(models):
     """Other models need its memory for their passes."""
     small, large = model_of(50), model_of(945, "AUTH_b")
     upload(models, small)
@@ -240,9 +232,7 @@ def test_load_grows_to_the_needs_of_a_sample(models, clock):
     )
 
 
-def test_account_that_was_served_is_behind_all_others(
-    clock,
-):
+def test_account_that_was_served_is_behind_all_others(clock):
     load_queue = LoadQueue(clock)
     clock.now = float(MAX_LOADS_PER_ACCOUNT)
     for since in range(MAX_LOADS_PER_ACCOUNT):
@@ -251,15 +241,12 @@ def test_account_that_was_served_is_behind_all_others(
     modest = QueuedLoad("modest", 10, clock.now - 1, 9999.0, "")
     load_queue.add(modest)
     first = load_queue.blocking()
-    assert first is not None
     load_queue.remove(first, served=True)
     clock.now += LOAD_GRACE_SECONDS
     assert load_queue.blocking() is modest
 
 
-def test_head_is_not_delayed_by_a_load_served_before_it(
-    clock,
-):
+def test_head_is_not_delayed_by_a_load_served_before_it(clock):
     load_queue = LoadQueue(clock)
     first = QueuedLoad("a", 600, clock.now, 9999.0, "")
     second = QueuedLoad("b", 300, clock.now + 1, 9999.0, "")
@@ -388,9 +375,7 @@ def test_load_leaves_a_failed_device(pair):
     assert len(other.load_queue) == 1
 
 
-def test_caller_is_asked_to_upload_once_there_is_memory(
-    models,
-):
+def test_caller_is_asked_to_upload_once_there_is_memory(models):
     small, large = model_of(300), model_of(800, "AUTH_b")
     upload(models, small)
     running = models.acquire(small, 1)

@@ -17,12 +17,7 @@ from hapi_worker.monitoring.accounting import (
     JobTotals,
 )
 from photos import shard, with_corrupt_member
-from worker_under_test import (
-    Clock,
-    job_for,
-    pieces,
-    running_worker,
-)
+from worker_under_test import Clock, job_for, pieces, running_worker
 
 NUM_SAMPLES = 40
 SHORT = 0.05
@@ -52,9 +47,6 @@ def run(worker, source, package, **job):
         answer = stream.answer()
         body = answer.read()
         return answer.status, body, usage_of(worker, grant.job_id)
-
-
-# --- of real jobs ---------------------------------------------------------
 
 
 def test_usage_of_a_complete_stream(worker, package, tar):
@@ -122,10 +114,7 @@ def test_stream_that_breaks_in_the_middle_is_accounted_so_far(
 
 
 def test_disconnected_client_is_charged_for_the_running_batch(
-    worker,
-    package,
-    tar,
-    monkeypatch,
+    worker, package, tar, monkeypatch
 ):
     """The query waits until the device has finished with the job."""
     worker.put(package)
@@ -149,11 +138,7 @@ def test_disconnected_client_is_charged_for_the_running_batch(
     assert usage.device_seconds > 0.3
 
 
-def hold_second_batch(
-    monkeypatch,
-    entered,
-    leave,
-):
+def hold_second_batch(monkeypatch, entered, leave):
     """The second micro-batch stays on the device until ``leave``."""
     from hapi_worker.execution import device_executor as worker_module
 
@@ -220,9 +205,6 @@ def test_admin_socket_serves_no_usage(worker, tar):
     path = f"/jobs/{grant.job_id}"
     assert worker.request("GET", path).status == 200
     assert worker.request("GET", path, admin=True).status == 404
-
-
-# --- the memory of them ---------------------------------------------------
 
 
 def ended(accounting, job_id):

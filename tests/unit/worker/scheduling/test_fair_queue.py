@@ -82,9 +82,7 @@ def test_accounts_get_equal_seconds_when_their_work_differs():
         min_size=2,
     )
 )
-def test_accounts_that_always_have_work_get_seconds_by_weight(
-    accounts,
-):
+def test_accounts_that_always_have_work_get_seconds_by_weight(accounts):
     served = Served({name: weight for name, (weight, _) in accounts.items()})
     for name, (_, cost) in accounts.items():
         served.push(name, cost, 600)
@@ -276,7 +274,7 @@ def backlog(**changes):
         "quiet": False,
         "waited_seconds": 0.0,
     }
-    return Backlog(**{**values, **changes})  # type: ignore[arg-type]
+    return Backlog(**{**values, **changes})
 
 
 @pytest.mark.parametrize(

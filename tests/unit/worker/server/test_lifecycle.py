@@ -108,15 +108,12 @@ def ends_cleanly(process, number):
     assert process.stop(number) == 0
     assert process.notification() == "STOPPING=1"
     assert not os.path.exists(process.socket)
-    assert process.process.stderr is not None
     log = process.process.stderr.read()
     assert "draining" in log.splitlines()[-1]
     return log
 
 
-def test_interrupted_worker_that_had_jobs_ends_cleanly(
-    process,
-):
+def test_interrupted_worker_that_had_jobs_ends_cleanly(process):
     assert process.notification() == "READY=1"
     package, source = small_package(), shard(2)
     job = job_for(source, package)
@@ -124,9 +121,7 @@ def test_interrupted_worker_that_had_jobs_ends_cleanly(
     ends_cleanly(process, signal.SIGINT)
 
 
-def test_hangup_reloads_limits_and_a_bad_file_changes_nothing(
-    process,
-):
+def test_hangup_reloads_limits_and_a_bad_file_changes_nothing(process):
     assert process.notification() == "READY=1"
     before = process.config.read_text()
     texts = [
@@ -188,7 +183,6 @@ def test_socket_of_another_path_is_refused_by_name(tmp_path):
     process = Process(tmp_path, listeners=[listener])
     try:
         assert process.process.wait(30) == 1
-        assert process.process.stderr is not None
         assert "other.sock" in process.process.stderr.read()
     finally:
         process.close()
@@ -196,9 +190,7 @@ def test_socket_of_another_path_is_refused_by_name(tmp_path):
     assert not os.path.exists(process.socket + ".admin")
 
 
-def test_second_worker_on_a_live_socket_says_so_and_leaves_it(
-    tmp_path,
-):
+def test_second_worker_on_a_live_socket_says_so_and_leaves_it(tmp_path):
     with running_worker(tmp_path) as worker:
         before = threading.active_count()
         with (
@@ -231,9 +223,7 @@ def test_path_that_is_no_socket_is_left_alone(tmp_path):
     remove_stale_socket(str(tmp_path / "nothing"))
 
 
-def test_drain_lets_running_jobs_end_and_refuses_new_ones(
-    tmp_path,
-):
+def test_drain_lets_running_jobs_end_and_refuses_new_ones(tmp_path):
     package, tar = small_package(), shard(40, size=80)
     go_on = threading.Event()
 
@@ -339,7 +329,6 @@ def test_worker_ends_when_its_last_device_hangs(tmp_path):
             stream.answer().read()
         assert process.process.wait(20) == 3
         assert not os.path.exists(process.socket)
-        assert process.process.stderr is not None
         log = process.process.stderr.read()
     finally:
         process.close()
@@ -378,7 +367,6 @@ def test_worker_exits_while_a_pass_runs(tmp_path):
             started = time.monotonic()
             assert process.stop(signal.SIGTERM) == 0
             assert time.monotonic() - started < 10
-        assert process.process.stderr is not None
         log = process.process.stderr.read()
     finally:
         process.close()
@@ -393,9 +381,7 @@ def test_systemd_that_is_not_there_is_not_asked(monkeypatch, tmp_path):
     notify_systemd("READY=1")
 
 
-def test_help_explains_the_command(
-    capsys,
-):
+def test_help_explains_the_command(capsys):
     from hapi_worker.main import main
 
     for option in ("--help", "--version"):

@@ -14,12 +14,7 @@ from hapi_client.cli.main import app
 from hapi_protocol.errors import UnavailableError
 from hapi_worker.server.app import WorkerApp
 from photos import shard
-from worker_under_test import (
-    job_for,
-    pieces,
-    running_worker,
-    until,
-)
+from worker_under_test import job_for, pieces, running_worker, until
 
 NUM_SAMPLES = 20
 
@@ -138,9 +133,7 @@ def test_rates_come_from_two_answers(worker):
     assert "25.0 samples/s" in str(headline)
 
 
-def test_missing_worker_is_reported_with_the_remedy(
-    tmp_path,
-):
+def test_missing_worker_is_reported_with_the_remedy(tmp_path):
     path = tmp_path / "no.sock"
     with pytest.raises(UnavailableError, match="hapi-worker"):
         command.request_status(path)
