@@ -118,12 +118,12 @@ def job_for(
 
 def rows_of(reader: FeatureStreamReader) -> list[Row]:
     """Rows of a reader that :meth:`Exchange.run` returned."""
-    return [row for batch in reader.batches for row in batch.rows]  # type: ignore[attr-defined]
+    return [row for batch in reader.batches for row in batch.rows]
 
 
 def features_of(reader: FeatureStreamReader) -> np.ndarray[Any, Any]:
     """Features of a reader that :meth:`Exchange.run` returned."""
-    return np.concatenate([b.features for b in reader.batches])  # type: ignore[attr-defined]
+    return np.concatenate([b.features for b in reader.batches])
 
 
 class Clock:
@@ -291,7 +291,7 @@ class Exchange:
             answer = stream.answer()
             assert answer.status == 200, answer.read()
             reader = read_features(answer)
-            reader.batches = list(reader)  # type: ignore[attr-defined]
+            reader.batches = list(reader)
             answer.read()  # raises when the last chunk is missing
             return reader
 

@@ -44,7 +44,7 @@ def tar():
 
 
 def batches_of(reader):
-    return reader.batches  # type: ignore[attr-defined, no-any-return]
+    return reader.batches
 
 
 def decoded(reader, encoding):
@@ -74,7 +74,7 @@ def test_features_travel_in_every_encoding(worker, tar, computed, encoding):
     assert [row.index for row in rows] == list(range(NUM_SAMPLES))
     assert [row.index for row in rows if row.error] == [BAD]
     wire = Encoding.parse(encoding).wire_dtype
-    assert {str(batch.features.dtype) for batch in batches} == {wire}  # type: ignore[union-attr]
+    assert {str(batch.features.dtype) for batch in batches} == {wire}
     # Two forward passes in batches of other sizes may differ in the last
     # bits, so that some values are rounded the other way.
     sent = encode(computed, encoding)
@@ -86,7 +86,6 @@ def test_features_travel_in_every_encoding(worker, tar, computed, encoding):
         rtol=ROUNDING[Encoding.parse(encoding).dtype],
         atol=step + 1e-5,
     )
-    assert reader.summary is not None
     assert (reader.summary.errors, reader.summary.saturated) == (1, 0)
 
 
@@ -129,7 +128,6 @@ def test_clipped_values_are_counted(tmp_path, tar):
         job = job_for(tar, package, encoding="float16;lz4")
         reader = worker.run(job, package, tar)
         counted = worker.worker.metrics.value("hapi_worker_saturated_total")
-    assert reader.summary is not None
     features = decoded(reader, "float16;lz4")
     largest = int((features.abs() == 65504).sum())
     assert 0 < reader.summary.saturated <= largest
@@ -146,7 +144,6 @@ def test_batches_leave_room_for_the_encoding(tmp_path, encoding):
         job = job_for(b"", package, encoding=encoding)
         worker.grant(job, package)
         models = worker.worker.models
-        assert job.model is not None
         lease = models.acquire(job.model, CUT, encoding)
         assert lease.batch_limit(64) == needs.batch_for(limit, 64) == 5
         lease.release()

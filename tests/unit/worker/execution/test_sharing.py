@@ -56,7 +56,7 @@ def worker(tmp_path_factory):
 def features_of(worker, tar, cut, **changes):
     job = job_for(tar, package(), cut=cut, **changes)
     reader: FeatureStreamReader = worker.run(job, package(), tar)
-    batches = reader.batches  # type: ignore[attr-defined]
+    batches = reader.batches
     return np.concatenate([batch.features for batch in batches])
 
 

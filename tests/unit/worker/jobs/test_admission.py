@@ -82,7 +82,7 @@ def test_unused_grant_expires(admission, clock):
     job = admission.enter(request())
     clock.now += 100
     admission.drop_expired()
-    admission.grant(job, lease)  # type: ignore[arg-type]
+    admission.grant(job, lease)
     clock.now += 9.9
     admission.drop_expired()
     assert lease.num_released == 0

@@ -75,7 +75,7 @@ def assert_features(reader, kind, arrays):
     batch = torch.from_numpy(np.stack(arrays).astype(dtype))
     with torch.inference_mode():
         wanted = frozen.prefix(frozen.num_cuts)(batch)
-    found = [b.features for b in reader.batches]  # type: ignore[attr-defined]
+    found = [b.features for b in reader.batches]
     torch.testing.assert_close(
         torch.from_numpy(np.concatenate([f for f in found if f is not None])),
         wanted,

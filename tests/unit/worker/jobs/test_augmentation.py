@@ -72,7 +72,7 @@ def job_of(source, epoch, samples=None):
 
 
 def rows_of(reader):
-    batches = reader.batches  # type: ignore[attr-defined]
+    batches = reader.batches
     rows = [row for batch in batches for row in batch.rows]
     assert all(row.error is None for row in rows)
     return Rows(
@@ -134,7 +134,6 @@ def test_each_of_many_objects_has_its_name_as_key(worker):
     )
     rows = rows_of(worker.run(job, package(), source))
     frozen = parts().frozen
-    assert frozen.transform is not None
     images = [
         frozen.transform.sample(
             decode_image(data), f"dir/{number}.jpg", Training(SEED, 2)

@@ -434,7 +434,6 @@ def test_device_that_fails_leaves_service_and_the_last_one_ends_it(
         assert jobs_ended(worker, "failed", "worker_unavailable") == 1
         # The model was lost with the device; the next caller uploads it.
         reader = worker.run(job, package, tar)
-        assert reader.summary is not None
         assert reader.summary.rows == 200
         assert not ended.is_set()
         for executor in worker.worker.executors:
@@ -508,9 +507,6 @@ def test_expired_grant_cannot_be_used(tmp_path, package, tar):
         assert answer.status == 404
         assert b'"not_found"' in answer.read()
         stream.close()
-
-
-# --- packages ---
 
 
 def counters(worker):
@@ -684,9 +680,6 @@ def test_other_jobs_run_while_a_model_loads(worker, package, tar, monkeypatch):
     go_on.set()
     uploader.join(10)
     assert worker.worker.models.loaded_totals()[0] == 2
-
-
-# --- peers ---
 
 
 @pytest.mark.parametrize(

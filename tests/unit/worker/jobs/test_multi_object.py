@@ -68,7 +68,6 @@ def large_image():
 def computed_here(contents):
     frozen = small_split().frozen
     transform = frozen.transform
-    assert transform is not None
     batch = torch.stack([transform(decode_image(data)) for data in contents])
     with torch.inference_mode():
         result: torch.Tensor = frozen.prefix(1)(batch)
@@ -77,7 +76,7 @@ def computed_here(contents):
 
 def assert_features(reader, contents):
     wanted = computed_here(contents)
-    found = [b.features for b in reader.batches]  # type: ignore[attr-defined]
+    found = [b.features for b in reader.batches]
     torch.testing.assert_close(
         torch.from_numpy(np.concatenate(found)),
         wanted,
@@ -100,7 +99,6 @@ def test_rows_are_the_objects_in_order(worker, package):
     assert {(row.label, row.error) for row in rows} == {(None, None)}
     assert_features(reader, contents)
     summary = reader.summary
-    assert summary is not None
     assert (summary.rows, summary.errors, summary.source_etag) == (37, 0, "")
     assert summary.source_bytes == len(source)
 
@@ -170,7 +168,6 @@ def test_objects_that_all_failed_are_rows(worker, package):
     rows = rows_of(reader)
     assert [row.index for row in rows] == list(range(300))
     assert {row.error for row in rows} == {"not_found: x"}
-    assert reader.summary is not None
     assert reader.summary.errors == 300
 
 
@@ -197,7 +194,7 @@ def test_same_image_has_the_same_features_in_every_place(worker, package):
         framed(good([image, other, image, image])),
     )
 
-    features = np.concatenate([b.features for b in reader.batches])  # type: ignore[attr-defined]
+    features = np.concatenate([b.features for b in reader.batches])
     assert (features[0] == features[2]).all()
     assert (features[0] == features[3]).all()
 

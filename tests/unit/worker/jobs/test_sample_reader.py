@@ -42,7 +42,7 @@ class CountingBody:
 def read(body, data, **changes):
     return read_samples(
         read_start(body),
-        body,  # type: ignore[arg-type]
+        body,
         job_for(data, **changes),
         medium=IMAGE,
         limits=LIMITS,

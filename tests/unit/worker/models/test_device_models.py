@@ -361,7 +361,7 @@ def test_prefix_is_built_once_per_cut():
     leases = [models.acquire(model, cut) for cut in (1, 1, 2)]
     assert leases[0].prefix() is leases[1].prefix()
     leases[2].prefix()
-    assert leases[0].frozen.num_prefixes == 2  # type: ignore[attr-defined]
+    assert leases[0].frozen.num_prefixes == 2
 
 
 def test_prefixes_that_are_kept_are_bounded_and_a_job_keeps_its_own():
@@ -374,7 +374,7 @@ def test_prefixes_that_are_kept_are_bounded_and_a_job_keeps_its_own():
         == MAX_PREFIXES
     )
     assert [lease.prefix() for lease in leases] == kept
-    assert leases[0].frozen.num_prefixes == 10  # type: ignore[attr-defined]
+    assert leases[0].frozen.num_prefixes == 10
 
 
 def test_needs_are_computed_once_per_cut_and_dtype_outside_the_lock(
@@ -581,7 +581,7 @@ def test_refusal_holds_no_model_in_memory():
 def test_cycles_that_hold_evicted_models_are_collected():
     models = make(1000)
     model = FakeFrozen(bytearray(b"600:a"))
-    model.itself = model  # type: ignore[attr-defined]
+    model.itself = model
     held = weakref.ref(model)
     [device_models] = models.devices
     gc.disable()
@@ -608,8 +608,6 @@ def test_passes_share_the_working_memory_evenly():
     lease = models.acquire(put(models, "a", b"100:a"), 1)
     first = reserve(lease, 32)
     second = reserve(lease, 32)
-    assert first is not None
-    assert second is not None
     assert (first.batch, second.batch) == (8, 8)
     assert lease.device_models.reserved_bytes() == 160
 
@@ -620,8 +618,6 @@ def test_pass_that_needs_little_leaves_the_rest_to_others():
     small, large = models.acquire(model, 1), models.acquire(model, 2)
     first = reserve(small, 2)
     second = reserve(large, 32)
-    assert first is not None
-    assert second is not None
     assert first.batch == 2
     # Half of it: a small pass may want its half as well.
     assert second.batch == 4
@@ -631,7 +627,6 @@ def test_pass_waits_if_not_one_sample_fits_next_to_others():
     models = make(115, num_forwards=2)
     lease = models.acquire(put(models, "a", b"100:a"), 1)
     first = reserve(lease, 8)
-    assert first is not None
     assert first.batch == 1
     retried: list[bool] = []
 
@@ -652,7 +647,7 @@ class Loading:
         self.models = models
         self.taken: list[int] = []
         self.error: HapiError | None = None
-        models._load = self._load  # type: ignore[assignment]
+        models._load = self._load
         self._thread = threading.Thread(target=self._put, args=[name, package])
         self._thread.start()
         until(lambda: bool(self.device_models._loading) or self.ended)
@@ -693,7 +688,6 @@ def test_model_is_copied_once_the_passes_leave_room_for_it():
     loading = Loading(models, "b", b"500:b")
     for each in passes:
         assert not loading.taken
-        assert each is not None
         device_models.free(each)
         # What begins meanwhile finds the less, and does not wait for it.
         began = reserve(lease, 30)
@@ -709,8 +703,6 @@ def test_pass_that_starves_goes_on_while_a_model_waits():
     device_models = lease.device_models
     first = reserve(lease, 60)
     second = reserve(lease, 60)
-    assert first is not None
-    assert second is not None
     loading = Loading(models, "b", b"580:b")
     woken = threading.Event()
     assert device_models.reserve(lease, 60, woken.set) is None
@@ -732,7 +724,6 @@ def test_model_counts_while_its_last_pass_runs_though_it_has_left():
     loading = Loading(models, "b", b"500:b")
     assert models.loaded_totals()[1] == 500
     assert not loading.taken
-    assert last is not None
     lease.device_models.free(last)
     loading.join()
     assert loading.taken == [500]
@@ -801,7 +792,6 @@ def test_pass_that_needs_much_is_not_passed_by_small_ones():
     # There is room for it, but not before the one that waits.
     assert device_models.reserve(small, 12, retry_small) is None
     for each in taken:
-        assert each is not None
         device_models.free(each)
     assert set(asked) == {"large"}
     found = device_models.reserve(large, 1, retry_large)
@@ -859,7 +849,7 @@ def test_requests_that_wait_for_memory_do_not_wake_each_other():
         tries.append(1)
         return hold(*arguments)
 
-    models._lease = counted  # type: ignore[method-assign]
+    models._lease = counted
     big = put_known(models, "c", b"950:c")
     refusals = in_threads(3, lambda: models.acquire(big, 1, wait_seconds=0.3))
     assert len(refusals) == 3
@@ -895,7 +885,7 @@ def test_model_is_not_put_on_a_device_that_has_left_meanwhile():
             device_models.leave_service()
             return self
 
-    models._load = Leaving  # type: ignore[assignment]
+    models._load = Leaving
     with pytest.raises(UnavailableError):
         put(models, "a", b"100:a")
     assert models.loaded_totals() == (0, 0)

@@ -64,7 +64,7 @@ def models_on(num_devices, clock):
         max_identities=10,
         wait_seconds=60.0,
         max_waiting=8,
-        load=FakeFrozen,  # type: ignore[arg-type]
+        load=FakeFrozen,
         clock=clock,
     )
 
@@ -239,7 +239,6 @@ def test_account_that_was_served_is_behind_all_others(clock):
     modest = QueuedLoad("modest", 10, clock.now - 1, 9999.0, "")
     load_queue.add(modest)
     first = load_queue.blocking()
-    assert first is not None
     load_queue.remove(first, served=True)
     clock.now += LOAD_GRACE_SECONDS
     assert load_queue.blocking() is modest

@@ -49,9 +49,6 @@ def run(worker, source, package, **job):
         return answer.status, body, usage_of(worker, grant.job_id)
 
 
-# --- of real jobs ---------------------------------------------------------
-
-
 def test_usage_of_a_complete_stream(worker, package, tar):
     source = with_corrupt_member(tar, "s0-0003")
     started = time.monotonic()
@@ -208,9 +205,6 @@ def test_admin_socket_serves_no_usage(worker, tar):
     path = f"/jobs/{grant.job_id}"
     assert worker.request("GET", path).status == 200
     assert worker.request("GET", path, admin=True).status == 404
-
-
-# --- the memory of them ---------------------------------------------------
 
 
 def ended(accounting, job_id):

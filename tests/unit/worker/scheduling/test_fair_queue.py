@@ -274,7 +274,7 @@ def backlog(**changes):
         "quiet": False,
         "waited_seconds": 0.0,
     }
-    return Backlog(**{**values, **changes})  # type: ignore[arg-type]
+    return Backlog(**{**values, **changes})
 
 
 @pytest.mark.parametrize(
