@@ -35,7 +35,7 @@ from benchmarks.micro.memory_probe import load_validated
 from benchmarks.record import write_results
 from benchmarks.testbed.two_tiers import ROOT
 from benchmarks.testbed.worker_process import package_model, temporary_folder
-from hapi_splitter.profiling.memory_model import needs_of
+from hapi_splitter.profiling.memory_model import memory_requirement
 
 MODELS: Mapping[str, str] = MappingProxyType(
     {
@@ -78,7 +78,7 @@ class Cells:
         )
         frozen = load_validated(package)
         for cut in [last] if self.quick else cuts_of(last):
-            needs = needs_of(frozen, cut)
+            needs = memory_requirement(frozen, cut)
             growth = needs.peak_bytes(2) - needs.peak_bytes(1)
             batch = self._min_batch(
                 package, cut, math.ceil(FIRST_BYTES / growth)

@@ -301,7 +301,7 @@ class FrozenGraph:
             )
         return self.cuts[cut - 1].node if cut else INPUT
 
-    def stretch(self, start: int, keep: Collection[int] = ()) -> Program:
+    def program_from(self, start: int, keep: Collection[int] = ()) -> Program:
         """Returns the calls that run from a tensor on, with the same ids.
 
         Args:
@@ -356,7 +356,7 @@ class FrozenGraph:
         self, start: int, stop: int, keep: Collection[int] = ()
     ) -> fx.GraphModule:
         return lower(
-            self.stretch(start, keep),
+            self.program_from(start, keep),
             self.values,
             self._all_weights,
             start,

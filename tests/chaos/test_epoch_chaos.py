@@ -21,7 +21,7 @@ from gateway import Storm, gateway_to
 from hapi_client import Connection, Credentials, ReadConfig
 from hapi_client.data.index import update_index
 from hapi_client.model.package_store import upload_package
-from hapi_client.planning import planner as planning
+from hapi_client.planning import job_planner as planning
 from hapi_client.planning import replanner as replan
 from hapi_client.swift.http_client import ConnectionOptions
 from hapi_client.swift.retry import Backoff

@@ -26,7 +26,7 @@ from hapi_client.loading.sample_dataset import DatasetConfig, SampleDataset
 from hapi_client.metrics.counters import JobStats
 from hapi_client.model.frozen_region import AUTO, FrozenRegion
 from hapi_client.planning.cache_tracker import CacheTracker
-from hapi_client.planning.planner import JobPlanner
+from hapi_client.planning.job_planner import JobPlanner
 from hapi_client.planning.replanner import PlanChange
 from hapi_client.reports.epoch_history import EpochHistory
 from hapi_client.reports.epoch_report import EpochReport

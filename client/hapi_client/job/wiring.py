@@ -12,7 +12,7 @@ from hapi_client.planning.cache_listing import CacheListing
 from hapi_client.planning.cost_estimators import CostEstimators
 from hapi_client.planning.device_profile import LocalFacts, measure
 from hapi_client.planning.inputs import PlannerInputs, RemainingWork
-from hapi_client.planning.planner import JobPlanner
+from hapi_client.planning.job_planner import JobPlanner
 from hapi_client.planning.replanner import ReplanOptions
 from hapi_client.planning.sample_probe import ProbeSamples, read_samples
 from hapi_client.swift.connection import Connection

@@ -320,7 +320,9 @@ class _Delivery:
     def _ready(self, piece: SpanSlice, loaded: LoadedSpan) -> _ReadySpan:
         count = len(loaded.features)
         self._plan.counters.span_arrived(loaded.cut, count)
-        self._plan.recorder.came(loaded.cut, count, len(loaded.failures))
+        self._plan.recorder.record_arrival(
+            loaded.cut, count, len(loaded.failures)
+        )
         with (
             self._plan.metrics.running_suffix(
                 loaded.cut, count, len(loaded.failures)

@@ -19,7 +19,7 @@ from hapi_client.model.package_store import DEFAULT_MODELS_CONTAINER
 from hapi_client.plan_report.machine_load import background_load
 from hapi_client.plan_report.plan_tables import ASSUMED, Report
 from hapi_client.planning.device_profile import LocalFacts, measure
-from hapi_client.planning.planner import PROFILE_SECONDS, READ_SECONDS
+from hapi_client.planning.job_planner import PROFILE_SECONDS, READ_SECONDS
 from hapi_client.planning.sample_probe import (
     ProbeSamples,
     read_samples,
@@ -151,7 +151,7 @@ def advise(
             f"cuts {', '.join(map(str, facts.skipped))}, which there was no "
             "time to measure, are not among the best"
         )
-    server, one_off = inputs.server(facts, connection)
+    server, startup = inputs.server(facts, connection)
     conditions = Conditions(
         link_bytes_per_second=link,
         train_seconds=train_seconds(region, request.batch_size),
@@ -167,7 +167,7 @@ def advise(
             min_precision=min_precision,
             num_samples=num_samples,
             epochs=request.epochs,
-            one_off=one_off,
+            startup=startup,
         )
 
     requested = problem(request.min_precision)

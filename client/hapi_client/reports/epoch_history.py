@@ -7,7 +7,7 @@ import threading
 from collections.abc import Mapping
 from functools import partial
 
-from hapi_client.planning.planner import JobPlanner
+from hapi_client.planning.job_planner import JobPlanner
 from hapi_client.planning.replanner import route_label
 from hapi_client.planning.route_scheduler import RouteScheduler
 from hapi_client.reports.epoch_recorder import (

@@ -187,7 +187,7 @@ class EpochRecorder:
             with self._lock:
                 self._loop[name] += seconds
 
-    def came(self, cut: int, samples: int, skipped: int) -> None:
+    def record_arrival(self, cut: int, samples: int, skipped: int) -> None:
         """Counts the samples of a span that the loop will receive."""
         with self._lock:
             self._by_cut[cut] += samples

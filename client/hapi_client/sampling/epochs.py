@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from hapi_client.sampling.partition import EpochPartition, Reader
+from hapi_client.sampling.resume_state import DataState, bad_state
 from hapi_client.sampling.sampler import (
     DEFAULT_BUFFER_SPANS,
     ReadPlan,
@@ -15,7 +16,6 @@ from hapi_client.sampling.sampler import (
     index_order,
     shuffled_order,
 )
-from hapi_client.sampling.sampler_state import DataState, bad_state
 from hapi_protocol.errors import ClientError
 
 T = TypeVar("T")
@@ -175,7 +175,7 @@ class Epochs:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the fields of a
-        :class:`hapi_client.sampling.sampler_state.DataState`.
+        :class:`hapi_client.sampling.resume_state.DataState`.
         """
         state = self._state or self.loaded
         if state is None:

@@ -1,4 +1,4 @@
-"""Turns a stretch of a program into a runnable ``torch.fx`` module.
+"""Turns a part of a program into a runnable ``torch.fx`` module.
 
 Packages are purely functional; running them so would allocate a buffer per
 call and costs up to a fifth of the speed (densenet121). Here dead buffers

@@ -51,7 +51,7 @@ class MemoryMeter:
 
     def __init__(self, frozen: FrozenGraph) -> None:
         self._known = frozen.known
-        self._program = frozen.stretch(INPUT)
+        self._program = frozen.program_from(INPUT)
         self._module = frozen.prefix(frozen.num_cuts)
         self._passes: dict[int, _Bytes] = {}
         self._seconds: dict[int, float] = {}

@@ -223,7 +223,7 @@ def build_problem(
     min_precision: str,
     num_samples: int,
     epochs: float,
-    one_off: StartupCost,
+    startup: StartupCost,
 ) -> Problem:
     """Builds the planner's problem.
 
@@ -238,7 +238,7 @@ def build_problem(
             :data:`hapi_protocol.encodings.PRECISIONS`.
         num_samples: size of the data set.
         epochs: remaining epochs.
-        one_off: startup costs of push-down.
+        startup: startup costs of push-down.
 
     Raises:
         ValueError: if profiles have other cuts, a measurement is missing or
@@ -260,9 +260,9 @@ def build_problem(
         options=tuple(options),
         num_samples=num_samples,
         epochs=epochs,
-        push_one_off_seconds=one_off.seconds(conditions.link_bytes_per_second),
-        upload_bytes=one_off.package_bytes,
-        upload_bytes_per_second=one_off.upload_bytes_per_second or math.inf,
+        push_one_off_seconds=startup.seconds(conditions.link_bytes_per_second),
+        upload_bytes=startup.package_bytes,
+        upload_bytes_per_second=startup.upload_bytes_per_second or math.inf,
         server_limit_bytes=server.memory_limit_bytes,
         client_limit_bytes=client.memory_limit_bytes,
         last_cut=len(cuts),

@@ -43,7 +43,7 @@ _WITHOUT_PACKING = frozenset({EMBEDDING, LINEAR})
 
 
 @dataclass(frozen=True, slots=True)
-class Needs:
+class MemoryRequirement:
     """Memory that a prefix needs for any batch.
 
     Args:
@@ -73,9 +73,9 @@ class Needs:
         return max(batch, 0)
 
 
-def needs_of(
+def memory_requirement(
     frozen: FrozenGraph, cut: int, encoding: str | None = None
-) -> Needs:
+) -> MemoryRequirement:
     """Returns the memory of ``frozen.prefix(cut)`` and of encoding its result.
 
     Args:
@@ -104,7 +104,7 @@ def needs_of(
         # Constants descend here, so a step counts only if it grows faster.
         if not kept or step[1] > kept[-1][1]:
             kept.append(step)
-    return Needs(frozen.parameter_bytes, tuple(kept))
+    return MemoryRequirement(frozen.parameter_bytes, tuple(kept))
 
 
 def sample_bytes_by_cut(frozen: FrozenGraph) -> list[int]:
@@ -129,7 +129,7 @@ def memory_by_call(frozen: FrozenGraph) -> Mapping[int, CallMemory]:
 
 
 def _estimated(frozen: FrozenGraph) -> dict[int, CallMemory]:
-    program, values = frozen.stretch(INPUT), frozen.values
+    program, values = frozen.program_from(INPUT), frozen.values
     nodes = needed(program, INPUT, program.output)
     reuse = BufferReuse(program, values, nodes, INPUT, program.output)
     allocated = {INPUT}

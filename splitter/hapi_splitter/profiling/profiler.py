@@ -25,7 +25,7 @@ from hapi_splitter.cuts import FrozenGraph
 from hapi_splitter.inputs.reference_image import reference_seconds
 from hapi_splitter.numerics import numerics_tag
 from hapi_splitter.profiling.memory_model import (
-    needs_of,
+    memory_requirement,
     sample_bytes_by_cut,
 )
 from hapi_splitter.profiling.node_timer import (
@@ -223,7 +223,7 @@ def _that_fit(
 ) -> list[int]:
     if available_bytes is None:
         return sizes
-    needs = needs_of(frozen, frozen.num_cuts)
+    needs = memory_requirement(frozen, frozen.num_cuts)
     fitting = [s for s in sizes if needs.peak_bytes(s) <= available_bytes]
     if fitting:
         return fitting

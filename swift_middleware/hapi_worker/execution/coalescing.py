@@ -343,7 +343,7 @@ def group_key(
     account: str, lease: Lease, size: int, device: str, transform: str
 ) -> GroupKey:
     """Makes the key of a job that holds ``lease``."""
-    cut, dtype = lease.site
+    cut, dtype = lease.cut_dtype
     return GroupKey(account, device, lease.digest, cut, dtype, size, transform)
 
 

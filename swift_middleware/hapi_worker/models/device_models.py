@@ -27,12 +27,15 @@ from torch import nn
 from hapi_protocol.encodings import Encoding
 from hapi_protocol.errors import DoesNotFitError
 from hapi_splitter.cuts import FrozenGraph
-from hapi_splitter.profiling.memory_model import Needs, needs_of
+from hapi_splitter.profiling.memory_model import (
+    MemoryRequirement,
+    memory_requirement,
+)
 from hapi_worker.models.load_queue import LoadQueue, QueuedLoad
 from hapi_worker.models.loaded_model import (
+    CutDtype,
     LoadedModel,
     Reservation,
-    Site,
     check_cut,
     does_not_fit_error,
     touch,
@@ -42,7 +45,7 @@ from hapi_worker.scheduling.max_min_grants import granted_bytes
 
 MAX_PREFIXES = 4
 """Maximum number of cuts whose modules a model keeps."""
-MAX_NEEDS = 64
+MAX_REQUIREMENTS = 64
 """Maximum number of cuts whose memory requirements a model keeps."""
 CAP_SECONDS = 600.0
 """Seconds for which a batch that ran out of memory is not tried again."""
@@ -154,21 +157,21 @@ class DeviceModels:
         self._empty_cache()
         return lease
 
-    def _hold(self, digest: str, site: Site) -> Lease | None:
-        computed: tuple[LoadedModel, Needs] | None = None
+    def _hold(self, digest: str, cut_dtype: CutDtype) -> Lease | None:
+        computed: tuple[LoadedModel, MemoryRequirement] | None = None
         while True:
             with self._changed:
                 loaded = self.find(digest)
                 if loaded is None:
                     return None
-                check_cut(loaded, site[0])
+                check_cut(loaded, cut_dtype[0])
                 if computed is not None and computed[0] is loaded:
-                    loaded.needs[site] = computed[1]
-                if site in loaded.needs:
-                    touch(loaded.needs, site, MAX_NEEDS)
-                    return self._lease(loaded, site)
+                    loaded.needs[cut_dtype] = computed[1]
+                if cut_dtype in loaded.needs:
+                    touch(loaded.needs, cut_dtype, MAX_REQUIREMENTS)
+                    return self._lease(loaded, cut_dtype)
             # Takes long for a large model: without the lock.
-            computed = loaded, needs_of(loaded.frozen, *site)
+            computed = loaded, memory_requirement(loaded.frozen, *cut_dtype)
 
     def add(
         self, digest: str, frozen: FrozenGraph, load_seconds: float
@@ -332,7 +335,7 @@ class DeviceModels:
         cap = max(batch // 2, 1)
         with self._changed:
             until = self._clock() + CAP_SECONDS
-            lease.loaded.caps[lease.site] = cap, until
+            lease.loaded.caps[lease.cut_dtype] = cap, until
         logger.warning(
             "model %s up to cut %d: no memory for %d samples; %d from now on",
             lease.digest[:12],
@@ -384,25 +387,25 @@ class DeviceModels:
             self._waiting_passes.append(retry)
 
     def _capped(self, lease: Lease, maximum: int) -> int:
-        cap, until = lease.loaded.caps.get(lease.site, (maximum, 0.0))
+        cap, until = lease.loaded.caps.get(lease.cut_dtype, (maximum, 0.0))
         return min(cap, maximum) if self._clock() < until else maximum
 
     def _other_demands(self, lease: Lease, maximum: int) -> list[int]:
         """Demands of passes at all other leased cuts, each counted once."""
-        demands: dict[tuple[str, Site], int] = {}
+        demands: dict[tuple[str, CutDtype], int] = {}
         for loaded in self._loaded.values():
             for other in loaded.leases:
-                key = loaded.digest, other.site
+                key = loaded.digest, other.cut_dtype
                 demands[key] = _working(other, maximum)
-        demands.pop((lease.digest, lease.site), None)
+        demands.pop((lease.digest, lease.cut_dtype), None)
         return list(demands.values())
 
-    def _lease(self, loaded: LoadedModel, site: Site) -> Lease:
-        needs = loaded.needs[site]
+    def _lease(self, loaded: LoadedModel, cut_dtype: CutDtype) -> Lease:
+        needs = loaded.needs[cut_dtype]
         needed = needs.peak_bytes(1)
         if needed > self.limit_bytes:
             raise does_not_fit_error(
-                f"one sample up to cut {site[0]} of the model "
+                f"one sample up to cut {cut_dtype[0]} of the model "
                 f"{loaded.digest[:12]}",
                 needed,
                 self.limit_bytes,
@@ -412,7 +415,7 @@ class DeviceModels:
         self._make_room(0, working, keep=loaded)
         usual = needs.peak_bytes(self.preferred_batch) - loaded.parameter_bytes
         self._leave_room(self._num_forwards * usual, keep=loaded)
-        lease = Lease(self, loaded, site, needs)
+        lease = Lease(self, loaded, cut_dtype, needs)
         loaded.leases[lease] = working
         return lease
 
@@ -570,7 +573,7 @@ class Lease:
         device_models: models of the device.
         loaded: the model.
         needs: memory requirement up to the cut.
-        site: cut and dtype of the features.
+        cut_dtype: cut and dtype of the features.
         cut: cut of the job.
         digest: sha256 of the package.
         frozen: the model's layers, on the device.
@@ -580,15 +583,15 @@ class Lease:
         self,
         device_models: DeviceModels,
         loaded: LoadedModel,
-        site: Site,
-        needs: Needs,
+        cut_dtype: CutDtype,
+        needs: MemoryRequirement,
     ) -> None:
         self.device_models = device_models
         self.loaded = loaded
         self.needs = needs
-        self.site = site
+        self.cut_dtype = cut_dtype
         self._prefix: nn.Module | None = None
-        self.cut = site[0]
+        self.cut = cut_dtype[0]
         self.digest = loaded.digest
         self.frozen = loaded.frozen
 

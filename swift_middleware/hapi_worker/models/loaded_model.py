@@ -10,9 +10,9 @@ from torch import nn
 
 from hapi_protocol.errors import DoesNotFitError, UnsupportedError
 from hapi_splitter.cuts import FrozenGraph
-from hapi_splitter.profiling.memory_model import Needs
+from hapi_splitter.profiling.memory_model import MemoryRequirement
 
-Site = tuple[int, str]
+CutDtype = tuple[int, str]
 """Cut, and dtype of the features."""
 
 
@@ -38,8 +38,10 @@ class LoadedModel:
     load_seconds: float = 0.0
     leases: dict[Any, int] = field(default_factory=dict)
     prefixes: OrderedDict[int, nn.Module] = field(default_factory=OrderedDict)
-    needs: OrderedDict[Site, Needs] = field(default_factory=OrderedDict)
-    caps: dict[Site, tuple[int, float]] = field(default_factory=dict)
+    needs: OrderedDict[CutDtype, MemoryRequirement] = field(
+        default_factory=OrderedDict
+    )
+    caps: dict[CutDtype, tuple[int, float]] = field(default_factory=dict)
 
     @property
     def working_bytes(self) -> int:

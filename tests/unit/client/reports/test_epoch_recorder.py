@@ -66,7 +66,7 @@ def test_stages_of_the_loop_are_summed(world):
             for stage in seconds:
                 with recorder.stage(stage):
                     world.now += seconds[stage]
-            recorder.came(7, 4, 0)
+            recorder.record_arrival(7, 4, 0)
             recorder.delivered(4)
             with recorder.stage(TRAINING):
                 world.now += 1.0

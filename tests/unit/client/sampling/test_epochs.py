@@ -8,7 +8,7 @@ import pytest
 
 from hapi_client.sampling.epochs import EpochOptions, Epochs
 from hapi_client.sampling.partition import EpochPartition, Reader
-from hapi_client.sampling.sampler_state import DataState
+from hapi_client.sampling.resume_state import DataState
 from hapi_protocol.errors import ClientError
 
 SIZES = [7, 16, 3, 16, 11, 16, 9]

@@ -34,7 +34,7 @@ from hapi_splitter.package.metadata import PackageHead
 from hapi_splitter.package.reader import PackageLimits, load_package
 from hapi_splitter.package.subprocess_validation import probe_batchwise
 from hapi_splitter.package.writer import package_bytes
-from hapi_splitter.profiling.memory_model import needs_of
+from hapi_splitter.profiling.memory_model import memory_requirement
 from hapi_splitter.profiling.profiler import profile_region
 
 CPU = torch.device("cpu")
@@ -85,7 +85,9 @@ def looked_up(table):
 def test_lookup_costs_memory_and_work_only_for_its_rows():
     wide = looked_up(nn.Embedding(100_000, 8))
     frozen = split(wide, "0", transform=TOKENS).frozen
-    samples = needs_of(frozen, 1).peak_bytes(64) - frozen.parameter_bytes
+    samples = (
+        memory_requirement(frozen, 1).peak_bytes(64) - frozen.parameter_bytes
+    )
     # Ids and rows, a copy of each, rounded up.
     exact = 64 * NUM_TOKENS * 2 * (8 + 8 * 4)
     assert exact <= samples <= 1.1 * exact + (1 << 19)

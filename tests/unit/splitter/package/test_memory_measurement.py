@@ -15,7 +15,7 @@ from hapi_splitter.package.memory_measurement import (
     fit_line,
 )
 from hapi_splitter.package.subprocess_validation import probe_batchwise
-from hapi_splitter.profiling.memory_model import needs_of
+from hapi_splitter.profiling.memory_model import memory_requirement
 from regions import region_of
 
 SIGMOID = Call("aten.sigmoid.default", (Ref(INPUT),))
@@ -239,7 +239,7 @@ def test_peak_bounds_what_a_package_may_ask_for(name):
         for batch in (1, 3, 15, 16, 40):
             samples = torch.randn(batch, *fast.input_shape)
             found = allocated_peak(fast.prefix(cut), samples) + samples.nbytes
-            needs = needs_of(fast, cut)
+            needs = memory_requirement(fast, cut)
             peak = needs.peak_bytes(batch) - fast.parameter_bytes
             spare = min(packed, MAX_PACKED_BYTES) + (1 << 19)
             assert found <= peak, (cut, batch)
@@ -265,6 +265,6 @@ def test_peak_of_models_is_near_the_allocations(name, large, monkeypatch):
     samples = torch.randn(24, *shape)
     for cut in (1, fast.num_cuts // 2, fast.num_cuts):
         found = allocated_peak(fast.prefix(cut), samples) + samples.nbytes
-        needs = needs_of(fast, cut)
+        needs = memory_requirement(fast, cut)
         peak = needs.peak_bytes(24) - fast.parameter_bytes
         assert found <= peak < 1.5 * found

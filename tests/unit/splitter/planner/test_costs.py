@@ -66,7 +66,7 @@ CONDITIONS = Conditions(
 
 def build(server=SERVER, client=CLIENT, samples=SAMPLES, **options):
     conditions = options.pop("conditions", CONDITIONS)
-    defaults = {"min_precision": "uint8", "one_off": StartupCost()}
+    defaults = {"min_precision": "uint8", "startup": StartupCost()}
     return build_problem(
         *(CUTS, server, client, samples, conditions),
         num_samples=100,
@@ -83,10 +83,10 @@ def option(problem, cut, encoding):
 
 @pytest.mark.parametrize("rate", [None, 2e5])
 def test_changed_bandwidth_equals_a_problem_built_with_it(rate):
-    one_off = StartupCost(3e6, 2.0, 1.0, upload_bytes_per_second=rate)
+    startup = StartupCost(3e6, 2.0, 1.0, upload_bytes_per_second=rate)
     wide = replace(CONDITIONS, link_bytes_per_second=3e6)
-    built = build(one_off=one_off, conditions=wide)
-    changed = build(one_off=one_off).with_bandwidth(3e6)
+    built = build(startup=startup, conditions=wide)
+    changed = build(startup=startup).with_bandwidth(3e6)
     seconds = pytest.approx(built.push_one_off_seconds)
     assert changed.push_one_off_seconds == seconds
     changed = replace(changed, push_one_off_seconds=1.0)
@@ -205,7 +205,7 @@ def test_precision_floor_selects_the_encodings(min_precision, encodings):
 
 def test_startup_costs_are_upload_load_and_profile():
     problem = build(
-        one_off=StartupCost(2e6, load_seconds=3, profile_seconds=4)
+        startup=StartupCost(2e6, load_seconds=3, profile_seconds=4)
     )
     assert problem.push_one_off_seconds == pytest.approx(9)
     assert StartupCost().seconds(0.0) == 0

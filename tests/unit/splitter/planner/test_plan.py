@@ -309,7 +309,7 @@ def case(
     link=100.0,
     server=1.0,
     client=1.0,
-    one_off=0.0,
+    startup=0.0,
     num_samples=1000,
     cuts=None,
 ):
@@ -328,7 +328,7 @@ def case(
         ),
         num_samples=num_samples,
         epochs=1.0,
-        push_one_off_seconds=one_off,
+        push_one_off_seconds=startup,
         server_limit_bytes=10,
         client_limit_bytes=10,
         last_cut=max(cut for cut, _ in pushed),
@@ -390,7 +390,7 @@ def test_plan_streams_without_a_server(share):
 
 
 def test_plan_streams_below_the_break_even_samples():
-    problem = case(one_off=60.0, num_samples=800)
+    problem = case(startup=60.0, num_samples=800)
     plan = solve(problem)
     assert weights_of(plan) == {"stream": 1.0}
     assert plan.one_off_seconds == 0
@@ -449,7 +449,7 @@ def test_cut_that_does_not_fit_is_excluded_and_named():
 
 
 def test_push_down_pays_at_once_if_streaming_does_not_fit():
-    problem = case(one_off=1000.0)
+    problem = case(startup=1000.0)
     streamed, pushed = problem.options
     options = (replace(streamed, client_bytes=99), pushed)
     problem = replace(problem, options=options)
@@ -515,7 +515,7 @@ def test_reasons_do_not_name_an_unseen_link():
 
 def test_faster_link_can_make_the_plan_stream():
     cuts = {(3, "float16"): {"link": 0.1, "server device": 0.2}}
-    problem = case(link=1.0, server=1.0, client=9.0, one_off=10.0, cuts=cuts)
+    problem = case(link=1.0, server=1.0, client=9.0, startup=10.0, cuts=cuts)
     plan = solve(problem)
     assert plan.pushes
     crossover = crossover_bandwidth(problem, plan)
@@ -526,7 +526,7 @@ def test_faster_link_can_make_the_plan_stream():
 
 def test_crossover_includes_the_upload_of_the_package():
     cuts = {(3, "float16"): {"link": 0.5}}
-    problem = case(one_off=50.0, num_samples=500, cuts=cuts)
+    problem = case(startup=50.0, num_samples=500, cuts=cuts)
     problem = replace(problem, upload_bytes=5000.0)
     # At 100 bytes/s streaming takes 0.1 s per sample, and the upload takes as
     # long as all 500 samples. At n bytes/s the upload takes 5000 / n seconds.
@@ -545,7 +545,7 @@ def test_crossover_includes_the_upload_of_the_package():
 def test_crossover_is_found_between_links_with_the_same_choice():
     """Push-down pays on very slow and on fast links, but not in between."""
     cuts = {(3, "float16"): {"link": 0.2, "server device": 0.11}}
-    problem = case(link=1e3, one_off=0.6, cuts=cuts)
+    problem = case(link=1e3, startup=0.6, cuts=cuts)
     problem = replace(problem, upload_bytes=600.0)
     links = (1e-3, 10.0, 1e3, 1e6)
     pushed = [solve(problem.with_bandwidth(link)).pushes for link in links]

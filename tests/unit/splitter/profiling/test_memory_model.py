@@ -13,7 +13,10 @@ from hapi_splitter.encodings import CHUNK_BYTES, encode
 from hapi_splitter.freezing.split_model import split
 from hapi_splitter.graph.batch_independence import Value
 from hapi_splitter.graph.program import INPUT, Call, Ref
-from hapi_splitter.profiling.memory_model import memory_by_call, needs_of
+from hapi_splitter.profiling.memory_model import (
+    memory_by_call,
+    memory_requirement,
+)
 from reference_models import REFERENCE_MODELS, BranchedNet
 from regions import region_of
 
@@ -36,7 +39,7 @@ def test_estimate_is_an_upper_bound_for_usual_models(name):
     samples = torch.randn(8, *shape)
     for cut in (1, fast.num_cuts // 2, fast.num_cuts):
         found = allocated_peak(fast.prefix(cut), samples)
-        peak = needs_of(fast, cut).peak_bytes(8)
+        peak = memory_requirement(fast, cut).peak_bytes(8)
         assert found + fast.parameter_bytes + samples.nbytes <= peak
 
 
@@ -48,9 +51,9 @@ def test_measurement_holds_for_the_fast_region_on_a_cpu_only(branched):
     try:
         fast = branched.to("cpu", fast=True)
         assert memory_by_call(fast) is branched.measured_memory
-        assert needs_of(fast, 1).peak_bytes(1) > 1 << 30
+        assert memory_requirement(fast, 1).peak_bytes(1) > 1 << 30
         for other in (branched, fast.to("meta")):
-            assert needs_of(other, 1).peak_bytes(1) < 1 << 30
+            assert memory_requirement(other, 1).peak_bytes(1) < 1 << 30
     finally:
         branched.measured_memory = {}
 
@@ -88,12 +91,12 @@ def test_peak_with_encoding_is_an_upper_bound_of_allocations(
     for chunk_bytes in (CHUNK_BYTES, 3 * 4 * 16 * 48 * 48, 1):
         monkeypatch.setattr(encodings_module, "CHUNK_BYTES", chunk_bytes)
         found = allocated_peak(encoded, samples)
-        needs = needs_of(frozen, frozen.num_cuts, dtype)
+        needs = memory_requirement(frozen, frozen.num_cuts, dtype)
         wanted = found + samples.nbytes + frozen.parameter_bytes
         # Of a chunk that the batch does not fill, and scratch memory.
         spare = 2 * chunk_bytes + 2 * 4096 + SCRATCH_BYTES
         assert wanted <= needs.peak_bytes(8) < 3 * wanted + spare
-        alone = needs_of(frozen, frozen.num_cuts).peak_bytes(8)
+        alone = memory_requirement(frozen, frozen.num_cuts).peak_bytes(8)
         assert needs.peak_bytes(8) >= alone
 
 
@@ -110,7 +113,7 @@ def test_needs_are_counted_in_one_walk(monkeypatch):
         return int(sizes(value))
 
     monkeypatch.setattr(Value, "num_bytes", property(num_bytes))
-    needs = needs_of(frozen, frozen.num_cuts)
+    needs = memory_requirement(frozen, frozen.num_cuts)
     largest = 4 * 8 * (1 + 2 * width)
     assert needs.peak_bytes(1) == largest + largest // 64 + SCRATCH_BYTES
     assert len(asked) < 10 * width
@@ -118,7 +121,7 @@ def test_needs_are_counted_in_one_walk(monkeypatch):
 
 def test_needs_keep_the_steps_that_can_be_the_largest(branched):
     every = [call.peak for call in memory_by_call(branched).values()]
-    needs = needs_of(branched, branched.num_cuts)
+    needs = memory_requirement(branched, branched.num_cuts)
     assert len(needs.steps) < len(every)
     for batch in (0, 1, 7, 1000):
         largest = max(c + batch * s for c, s in every)
@@ -128,7 +131,7 @@ def test_needs_keep_the_steps_that_can_be_the_largest(branched):
 
 def test_batch_for_is_the_largest_that_fits(branched):
     for cut in range(1, branched.num_cuts + 1):
-        needs = needs_of(branched, cut)
+        needs = memory_requirement(branched, cut)
         available = needs.peak_bytes(17) + 5
         batch = needs.batch_for(available, 1000)
         assert needs.peak_bytes(batch) <= available

@@ -16,7 +16,7 @@ from hapi_splitter.inputs.image_transform import ImageTransform
 from hapi_splitter.inputs.reference_image import HEIGHT, WIDTH, reference_image
 from hapi_splitter.numerics import numerics_tag
 from hapi_splitter.profiling import profiler as profile
-from hapi_splitter.profiling.memory_model import needs_of
+from hapi_splitter.profiling.memory_model import memory_requirement
 from hapi_splitter.profiling.node_timer import TimedWalk, timer_for
 from hapi_splitter.profiling.profiler import (
     MAX_PASSES,
@@ -159,7 +159,7 @@ def test_shorter_budget_gives_up_batches_but_the_smallest(monkeypatch):
 
 def test_batches_beyond_the_memory_are_left_out():
     frozen = small_region()
-    needed = needs_of(frozen, frozen.num_cuts).peak_bytes(2)
+    needed = memory_requirement(frozen, frozen.num_cuts).peak_bytes(2)
     _, found = profiled(frozen, 1, 2, 8, available_bytes=needed)
     assert found == [1, 2]
     with pytest.raises(DoesNotFitError) as caught:
@@ -221,7 +221,9 @@ def test_outputs_of_some_cuts_need_no_more_than_the_last_of_them():
 def test_peak_bytes_are_those_of_each_prefix():
     for frozen in (small_region(), branched_region(), fast_region()):
         found = peak_bytes_by_cut(frozen, CPU)
-        needs = [needs_of(frozen, c) for c in range(frozen.num_cuts + 1)]
+        needs = [
+            memory_requirement(frozen, c) for c in range(frozen.num_cuts + 1)
+        ]
         assert list(found) == [each.peak_bytes(1) for each in needs]
 
 

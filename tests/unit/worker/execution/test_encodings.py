@@ -8,7 +8,7 @@ from hapi_protocol.encodings import DTYPES, ENCODINGS, Encoding
 from hapi_splitter.encodings import decode, encode
 from hapi_splitter.freezing.split_model import split
 from hapi_splitter.package.writer import package_pieces
-from hapi_splitter.profiling.memory_model import needs_of
+from hapi_splitter.profiling.memory_model import memory_requirement
 from hapi_worker.execution.forward import encode_rows, run_prefix
 from photos import shard, with_corrupt_member
 from worker_under_test import (
@@ -138,7 +138,7 @@ def test_clipped_values_are_counted(tmp_path, tar):
 def test_batches_leave_room_for_the_encoding(tmp_path, encoding):
     package = small_package()
     frozen = small_split().frozen.to("cpu", fast=True)
-    needs = needs_of(frozen, CUT, encoding)
+    needs = memory_requirement(frozen, CUT, encoding)
     limit = needs.peak_bytes(5)
     with running_worker(tmp_path, memory_limit=limit) as worker:
         job = job_for(b"", package, encoding=encoding)

@@ -26,7 +26,7 @@ from hapi_protocol.errors import (
 )
 from hapi_protocol.job_messages import ModelIdentity
 from hapi_splitter.cuts import FrozenGraph
-from hapi_splitter.profiling.memory_model import Needs
+from hapi_splitter.profiling.memory_model import MemoryRequirement
 from hapi_worker.models import device_models as residency_module
 from hapi_worker.models import uploads as uploads_module
 from hapi_worker.models.device_models import (
@@ -70,12 +70,14 @@ def identity(name, package=b""):
 
 
 def simple_needs(frozen, cut, dtype):
-    return Needs(frozen.parameter_bytes, ((0, cut * WORKING_BYTES),))
+    return MemoryRequirement(
+        frozen.parameter_bytes, ((0, cut * WORKING_BYTES),)
+    )
 
 
 @pytest.fixture(autouse=True)
 def simple_memory(monkeypatch):
-    monkeypatch.setattr(residency_module, "needs_of", simple_needs)
+    monkeypatch.setattr(residency_module, "memory_requirement", simple_needs)
 
 
 def make(
@@ -384,13 +386,15 @@ def test_needs_are_computed_once_per_cut_and_dtype_outside_the_lock(
     model = put(models, "m", b"10:" + b"+" * 80)
     computed: list[tuple[int, str]] = []
 
-    def needs_of(frozen, cut, dtype):
+    def memory_requirement(frozen, cut, dtype):
         others = in_threads(1, models.loaded_totals)
         assert others == [(1, 10)], "the lock is held"
         computed.append((cut, dtype))
         return simple_needs(frozen, cut, dtype)
 
-    monkeypatch.setattr(residency_module, "needs_of", needs_of)
+    monkeypatch.setattr(
+        residency_module, "memory_requirement", memory_requirement
+    )
     for encoding in ("float32", "float32;zstd", "uint8;lz4", "uint8"):
         lease = models.acquire(model, 2, encoding)
         assert lease.batch_limit(8) == 8

@@ -12,7 +12,7 @@ from hapi_protocol.errors import (
     UnavailableError,
 )
 from hapi_protocol.job_messages import ModelIdentity
-from hapi_splitter.profiling.memory_model import Needs
+from hapi_splitter.profiling.memory_model import MemoryRequirement
 from hapi_worker.models import device_models as device_models_module
 from hapi_worker.models.device_models import DeviceModels
 from hapi_worker.models.load_queue import (
@@ -42,13 +42,15 @@ class FakeFrozen:
 
 
 def simple_needs(frozen, cut, dtype):
-    return Needs(frozen.parameter_bytes, ((WORKING_BYTES, 0),))
+    return MemoryRequirement(frozen.parameter_bytes, ((WORKING_BYTES, 0),))
 
 
 @pytest.fixture
 def models(monkeypatch, clock):
     """With room for 1,000 bytes."""
-    monkeypatch.setattr(device_models_module, "needs_of", simple_needs)
+    monkeypatch.setattr(
+        device_models_module, "memory_requirement", simple_needs
+    )
     return models_on(1, clock)
 
 
@@ -319,9 +321,11 @@ def test_cut_that_never_fits_does_not_change_the_needed_memory(
     models, monkeypatch
 ):
     def needs(frozen, cut, dtype):
-        return Needs(frozen.parameter_bytes, ((5000 * (cut - 1), 0),))
+        return MemoryRequirement(
+            frozen.parameter_bytes, ((5000 * (cut - 1), 0),)
+        )
 
-    monkeypatch.setattr(device_models_module, "needs_of", needs)
+    monkeypatch.setattr(device_models_module, "memory_requirement", needs)
     monkeypatch.setattr(FakeFrozen, "cuts", (None, None))
     model, other = model_of(300, "AUTH_b"), model_of(695)
     upload(models, model)
@@ -334,7 +338,9 @@ def test_cut_that_never_fits_does_not_change_the_needed_memory(
 @pytest.fixture
 def pair(monkeypatch, clock):
     """Two devices with room for 1,000 bytes each."""
-    monkeypatch.setattr(device_models_module, "needs_of", simple_needs)
+    monkeypatch.setattr(
+        device_models_module, "memory_requirement", simple_needs
+    )
     return models_on(2, clock)
 
 

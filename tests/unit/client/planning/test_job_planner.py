@@ -13,11 +13,11 @@ import pytest
 
 from hapi_client.metrics.window_collector import MetricsCollector
 from hapi_client.metrics.window_metrics import WindowMetrics
-from hapi_client.planning import planner as planning
+from hapi_client.planning import job_planner as planning
 from hapi_client.planning.cost_estimators import CostEstimators
 from hapi_client.planning.inputs import RemainingWork
+from hapi_client.planning.job_planner import JobPlanner
 from hapi_client.planning.loop_probe import TrainingThreadProbe
-from hapi_client.planning.planner import JobPlanner
 from hapi_client.planning.replanner import MIN_PUSH_GAIN, speedup_over
 from hapi_client.planning.route_scheduler import RouteScheduler
 from hapi_client.planning.sample_probe import ProbeSamples

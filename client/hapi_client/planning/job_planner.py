@@ -386,7 +386,7 @@ class JobPlanner:
             min_precision=PRECISIONS[-1],
             num_samples=parts.remaining_work.num_samples,
             epochs=self._remaining_epochs(),
-            one_off=self._startup_cost,
+            startup=self._startup_cost,
         )
 
 
