@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import nn
 
+from hapi_protocol.errors import HapiError
 from hapi_protocol.feature_reader import FeatureStreamReader, read_features
 from hapi_protocol.feature_stream import Row
 from hapi_protocol.job_messages import (
@@ -142,6 +144,15 @@ def until(holds: Callable[[], object], seconds: float = 10.0) -> None:
     while not holds():
         assert time.monotonic() < deadline
         time.sleep(0.005)
+
+
+def refusal(
+    ask: Callable[..., object], *arguments: Any, **options: Any
+) -> HapiError:
+    """The error with which a call is refused."""
+    with pytest.raises(HapiError) as refused:
+        ask(*arguments, **options)
+    return refused.value
 
 
 def pieces(data: bytes, size: int = 65536) -> Iterator[bytes]:

@@ -241,6 +241,7 @@ def test_account_that_was_served_is_behind_all_others(clock):
     modest = QueuedLoad("modest", 10, clock.now - 1, 9999.0, "")
     load_queue.add(modest)
     first = load_queue.blocking()
+    assert first is not None
     load_queue.remove(first, served=True)
     clock.now += LOAD_GRACE_SECONDS
     assert load_queue.blocking() is modest
