@@ -146,7 +146,7 @@ def test_reader_by_an_acl_of_the_account_computes(swift):
 
 
 def test_quotas_are_kept(swift):
-    """Of a container and of an account; objects there are computed."""
+    """A container's and an account's; objects there are computed."""
     caller = swift.callers[STRANGER]
     place, account = "/AUTH_test2/sem-quota", "/AUTH_test2"
     caller.put(place)
