@@ -14,6 +14,10 @@ ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 900.0
 NUM_PHOTOGRAPHS = 64
 
+needs_minutes = pytest.mark.skipif(
+    not os.environ.get("HAPI_SLOW_BENCHMARKS"),
+    reason="takes minutes; set HAPI_SLOW_BENCHMARKS=1",
+)
 pytestmark = [
     pytest.mark.skipif(
         len(os.sched_getaffinity(0)) < 2, reason="two tiers need two cores"
@@ -61,6 +65,7 @@ def test_grid_compares_auto_with_opponents(photographs, tmp_path):
         assert all(each["samples"] > 0 for each in epochs)
 
 
+@needs_minutes
 def test_regret_compares_auto_with_fixed_cuts(photographs, tmp_path):
     [cell] = experiment("regret", photographs, tmp_path)["body"]["cells"]
     assert cell["regret"] < 1
@@ -68,6 +73,7 @@ def test_regret_compares_auto_with_fixed_cuts(photographs, tmp_path):
     assert cell["shared"].keys() == {"hapi-2022", "hapi-sc24"}
 
 
+@needs_minutes
 def test_runs_start_from_cold(photographs, tmp_path):
     [cell] = experiment("runs", photographs, tmp_path)["entries"]
     [cached] = cell["runs"]["freeze-cache"]
@@ -76,6 +82,7 @@ def test_runs_start_from_cold(photographs, tmp_path):
     assert sum(each["package_bytes"] for each in packages) > 0
 
 
+@needs_minutes
 def test_tenants_train_in_accounts_of_their_own(photographs, tmp_path):
     [entry] = experiment("tenants", photographs, tmp_path)["entries"]
     assert len(entry["workloads"]) == 2
@@ -103,7 +110,7 @@ def test_accuracy_without_cifar_is_not_measured(photographs, tmp_path):
         ("worker", "cells", True),
         ("filter", "proxy", False),
         ("memory", "cells", False),
-        ("fairness", "scenarios", True),
+        pytest.param("fairness", "scenarios", True, marks=needs_minutes),
     ],
 )
 def test_command_measures_and_writes_json(

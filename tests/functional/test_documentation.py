@@ -178,7 +178,8 @@ def outcomes(cluster, workplace, as_here, tmp_path_factory):
         folder = root / re.sub(r"\W", "-", block.page)
         if not folder.exists():
             folder.mkdir()
-            (folder / "photos").symlink_to(workplace / "photos")
+            for name in ("photos", "my-photos"):
+                (folder / name).symlink_to(workplace / "photos")
         about = {"block": str(block), "folder": str(folder)}
         steps += [about | step for step in steps_of(block, as_here)]
     (root / "steps").write_text(json.dumps(steps))

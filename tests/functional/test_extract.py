@@ -4,6 +4,7 @@ import json
 import os
 import re
 import sys
+import textwrap
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +31,12 @@ NUM_SAMPLES = 20
 CLASSES = ("cat", "dog", "eel", "fox")
 
 
+def uploaded(connection, name, path):
+    place = Location("extracted", name)
+    upload(connection, place, [path], SilentReporter())
+    return place
+
+
 @pytest.fixture(scope="module")
 def images(tmp_path_factory):
     """A folder of class folders."""
@@ -43,20 +50,16 @@ def images(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def photos(connection, images):
-    place = Location("extracted", "photos")
-    upload(connection, place, [images], SilentReporter())
-    return place
+    return uploaded(connection, "photos", images)
 
 
 @pytest.fixture(scope="module")
 def bad(connection, tmp_path_factory):
     """A data set without labels and with an undecodable sample."""
-    place = Location("extracted", "bad")
     data = with_corrupt_member(shard(6, labels=False), "s0-0002")
     path = tmp_path_factory.mktemp("bad") / "a.tar"
     path.write_bytes(data)
-    upload(connection, place, [path], SilentReporter())
-    return place
+    return uploaded(connection, "bad", path)
 
 
 def job_of(connection, place, **options):
@@ -86,17 +89,22 @@ def hapi(cluster, monkeypatch, tmp_path):
     return run
 
 
-def reference(images, transform):
-    """Computes the features in front of the model's head, by key."""
-    found = {}
+def features_of(table):
+    return table["features"].combine_chunks().to_numpy_ndarray()
+
+
+def assert_features_of_the_model(table, images, transform):
+    """Those in front of the model's head."""
     network = small_network().eval()
     network.head = torch.nn.Identity()
-    for path in sorted(images.rglob("*.jpg")):
-        image = transform.sample(decode_image(path.read_bytes()), "", None)
+    keys = table["key"].to_pylist()
+    assert len(keys) == NUM_SAMPLES
+    for key, found in zip(keys, features_of(table), strict=True):
+        data = (images / f"{key}.jpg").read_bytes()
+        image = transform.sample(decode_image(data), "", None)
         with torch.inference_mode():
-            features = network(image[None])[0]
-        found[f"{path.parent.name}/{path.stem}"] = features.numpy()
-    return found
+            expected = network(image[None])[0].numpy()
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("cut", ["stream", "freeze", "auto"])
@@ -116,14 +124,10 @@ def test_features_are_those_of_the_model_in_the_order_of_the_index(
         assert job.stats.fallbacks == 0
     table = pq.read_table(path)
     assert table["key"].to_pylist() == index
-    expected = reference(images, small_transform())
     names = [key.split("/")[0] for key in index]
     assert table["class_name"].to_pylist() == names
     assert table["label"].to_pylist() == [CLASSES.index(n) for n in names]
-    features = table["features"].combine_chunks().to_numpy_ndarray()
-    assert features.shape == (NUM_SAMPLES, 64)
-    for key, found in zip(index, features, strict=True):
-        np.testing.assert_allclose(found, expected[key], rtol=1e-4, atol=1e-5)
+    assert_features_of_the_model(table, images, small_transform())
     assert (done.samples, done.skipped) == (NUM_SAMPLES, 0)
     assert done.length_bytes == path.stat().st_size
     assert progress[-1] == (NUM_SAMPLES, NUM_SAMPLES)
@@ -147,8 +151,9 @@ def test_all_formats_have_the_same_content(connection, photos, tmp_path):
         assert found["keys"].tolist() == tables[0]["key"].to_pylist()
         assert found["labels"].tolist() == tables[0]["label"].to_pylist()
         assert found["class_names"].tolist() == list(CLASSES)
-        features = tables[0]["features"].combine_chunks().to_numpy_ndarray()
-        np.testing.assert_array_equal(found["features"], features)
+        np.testing.assert_array_equal(
+            found["features"], features_of(tables[0])
+        )
 
 
 def test_undecodable_sample_is_named_or_left_out(connection, bad, tmp_path):
@@ -159,10 +164,9 @@ def test_undecodable_sample_is_named_or_left_out(connection, bad, tmp_path):
             extract(job, path)
         assert caught.value.code == "bad_sample"
     assert os.listdir(tmp_path) == []
+    skip = {**labels, "on_error": "skip"}
     for cut in ("stream", "freeze"):
-        with job_of(
-            connection, bad, **labels, cut=cut, on_error="skip"
-        ) as job:
+        with job_of(connection, bad, cut=cut, **skip) as job:
             done = extract(job, path, overwrite=True)
         assert (done.samples, done.skipped) == (5, 1)
         with np.load(path) as found:
@@ -204,10 +208,7 @@ def test_command_writes_features_and_their_description(
     table = pa.ipc.open_file("features.arrow").read_all()
     assert json.loads(table.schema.metadata[b"hapi"]) == about
     assert facts["shape"] == about["shape"] == [64]
-    expected = reference(images, IMAGENET_TRANSFORM)
-    features = table["features"].combine_chunks().to_numpy_ndarray()
-    for key, found in zip(table["key"].to_pylist(), features, strict=True):
-        np.testing.assert_allclose(found, expected[key], rtol=1e-4, atol=1e-5)
+    assert_features_of_the_model(table, images, IMAGENET_TRANSFORM)
     out = capsys.readouterr().out
     assert re.search(rf"features.arrow +│ +{NUM_SAMPLES} ", out)
 
@@ -230,23 +231,10 @@ def test_command_writes_features_and_their_description(
 def test_wrong_options_are_refused_before_any_work(
     hapi, monkeypatch, capsys, words, message
 ):
-    def must_not_start(*_, **__):
-        raise AssertionError("work has started")
-
-    monkeypatch.setattr(
-        "hapi_client.model.registry.build_model", must_not_start
-    )
+    # Any call of it is an error.
+    monkeypatch.setattr("hapi_client.model.registry.build_model", None)
     assert hapi("extract", "--data", "c/p", *words) == 1
     assert message in capsys.readouterr().err
-
-
-def blocks(language):
-    """Code blocks of the page on extracting."""
-    text = (ROOT / "docs" / "howto" / "extracting.rst").read_text()
-    found = re.findall(
-        rf"\.\. code-block:: {language}\n\n((?:(?:    .*)?\n)+)", text
-    )
-    return [re.sub(r"^    ", "", block, flags=re.M) for block in found]
 
 
 def test_linear_probe_learns_from_a_file(
@@ -257,7 +245,9 @@ def test_linear_probe_learns_from_a_file(
     with job_of(connection, photos, freeze="pool", cut="stream") as job:
         extract(job, "train.npz")
     Path("val.npz").symlink_to("train.npz")
-    exec(blocks("python")[1], {})
+    page = (ROOT / "docs" / "howto" / "extracting.rst").read_text()
+    block = r"\.\. code-block:: python\n\n((?:(?:    .*)?\n)+)"
+    exec(textwrap.dedent(re.findall(block, page)[1]), {})
     (line,) = capsys.readouterr().out.splitlines()
     # On its own training data: crops of four photographs.
     assert float(line.removeprefix("accuracy ")) > 0.9

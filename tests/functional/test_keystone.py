@@ -6,7 +6,6 @@ keystoneauth and keystoneauth1 are the real ones.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -27,7 +26,12 @@ from hapi_protocol.headers import CONTENT_TYPE_STREAM, Annotation, ModelPath
 from hapi_splitter.freezing.split_model import split
 from hapi_splitter.package.writer import package_pieces
 from hapi_training.loop import train_tail
-from identity_service import IdentityService, Secret, User, id_of
+from identity_service import (
+    IdentityService,
+    Secret,
+    User,
+    id_of,
+)
 from jobs import transfer_job
 from local_rows import received_rows
 from networks import small_network, small_transform
@@ -74,15 +78,23 @@ class Place:
         token = self.keystone.token(user, project, lifetime_seconds)
         return Caller(self.cluster, token=token)
 
-    def credentials(self, user, project):
-        return Credentials.from_environment(
-            {
-                "OS_AUTH_URL": self.keystone.url,
-                "OS_USERNAME": user,
-                "OS_PASSWORD": USERS[user].password,
-                "OS_PROJECT_NAME": project,
-            }
-        )
+    def account(self, answer):
+        """The one that pays for the features."""
+        assert computed(answer), answer.text
+        return used(self.cluster, answer.headers["X-Trans-Id"])["account"]
+
+
+def credentials(keystone, user, project, **changes):
+    """Those of the user's password at an identity service."""
+    return Credentials.from_environment(
+        {
+            "OS_AUTH_URL": keystone.url,
+            "OS_USERNAME": user,
+            "OS_PASSWORD": USERS[user].password,
+            "OS_PROJECT_NAME": project,
+            **changes,
+        }
+    )
 
 
 @pytest.fixture(scope="module")
@@ -99,13 +111,12 @@ def keystone():
 @pytest.fixture(scope="module")
 def place(cluster, keystone):
     """Physics has shared its objects with ``dan`` and ``eve``."""
-    swift_user = {
-        "username": "swift",
-        "password": USERS["swift"].password,
-        "project_name": "service",
-    }
     options = {
-        "filter:authtoken": swift_user,
+        "filter:authtoken": {
+            "username": "swift",
+            "password": USERS["swift"].password,
+            "project_name": "service",
+        },
         "filter:keystoneauth": {
             "reseller_prefix": "AUTH, SERVICE",
             "SERVICE_service_roles": "service",
@@ -124,13 +135,9 @@ def place(cluster, keystone):
         for container in (PLACE, MODELS):
             ann.put(container, headers=acl)
         ann.put(SOURCE, shard(NUM_ROWS))
-        ann.put(MODEL, package())
+        parts = split(small_network(), "body", transform=small_transform())
+        ann.put(MODEL, b"".join(package_pieces(parts.frozen)))
         yield found
-
-
-def package():
-    parts = split(small_network(), "body", transform=small_transform())
-    return b"".join(package_pieces(parts.frozen))
 
 
 def computed(answer):
@@ -147,35 +154,26 @@ def test_operator_and_reader_compute_and_their_project_pays(
 ):
     answer = place.caller(user, project).get(SOURCE, ASKED)
 
-    assert computed(answer), answer.text
+    assert place.account(answer) == account
     assert len(received_rows(answer.content).facts) == NUM_ROWS
-    trans_id = answer.headers["X-Trans-Id"]
-    assert used(place.cluster, trans_id)["account"] == account
 
 
 @pytest.mark.parametrize(
-    ("user", "project"),
+    ("token", "status"),
     [
-        ("ben", "physics"),  # no operator's role
-        ("cat", "biology"),  # the reader's project, another user
+        (lambda keystone: keystone.token("ben", "physics"), 403),
+        (lambda keystone: keystone.token("cat", "biology"), 403),
+        (lambda keystone: keystone.token("ann", "physics", -1.0), 401),
+        (lambda keystone: "nonsense", 401),
+        (lambda keystone: None, 401),
     ],
+    ids=["no operator", "reader's project", "expired", "nonsense", "none"],
 )
-def test_others_get_the_plain_refusal(place, user, project):
-    caller = place.caller(user, project)
+def test_others_get_the_plain_refusal(place, token, status):
+    caller = Caller(place.cluster, None, token=token(place.keystone))
     plain, answer = caller.get(SOURCE), caller.get(SOURCE, ASKED)
 
-    assert plain.status_code == answer.status_code == 403
-    assert answer.content == plain.content
-
-
-@pytest.mark.parametrize("token", [None, "expired", "nonsense"])
-def test_without_a_valid_token_the_answer_is_401(place, token):
-    if token == "expired":
-        token = place.keystone.token("ann", "physics", -1.0)
-    caller = Caller(place.cluster, None, token=token)
-    plain, answer = caller.get(SOURCE), caller.get(SOURCE, ASKED)
-
-    assert plain.status_code == answer.status_code == 401
+    assert plain.status_code == answer.status_code == status
     assert answer.content == plain.content
 
 
@@ -203,13 +201,10 @@ def test_service_that_acts_for_a_user_does_not_pay(place, lifetime_seconds):
     """Its token may even lengthen the life of the user's."""
     dan = place.caller("dan", "biology", lifetime_seconds)
     service = {"X-Service-Token": place.keystone.token("glance", "service")}
-    plain = dan.get(SOURCE, service)
     answer = dan.get(SOURCE, {**ASKED, **service})
 
-    assert plain.status_code == 200
-    assert computed(answer), answer.text
-    entry = used(place.cluster, answer.headers["X-Trans-Id"])
-    assert entry["account"] == BIOLOGY
+    assert dan.get(SOURCE, service).status_code == 200
+    assert place.account(answer) == BIOLOGY
 
 
 def test_accounts_of_other_prefixes_have_the_same_payer(place):
@@ -222,9 +217,7 @@ def test_accounts_of_other_prefixes_have_the_same_payer(place):
     answer = ann.get(f"{path}/data.tar", {**ASKED, **service})
 
     assert alone.status_code == 403
-    assert computed(answer), answer.text
-    entry = used(place.cluster, answer.headers["X-Trans-Id"])
-    assert entry["account"] == PHYSICS
+    assert place.account(answer) == PHYSICS
 
 
 def test_s3_callers_project_pays(place):
@@ -244,25 +237,20 @@ def test_s3_callers_project_pays(place):
     assert f";account={PHYSICS};" in line
 
 
-FORGED: Mapping[str, str] = {
-    "X-Identity-Status": "Confirmed",
-    "X-Project-Id": id_of("physics"),
-    "X-Tenant-Id": id_of("physics"),
-    "X-Roles": "swiftoperator",
-    "X-User-Id": id_of("ann"),
-}
-
-
 def test_headers_of_authtoken_in_a_request_are_worth_nothing(place):
-    anonymous = Caller(place.cluster, None).get(SOURCE, {**ASKED, **FORGED})
-    dan = place.caller("dan", "biology").get(SOURCE, {**ASKED, **FORGED})
+    forged = {
+        **ASKED,
+        "X-Identity-Status": "Confirmed",
+        "X-Project-Id": id_of("physics"),
+        "X-Tenant-Id": id_of("physics"),
+        "X-Roles": "swiftoperator",
+        "X-User-Id": id_of("ann"),
+    }
+    anonymous = Caller(place.cluster, None).get(SOURCE, forged)
+    dan = place.caller("dan", "biology").get(SOURCE, forged)
 
     assert anonymous.status_code == 401
-    entry = used(place.cluster, dan.headers["X-Trans-Id"])
-    assert entry["account"] == BIOLOGY
-
-
-# --- our own client -------------------------------------------------------
+    assert place.account(dan) == BIOLOGY
 
 
 def losses(connection, data, cut):
@@ -276,21 +264,33 @@ def losses(connection, data, cut):
         batch_size=4,
         read=ReadConfig(num_threads=2, decode_threads=1),
     ) as job:
-        found = train_tail(job, epochs=1, learning_rate=0.01).losses
+        found = train_tail(job, epochs=1, learning_rate=0.01)
         assert job.stats.fallbacks == 0
-        return list(found)
+        return found.losses
 
 
 def test_client_uploads_and_trains_with_a_password(place, tmp_path):
     (tmp_path / "a.tar").write_bytes(shard(12))
     data = Location("photos", "train")
-    with Connection(place.credentials("ann", "physics")) as connection:
+    with Connection(
+        credentials(place.keystone, "ann", "physics")
+    ) as connection:
         assert connection.account == PHYSICS
         upload(connection, data, [tmp_path], SilentReporter())
         streamed = losses(connection, data, "stream")
         pushed = losses(connection, data, "freeze")
     assert len(streamed) == 3
     assert largest_difference(streamed, pushed) <= 1e-4
+
+
+def features(environ):
+    """Facts about the rows that our client gets with this environment."""
+    annotation = Annotation(ModelPath(*MODEL[1:].split("/")), 1)
+    with (
+        Connection(Credentials.from_environment(environ)) as connection,
+        connection.get_features("data", "data.tar", annotation) as body,
+    ):
+        return received_rows(body.read()).facts
 
 
 def test_client_gets_features_with_an_application_credential(place):
@@ -300,19 +300,15 @@ def test_client_gets_features_with_an_application_credential(place):
         "OS_APPLICATION_CREDENTIAL_SECRET": "hush",
         "OS_REGION_NAME": "here",
     }
-    model = ModelPath(*MODEL[1:].split("/"))
-    annotation = Annotation(model=model, cut=1)
-    with (
-        Connection(Credentials.from_environment(environ)) as connection,
-        connection.get_features("data", "data.tar", annotation) as body,
-    ):
-        assert len(received_rows(body.read()).facts) == NUM_ROWS
+    assert len(features(environ)) == NUM_ROWS
 
 
 def test_client_renews_a_token_that_swift_does_not_take(place):
     """Once, however many threads had it."""
     tokens = place.keystone.tokens
-    with Connection(place.credentials("ann", "physics")) as connection:
+    with Connection(
+        credentials(place.keystone, "ann", "physics")
+    ) as connection:
         before = set(tokens)
         assert connection.account == PHYSICS
         [first] = set(tokens) - before
@@ -330,14 +326,9 @@ def test_token_of_another_keystone_is_a_named_error(place):
     stranger = IdentityService(USERS)
     with stranger.running():
         stranger.object_store_url = place.keystone.object_store_url
-        environ = {
-            "OS_AUTH_URL": stranger.url,
-            "OS_USERNAME": "ann",
-            "OS_PASSWORD": USERS["ann"].password,
-            "OS_PROJECT_NAME": "physics",
-        }
+        login = credentials(stranger, "ann", "physics")
         with (
-            Connection(Credentials.from_environment(environ)) as connection,
+            Connection(login) as connection,
             pytest.raises(RightsError, match="with a new token too") as caught,
         ):
             connection.head("data", "data.tar")
@@ -346,16 +337,9 @@ def test_token_of_another_keystone_is_a_named_error(place):
 
 
 def test_wrong_password_is_named(place):
-    credentials = Credentials.from_environment(
-        {
-            "OS_AUTH_URL": place.keystone.url,
-            "OS_USERNAME": "ann",
-            "OS_PASSWORD": "wrong",
-            "OS_PROJECT_NAME": "physics",
-        }
-    )
+    login = credentials(place.keystone, "ann", "physics", OS_PASSWORD="wrong")
     with (
-        Connection(credentials) as connection,
+        Connection(login) as connection,
         pytest.raises(RightsError, match="refuses the credentials"),
     ):
         connection.head("data", "data.tar")
@@ -366,12 +350,10 @@ def test_doctor_finds_a_project_that_may_not_compute(place):
         ("ann", "physics", "ok"),
         ("eve", "history", "failure"),
     ):
-        credentials = place.credentials(user, project)
+        login = credentials(place.keystone, user, project)
         options = DoctorOptions(models_container=f"models-of-{user}")
-        found = {
-            each.check: each
-            for each in Doctor(lambda c=credentials: c, options).findings()
-        }
+        findings = Doctor(lambda login=login: login, options).findings()
+        found = {each.check: each for each in findings}
         assert found["worker"].state == state
         others = {each.state for each in found.values()} - {state}
         assert others <= {"ok"}
@@ -401,9 +383,4 @@ clouds:
         "OS_CLIENT_CONFIG_FILE": str(tmp_path / "clouds.yaml"),
         "OS_CLIENT_SECURE_FILE": str(tmp_path / "secure.yaml"),
     }
-    annotation = Annotation(ModelPath(*MODEL[1:].split("/")), 1)
-    with (
-        Connection(Credentials.from_environment(environ)) as connection,
-        connection.get_features("data", "data.tar", annotation) as body,
-    ):
-        assert len(received_rows(body.read()).facts) == NUM_ROWS
+    assert len(features(environ)) == NUM_ROWS

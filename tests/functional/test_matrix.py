@@ -6,8 +6,6 @@ one that may GET gets rows with the same bits as a local computation's.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -24,9 +22,10 @@ from access_methods import (
     s3_client,
     signature,
 )
-from caller import SECONDS, Caller
+from caller import Caller
 from hapi_splitter.cuts import FrozenGraph
 from hapi_splitter.freezing.split_model import split
+from kept_features import until
 from local_rows import Rows, local_rows, place_of, received_rows
 from networks import small_network, small_transform
 from objects_of_kinds import KINDS, make_containers, store
@@ -44,12 +43,9 @@ SUFFIXES = ("tar", "jpg")
 PART = range(1, 3)
 """Samples."""
 
-Table = Mapping[str, Mapping[str, int]]
-"""Status by caller and kind."""
-
 YES = dict.fromkeys(KINDS, 200)
-EXPECTED: Table = {
-    # Of the plain GET, and so of the annotated one.
+EXPECTED = {
+    # Status of the plain GET, and so of the annotated one.
     "owner": YES,
     # Old versions lie in a container that no read ACL opens.
     "reader": {**YES, "version": 403},
@@ -65,7 +61,7 @@ EXPECTED: Table = {
 }
 # What Swift made has no owner in S3, and is nobody's; links are followed.
 GRANTED = {**YES, "dlo": 403}
-UNDER_S3_ACL: Table = {
+UNDER_S3_ACL = {
     "s3": GRANTED,
     "s3-granted": GRANTED,
     "s3-reader": dict.fromkeys(KINDS, 403),
@@ -101,7 +97,7 @@ class World:
     owner: Caller
     access_methods: dict[str, AccessMethod]
     contents: dict[tuple[str, str], bytes]
-    callers: Mapping[str, Caller] = field(default_factory=dict)
+    callers: dict[str, Caller] = field(default_factory=dict)
     targets: dict[tuple[str, str, str], Target] = field(default_factory=dict)
     computed: dict[tuple[str, str, bytes], Rows] = field(default_factory=dict)
     plain: dict[tuple[str, Target], Answer] = field(default_factory=dict)
@@ -109,10 +105,10 @@ class World:
 
     def get(self, caller, target):
         """The plain GET, once."""
-        if (caller, target) not in self.plain:
-            answer = self.access_methods[caller](target, {})
-            self.plain[caller, target] = answer
-        return self.plain[caller, target]
+        known = self.plain
+        if (caller, target) not in known:
+            known[caller, target] = self.access_methods[caller](target, {})
+        return known[caller, target]
 
     def rows(self, verb, target, content):
         """Computed here, once."""
@@ -144,13 +140,14 @@ class World:
     def keep(self, target):
         """The owner finds the features kept; those of manifests never are."""
         headers = {**ASKED, "X-Hapi-Cache": "readwrite"}
-        deadline = time.monotonic() + SECONDS
-        while target not in self.kept:
+
+        def is_known():
             answer = by_token(self.owner)(target, headers)
-            state = answer.headers["x-hapi-cache"]
-            if state in ("hit", "off"):
-                self.kept[target] = state
-            assert time.monotonic() < deadline
+            self.kept[target] = answer.headers["x-hapi-cache"]
+            return self.kept[target] in ("hit", "off")
+
+        if target not in self.kept:
+            until(is_known)
 
 
 @pytest.fixture(scope="module")
@@ -190,7 +187,15 @@ def world(request, frozen):
         "anonymous": Caller(running, None),
         "public": Caller(running, None),
     }
-    access_methods = access_methods_of(running, callers)
+    s3 = s3_client(running, OWNER)
+    access_methods = {
+        **{name: by_token(caller) for name, caller in callers.items()},
+        "tempurl": by_temporary_url(running),
+        "s3": by_s3(s3),
+        "s3-reader": by_s3(s3_client(running, READER)),
+        "s3-stranger": by_s3(s3_client(running, STRANGER)),
+        "presigned": by_presigned_url(s3),
+    }
     found = World(frozen, owner, access_methods, contents(), callers)
     for container, acl in (
         ("matrix", READER),
@@ -203,19 +208,6 @@ def world(request, frozen):
             for kind, target in made.items():
                 found.targets[container, suffix, kind] = target
     return found
-
-
-def access_methods_of(running, callers):
-    """Those of EXPECTED."""
-    s3 = s3_client(running, OWNER)
-    return {
-        **{name: by_token(caller) for name, caller in callers.items()},
-        "tempurl": by_temporary_url(running),
-        "s3": by_s3(s3),
-        "s3-reader": by_s3(s3_client(running, READER)),
-        "s3-stranger": by_s3(s3_client(running, STRANGER)),
-        "presigned": by_presigned_url(s3),
-    }
 
 
 @pytest.mark.parametrize(("caller", "kind", "verb", "status"), cases(EXPECTED))
@@ -264,11 +256,9 @@ def test_post_for_objects_is_their_plain_gets_with_rows(world, caller, kind):
     age = "later" if kind == "version" else "now"
     status = EXPECTED[caller]["plain"]
     plain = world.get(caller, named)
+    path = f"/{named.account}/{named.container}?hapi"
     answer = world.callers[caller].request(
-        "POST",
-        f"/{named.account}/{named.container}?hapi",
-        dict(ASKED),
-        named.name.encode(),
+        "POST", path, ASKED, named.name.encode()
     )
 
     assert (plain.status, answer.status_code) == (status, status), answer.text
@@ -284,11 +274,9 @@ def test_post_for_objects_is_their_plain_gets_with_rows(world, caller, kind):
 def test_temporary_url_opens_no_request_for_many(world):
     path = "/AUTH_test/matrix"
     for signed in (path, f"{path}/plain.jpg"):
+        query = f"hapi&{signature(signed, 'POST')}"
         answer = world.callers["anonymous"].request(
-            "POST",
-            f"{path}?hapi&{signature(signed, 'POST')}",
-            dict(ASKED),
-            b"plain.jpg",
+            "POST", f"{path}?{query}", ASKED, b"plain.jpg"
         )
         assert answer.status_code == 401
 
@@ -302,18 +290,14 @@ def acl_world(cluster, frozen):
         put_model(owner, frozen)
         s3 = s3_client(running, OWNER)
         reader = by_s3(s3_client(running, READER))
-        found = World(
-            frozen,
-            owner,
-            {
-                "s3": by_s3(s3),
-                "s3-granted": reader,
-                "s3-reader": reader,
-                "s3-stranger": by_s3(s3_client(running, STRANGER)),
-                "presigned": by_presigned_url(s3),
-            },
-            contents(),
-        )
+        access_methods = {
+            "s3": by_s3(s3),
+            "s3-granted": reader,
+            "s3-reader": reader,
+            "s3-stranger": by_s3(s3_client(running, STRANGER)),
+            "presigned": by_presigned_url(s3),
+        }
+        found = World(frozen, owner, access_methods, contents())
         for bucket, grant in (
             ("matrix", {}),
             ("matrix-granted", {"GrantRead": f'id="{READER}"'}),
@@ -324,11 +308,10 @@ def acl_world(cluster, frozen):
 
 def store_by_s3(s3, owner, world, bucket, grant):
     """The kinds that S3 has, and two that Swift makes in its bucket."""
+    versioned, enabled = f"{bucket}-old", {"Status": "Enabled"}
     s3.create_bucket(Bucket=bucket)
-    s3.create_bucket(Bucket=f"{bucket}-old")
-    s3.put_bucket_versioning(
-        Bucket=f"{bucket}-old", VersioningConfiguration={"Status": "Enabled"}
-    )
+    s3.create_bucket(Bucket=versioned)
+    s3.put_bucket_versioning(Bucket=versioned, VersioningConfiguration=enabled)
     for suffix in SUFFIXES:
         content = world.contents[suffix, "now"]
         plain = {"Bucket": bucket, "Key": f"plain.{suffix}"}
@@ -340,33 +323,27 @@ def store_by_s3(s3, owner, world, bucket, grant):
             ("dlo", "X-Object-Manifest"),
         ):
             owner.put(f"{base}/{kind}.{suffix}", headers={header: first})
-        old = {"Bucket": f"{bucket}-old", "Key": f"version.{suffix}"}
+        old = {"Bucket": versioned, "Key": f"version.{suffix}"}
         version = s3.put_object(**old, Body=content, **grant)["VersionId"]
         s3.put_object(**old, Body=world.contents[suffix, "later"], **grant)
         for kind in KINDS:
-            is_old = kind == "version"
-            world.targets[bucket, suffix, kind] = Target(
-                "AUTH_test",
-                f"{bucket}-old" if is_old else bucket,
-                f"{kind}.{suffix}",
-                version if is_old else None,
-            )
+            target = Target("AUTH_test", bucket, f"{kind}.{suffix}")
+            if kind == "version":
+                target = replace(target, container=versioned, version=version)
+            world.targets[bucket, suffix, kind] = target
 
 
 def put_in_parts(s3, bucket, key, content, grant):
     """A multipart upload of two parts."""
     where = {"Bucket": bucket, "Key": key}
     upload = s3.create_multipart_upload(**where, **grant)["UploadId"]
+    where["UploadId"] = upload
     middle = len(content) // 2
     parts = []
     for number, part in enumerate((content[:middle], content[middle:]), 1):
-        made = s3.upload_part(
-            **where, UploadId=upload, PartNumber=number, Body=part
-        )
+        made = s3.upload_part(**where, PartNumber=number, Body=part)
         parts.append({"PartNumber": number, "ETag": made["ETag"]})
-    s3.complete_multipart_upload(
-        **where, UploadId=upload, MultipartUpload={"Parts": parts}
-    )
+    s3.complete_multipart_upload(**where, MultipartUpload={"Parts": parts})
 
 
 @pytest.mark.parametrize(

@@ -133,6 +133,7 @@ def test_page_works_and_both_scripts_train_the_same_model(reader, tmp_path):
         "python finetune_hapi.py",
         "python predict.py photos/val/cat/*.jpg",
         "hapi models ls",
+        "swift delete photos --prefix train/",
         "swift delete photos --prefix val/",
     ]
     mine = curve(output["python finetune.py"])

@@ -25,7 +25,7 @@ def used(cluster: Cluster, trans_id: str) -> dict[str, str]:
 def _line(cluster: Cluster, trans_id: str) -> str:
     """The client's line; lines of sub-requests have a source."""
     for line in cluster.log("swift").read_text().splitlines():
-        words = line.split()
-        if trans_id in words and " HTTP/1." in line and "HP" not in words:
+        _, is_its_own, after = line.partition(f" {trans_id} ")
+        if is_its_own and " HTTP/1." in line and after.split()[2] == "-":
             return line
     return ""
