@@ -196,16 +196,18 @@ NUMBERS = {1: torch.zeros(4, dtype=torch.int64)}
 SELF = Program(0, (Call(EMBEDDING, (Ref(0), Ref(0))),))
 CONSTANT = Program(2, (Call(EMBEDDING, (Ref(1), Ref(2))),))
 TOO_MANY_IDS = "at most 131072 per sample"
+UNCHECKED = "cannot be checked"
+NO_ROWS = {1: torch.randn(0, 3)}
 REFUSED = {
     "many lookups": (Program(1, MANY), ONE, IDS, "more than 512 lookups"),
     "expanded ids": (lookup_after(*WIDE), ONE, IDS, TOO_MANY_IDS),
     "many ids": (lookup_after(), ONE, LONG, TOO_MANY_IDS),
     "moves": (lookup_after(*flips(MAX_MOVES + 1)), ONE, IDS, TOO_MANY_IDS),
-    "empty table": (lookup_after(), {1: torch.randn(0, 3)}, IDS, ""),
-    "float ids": (lookup_after(), ONE, SampleForm((4,)), ""),
-    "no rows": (lookup_after(), NUMBERS, IDS, ""),
-    "samples as table": (SELF, {}, IDS, "cannot be checked"),
-    "constant ids out of range": (CONSTANT, OUTSIDE, IDS, "cannot be checked"),
+    "empty table": (lookup_after(), NO_ROWS, IDS, UNCHECKED),
+    "float ids": (lookup_after(), ONE, SampleForm((4,)), UNCHECKED),
+    "no table of rows": (lookup_after(), NUMBERS, IDS, UNCHECKED),
+    "samples as table": (SELF, {}, IDS, UNCHECKED),
+    "constant ids out of range": (CONSTANT, OUTSIDE, IDS, UNCHECKED),
 }
 
 
