@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import random
 import re
 import signal
@@ -288,6 +289,19 @@ def test_state_of_a_loop_over_workers_is_that_of_its_steps(connection, place):
             own.append(job.state_dict())
     assert states == own
     assert (own[-1]["epoch"], own[-1]["step"]) == (1, 0)
+
+
+def test_copy_of_a_data_set_knows_its_own_position(connection, place):
+    """A process that loops without loader workers has such a copy."""
+    with job_of(connection, place, partition=None) as job:
+        dataset = job.dataset()
+        copy = pickle.loads(pickle.dumps(dataset))
+        batches = iter(copy)
+        for _ in range(3):
+            next(batches)
+        del batches
+        assert copy.state_dict() == dataset.state_dict(3)
+        assert dataset.state_dict() == dataset.state_dict(0)
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])

@@ -237,8 +237,12 @@ class FeatureDataset(IterableDataset[LabelledBatch]):
         if self._shuffle:
             self._check_resumed_once(epochs, self.epoch)
         epoch = self.epoch if self._shuffle else None
-        if self.pipeline is not None and self._pid == os.getpid():
+        if info:
+            # Workers read ahead of the loop, which alone knows its steps.
+            share = replace(share, delivered=lambda step: None)
+        else:
             self._position = epochs
+        if self.pipeline is not None and self._pid == os.getpid():
             loader = self.pipeline.loader_of_share(
                 share,
                 epoch,
@@ -248,16 +252,15 @@ class FeatureDataset(IterableDataset[LabelledBatch]):
             with closing(loader):
                 yield from loader
         else:
-            yield from self._iterate_in_worker(share, epoch)
+            yield from self._iterate_elsewhere(share, epoch)
 
-    def _iterate_in_worker(
+    def _iterate_elsewhere(
         self, share: ReaderShare, epoch: int | None
     ) -> Iterator[LabelledBatch]:
         with open_factory(self._config) as factory:
             loader = factory.loader(
                 self._config.data,
-                # Workers read ahead of the loop, which alone knows its steps.
-                replace(share, delivered=lambda step: None),
+                share,
                 self._config.augmented.training(epoch),
                 on_error=self._config.on_error,
                 needs_every_step=True,

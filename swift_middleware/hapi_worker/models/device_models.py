@@ -153,7 +153,9 @@ class DeviceModels:
             UnsupportedError: ``cut_out_of_range``, ``does_not_fit``.
             UnavailableError: running jobs hold the memory.
         """
-        lease = self._hold(digest, (cut, Encoding.parse(encoding).dtype))
+        lease = self._hold(
+            digest, CutDtype(cut, Encoding.parse(encoding).dtype)
+        )
         self._empty_cache()
         return lease
 
@@ -164,7 +166,7 @@ class DeviceModels:
                 loaded = self.find(digest)
                 if loaded is None:
                     return None
-                check_cut(loaded, cut_dtype[0])
+                check_cut(loaded, cut_dtype.cut)
                 if computed is not None and computed[0] is loaded:
                     loaded.needs[cut_dtype] = computed[1]
                 if cut_dtype in loaded.needs:
@@ -405,7 +407,7 @@ class DeviceModels:
         needed = needs.peak_bytes(1)
         if needed > self.limit_bytes:
             raise does_not_fit_error(
-                f"one sample up to cut {cut_dtype[0]} of the model "
+                f"one sample up to cut {cut_dtype.cut} of the model "
                 f"{loaded.digest[:12]}",
                 needed,
                 self.limit_bytes,
@@ -591,7 +593,7 @@ class Lease:
         self.needs = needs
         self.cut_dtype = cut_dtype
         self._prefix: nn.Module | None = None
-        self.cut = cut_dtype[0]
+        self.cut = cut_dtype.cut
         self.digest = loaded.digest
         self.frozen = loaded.frozen
 

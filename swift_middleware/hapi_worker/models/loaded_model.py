@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -12,8 +12,12 @@ from hapi_protocol.errors import DoesNotFitError, UnsupportedError
 from hapi_splitter.cuts import FrozenGraph
 from hapi_splitter.profiling.memory_model import MemoryRequirement
 
-CutDtype = tuple[int, str]
-"""Cut, and dtype of the features."""
+
+class CutDtype(NamedTuple):
+    """A cut, and the dtype of its features on the wire."""
+
+    cut: int
+    dtype: str
 
 
 @dataclass

@@ -24,7 +24,7 @@ from hapi_protocol.errors import (
 )
 from hapi_protocol.job_messages import ModelIdentity
 from hapi_splitter.profiling.memory_model import MemoryRequirement
-from hapi_worker.models import device_models as residency_module
+from hapi_worker.models import device_models as device_models_module
 from hapi_worker.models import uploads as uploads_module
 from hapi_worker.models.device_models import (
     CAP_SECONDS,
@@ -74,7 +74,9 @@ def simple_needs(frozen, cut, dtype):
 
 @pytest.fixture(autouse=True)
 def simple_memory(monkeypatch):
-    monkeypatch.setattr(residency_module, "memory_requirement", simple_needs)
+    monkeypatch.setattr(
+        device_models_module, "memory_requirement", simple_needs
+    )
 
 
 def make(
@@ -340,7 +342,7 @@ def test_needs_are_computed_once_per_cut_and_dtype_outside_the_lock(
         return simple_needs(frozen, cut, dtype)
 
     monkeypatch.setattr(
-        residency_module, "memory_requirement", memory_requirement
+        device_models_module, "memory_requirement", memory_requirement
     )
     for encoding in ("float32", "float32;zstd", "uint8;lz4", "uint8"):
         lease = models.acquire(model, 2, encoding)
