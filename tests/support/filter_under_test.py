@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 from urllib.parse import quote
 
 from swift.common.middleware import tempauth, tempurl
@@ -80,17 +81,18 @@ class FilterUnderTest:
         self, answer: Callable[..., Iterator[bytes]]
     ) -> Iterator[None]:
         """Jobs have another answer meanwhile."""
-        usual, self.worker.answer = self.worker.answer, answer
-        yield
-        self.worker.answer = usual
+        with patch.object(self.worker, "answer", answer):
+            yield
 
     @contextmanager
     def without_worker(self) -> Iterator[None]:
         """The worker's socket is missing meanwhile."""
         path = Path(self.worker.socket_path)
         path.rename(path.with_suffix(".gone"))
-        yield
-        path.with_suffix(".gone").rename(path)
+        try:
+            yield
+        finally:
+            path.with_suffix(".gone").rename(path)
 
     def configure(self, **options: Any) -> None:
         """Replaces typed options of the filter."""
