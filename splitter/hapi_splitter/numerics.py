@@ -6,10 +6,10 @@ import contextlib
 import os
 import threading
 from collections.abc import Iterator
+from importlib.metadata import version
 from typing import Any
 
 import torch
-import torchvision
 
 _PROTOCOL = 2
 
@@ -112,11 +112,13 @@ def numerics_tag(device: str) -> str:
         device: such as ``cpu`` or ``cuda:1``.
     """
     kind = torch.device(device).type
+    # Its version, without an import that takes seconds and 180 MB.
+    torchvision = version("torchvision")
     return (
         f"exact;protocol={_PROTOCOL};torch={_minor(torch.__version__)};"
-        f"torchvision={_minor(torchvision.__version__)};device={kind}"
+        f"torchvision={_minor(torchvision)};device={kind}"
     )
 
 
-def _minor(version: str) -> str:
-    return ".".join(version.split(".")[:2])
+def _minor(release: str) -> str:
+    return ".".join(release.split(".")[:2])

@@ -37,7 +37,7 @@ from hapi_worker.config import WorkerConfig
 from hapi_worker.models.package_loader import Load
 from hapi_worker.server.service import Service
 
-TIMEOUT_SECONDS = 20.0
+TIMEOUT_SECONDS = 60.0
 TRANS_ID = "tx-worker-test"
 
 

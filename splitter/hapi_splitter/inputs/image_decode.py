@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 import io
 from collections.abc import Mapping
+from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,6 +25,8 @@ _START_OF_SCAN = b"\xff\xda"
 """Inside coded data 0xff is followed by 0 or a restart marker (ITU-T T.81,
 B.1.1.5), so this marks a scan, or is a coincidence inside metadata."""
 
+_MODE_RGB = 3
+"""``torchvision.io.ImageReadMode.RGB``."""
 _OUT_OF_MEMORY = ("can't allocate memory", "Insufficient memory", "bad_alloc")
 
 _MAGIC: Mapping[str, bytes] = MappingProxyType(
@@ -104,11 +110,31 @@ def _decode(data: bytes, kind: str) -> torch.Tensor:
 
 
 def _decode_jpeg(data: bytes) -> torch.Tensor:
-    from torchvision.io import ImageReadMode, decode_jpeg
-
     buffer = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-    image: torch.Tensor = decode_jpeg(buffer, mode=ImageReadMode.RGB)
+    image: torch.Tensor = _jpeg_operator()(buffer, _MODE_RGB)
     return image
+
+
+@functools.cache
+def _jpeg_operator() -> Any:
+    """Returns the operator behind ``torchvision.io.decode_jpeg``.
+
+    Only its library is loaded: importing torchvision takes a worker seconds
+    of a core and 180 MB, nearly all for ``torch.compile``.
+    """
+    ops: Any = torch.ops  # its annotations are incomplete
+    package = importlib.util.find_spec("torchvision")
+    assert package is not None
+    assert package.origin is not None
+    try:
+        for library in Path(package.origin).parent.glob("image*.so"):
+            ops.load_library(library)
+        return ops.image.decode_jpeg
+    except (OSError, AttributeError) as error:
+        raise ImportError(
+            f"torchvision cannot decode JPEGs: {error}; install the "
+            f"torchvision that belongs to torch {torch.__version__}"
+        ) from error
 
 
 def _decode_png(data: bytes) -> torch.Tensor:

@@ -2,6 +2,8 @@
 
 import io
 import struct
+import subprocess
+import sys
 import zlib
 from unittest.mock import Mock
 
@@ -11,6 +13,7 @@ import torch
 from PIL import Image
 from torchvision.io import ImageReadMode, decode_jpeg
 
+from hapi_splitter.inputs import image_decode
 from hapi_splitter.inputs.image_decode import SampleError, decode_image
 
 
@@ -108,8 +111,30 @@ def test_progressive_jpeg_may_have_100_scans():
 
 def test_lack_of_memory_is_no_sample_error(monkeypatch):
     fail = Mock(side_effect=lambda *_, **__: torch.empty(2**60))
-    monkeypatch.setattr("torchvision.io.decode_jpeg", fail)
+    monkeypatch.setattr(image_decode, "_jpeg_operator", lambda: fail)
     with pytest.raises(MemoryError):
+        decode_image(picture())
+
+
+def test_decoding_does_not_import_torchvision(tmp_path):
+    (tmp_path / "image.jpg").write_bytes(picture())
+    program = (
+        "import pathlib, sys\n"
+        "import hapi_worker.main\n"
+        "from hapi_splitter.inputs.image_decode import decode_image\n"
+        "decode_image(pathlib.Path(sys.argv[1]).read_bytes())\n"
+        "sys.exit('torchvision' in sys.modules)"
+    )
+    arguments = [sys.executable, "-c", program, tmp_path / "image.jpg"]
+    subprocess.run(arguments, check=True)
+
+
+def test_torchvision_without_a_decoder_is_named(monkeypatch, tmp_path):
+    spec = Mock(origin=str(tmp_path / "__init__.py"))
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: spec)
+    monkeypatch.setattr(torch, "ops", object())
+    image_decode._jpeg_operator.cache_clear()
+    with pytest.raises(ImportError, match="torchvision cannot decode JPEGs"):
         decode_image(picture())
 
 
