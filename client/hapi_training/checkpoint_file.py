@@ -44,7 +44,7 @@ class Checkpoint:
 
     @property
     def is_due(self) -> bool:
-        """True if the last save was ``SAVE_SECONDS`` ago."""
+        """True if the last save was at least ``SAVE_SECONDS`` ago."""
         return time.monotonic() - self._last_save >= SAVE_SECONDS
 
     def lock(self) -> AbstractContextManager[None]:

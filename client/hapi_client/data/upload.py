@@ -80,7 +80,7 @@ class UploadReport:
 
     Attributes:
         uploaded: number of shards that were sent.
-        skipped: number of shards that were already stored, by their MD5.
+        skipped: number of shards that were already stored with the same MD5.
         bytes: size of the shards that were sent.
         samples: number of samples of the whole index.
         classes: names of the labels, if known.

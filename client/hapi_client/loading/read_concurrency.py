@@ -5,10 +5,10 @@ share the link and finish late and together, so that the training loop waits
 at first and has all the work at the end.  A single flow may also be slower
 than the link.  So the throughput of 1, 2 and all reads is measured.
 
-No fixed number does as well: on epochs of 8 spans, two concurrent reads took
-10 % longer if a span takes as long on the link as in the client.  If each flow
-carries 4 MB/s and four carry 16 MB/s, two took 40 % longer, and one 2.6 times
-as long.
+No fixed number suits each link.  Measured on epochs of 8 spans: two concurrent
+reads took 10 % longer than one if a span took as long on the link as in the
+client.  If each flow carried 4 MB/s and four carried 16 MB/s, two reads took
+40 % longer than four, and one took 2.6 times as long.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 SHORT_SPAN_SECONDS = 0.5
-"""Transfer time of a span below which all reads are allowed: a share of the
-link costs less than a link that is idle between two reads."""
+"""Transfer time of a span below which all reads are allowed: sharing the link
+costs less than a link that is idle between two reads."""
 SUFFICIENT_RATIO = 0.97
 """Throughput of fewer reads, relative to more, that is sufficient."""
 MIN_RATIO = 0.9
-"""Relative throughput below which fewer reads are given up at once.  Above it
+"""Relative throughput below which a lower limit is rejected at once.  Above it
 they are measured for :data:`MAX_SECONDS`, because the first read of a job has
 to connect too and is slower than those after it."""
 CANDIDATES = (1, 2)
@@ -44,7 +44,7 @@ RECENT_SPANS = 4
 
 @dataclass
 class _Throughput:
-    """Bytes that arrived in a time, with the old ones fading.
+    """Decaying sums of bytes and of the seconds in which they arrived.
 
     Attributes:
         num_bytes: number of bytes.
@@ -62,13 +62,13 @@ class _Throughput:
         self.num_reads = num_reads
 
     def limit_seconds(self, limit: float) -> None:
-        """Scales to a maximum time; older bytes count less and less."""
+        """Limits the time and scales the bytes, so that old ones fade."""
         if self.seconds > limit:
             self.num_bytes *= limit / self.seconds
             self.seconds = limit
 
     def limit_bytes(self, limit: float) -> None:
-        """Scales to a maximum number of bytes."""
+        """Limits the bytes and scales the time."""
         if self.num_bytes > limit:
             self.seconds *= limit / self.num_bytes
             self.num_bytes = limit
@@ -81,7 +81,7 @@ class ReadConcurrency:
     is nearly complete does not count, so that the next one is requested early
     enough to leave the link no pause.  Throughput is measured here and not by
     the job's metrics collector, which counts a read from its first byte on:
-    an idle link before that byte speaks against a single read.
+    the idle time before that byte counts against a single read.
 
     No throughput is stored while spans are short.  A fast link would bring
     so many bytes in a moment that they would outweigh, for minutes, those of

@@ -96,7 +96,7 @@ class SampleDataset(Dataset[tuple[torch.Tensor, torch.Tensor]]):
     request.  A shuffled batch needs a request per sample, so that training is
     several times as fast with :class:`FeatureDataset`.
 
-    A sample that cannot be decoded is an error also with
+    A sample that cannot be decoded is an error even with
     ``on_error="skip"``: a sampler's samples cannot be skipped.
 
     Args:

@@ -7,19 +7,19 @@ from dataclasses import dataclass
 from hapi_splitter.planner.problem import UNSEEN_LINK
 
 BUSY_SHARE = 0.9
-"""Share of its capacity from which on a resource may be the bottleneck."""
+"""Utilisation above which a resource may be the bottleneck."""
 NEW_WEIGHT = 0.5
 """Weight of the newest window in an average."""
 RELAX_WEIGHT = 0.1
-"""Weight of a window that shows only that more may be possible."""
+"""Weight of a window that gives only a lower bound."""
 LINK_MEMORY_SECONDS = 60.0
 """Time without saturation after which the link estimate grows."""
 LINK_GROWTH = 0.1
-"""First relative growth then; it doubles with each further window, so that a
-link that became faster is found."""
+"""Initial relative growth of that estimate.  It doubles with each further
+window, so that the estimate follows a link that became faster."""
 MAX_RATE_RATIO = 1.5
-"""Largest ratio of an estimate to the rate of a saturated link, and of a rate
-that may come from buffered bytes to the estimate."""
+"""Upper bound of two ratios: the estimate over the rate of a saturated link,
+and a rate that may come from buffered bytes over the estimate."""
 
 
 @dataclass

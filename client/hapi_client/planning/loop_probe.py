@@ -15,7 +15,7 @@ from hapi_protocol.errors import ClientError
 
 
 class TrainingThreadProbe:
-    """A measurement that the planning thread requests from the loop's.
+    """A measurement that planning requests from the training thread.
 
     Args:
         measure: measures samples and device; runs in the loop's thread.

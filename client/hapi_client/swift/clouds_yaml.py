@@ -25,7 +25,7 @@ class CloudEntry:
         auth_type: keystoneauth1's name of the plugin.
         auth: the plugin's options.
         fields: all other fields, such as ``region_name`` and ``verify``.
-        endpoint: URL of the object store that replaces the catalogue's.
+        endpoint: object-store URL to use instead of the catalogue's.
     """
 
     path: str

@@ -132,7 +132,7 @@ class Connection(SwiftAccount):
     def get_profile(
         self, container: str, name: str, *, seconds: float
     ) -> ModelProfile:
-        """Returns the measured costs of a package's layers on the storage.
+        """Returns the measured costs of a package's layers on a worker.
 
         The storage host measures them at the first request, which may take
         a minute.  Retried on 429 and 5xx, for example while jobs run there.

@@ -4,6 +4,9 @@ When a job ends, the account with the fewest jobs by its weight is next, and
 within it the request that came first: one account cannot fill the queue for
 all others.  If too many requests wait, the newest one of the account with the
 most waiting requests is refused.
+
+Only numbers of jobs count here; :mod:`hapi_worker.models.device_models`
+refuses for lack of memory.
 """
 
 from __future__ import annotations

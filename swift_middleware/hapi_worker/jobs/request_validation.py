@@ -40,7 +40,7 @@ def check_request(request: JobRequest, config: WorkerConfig) -> None:
 def check_transform(
     request: JobRequest, lease: Lease | None, config: WorkerConfig
 ) -> None:
-    """Checks that samples can be made the leased model's input.
+    """Checks that samples can be converted to the leased model's input.
 
     Raises:
         PackageError: the package has no input transform.
@@ -54,7 +54,8 @@ def check_transform(
         raise PackageError(
             "bad_package",
             f"the package {lease.digest[:12]} has no input transform, so "
-            "samples cannot be made its input: write the package with one",
+            "samples cannot be converted to its input: build the package "
+            "with one",
         )
     length, limit = lease.frozen.form.num_bytes, config.max_sample_bytes
     # Images are bounded by their pixels.

@@ -435,7 +435,7 @@ class DeviceModels:
             raise too_busy_error(
                 "queue_full",
                 "a model that has waited longer needs the memory: "
-                f"{due.num_bytes} bytes, {available} available beside this "
+                f"{due.num_bytes} bytes, {available} available next to this "
                 "one",
                 needed_bytes=due.num_bytes,
                 available_bytes=available,
