@@ -1,4 +1,4 @@
-"""Circuit breaker and concurrency limit for push-down. No I/O."""
+"""Circuit breaker and concurrency limit of feature reads. No I/O."""
 
 from __future__ import annotations
 

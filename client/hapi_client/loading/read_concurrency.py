@@ -1,5 +1,8 @@
 """Limits the number of concurrent raw reads.
 
+That of feature reads is limited in
+:mod:`hapi_client.loading.circuit_breaker`.
+
 If a single read saturates the link, concurrent reads add no throughput: they
 share the link and finish late and together, so that the training loop waits
 at first and has all the work at the end.  A single flow may also be slower
