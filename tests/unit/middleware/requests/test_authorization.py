@@ -28,7 +28,6 @@ from hapi_middleware.requests.authorization import (
     paying_account,
 )
 from hapi_protocol.errors import RightsError
-from hapi_protocol.job_messages import ModelIdentity
 
 DATA = f"/{ACCOUNT}/data"
 MODELS = f"/{ACCOUNT}/models"
@@ -71,8 +70,12 @@ def test_owner_and_readers_by_acl_are_charged_themselves(world, user, account):
     assert world.worker.jobs[-1].charged_account == account
 
 
+@pytest.mark.parametrize("is_loaded", [False, True])
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
-def test_unreadable_model_is_refused_and_named(world, method):
+def test_unreadable_model_is_refused_and_named(world, method, is_loaded):
+    if is_loaded:
+        world.send(headers=annotation())
+        world.worker.calls.clear()
     world.swift.read_acls[DATA] = TESTER3
     plain = world.send(path=MODEL, user=TESTER3)
     answer = world.send(method, headers=annotation(), user=TESTER3)
@@ -143,15 +146,6 @@ def test_failing_model_read_is_refused(world, swift_status, method, refusal):
     assert answer.refusal == refusal
     expected = "1" if swift_status == 503 else None
     assert answer.headers.get("Retry-After") == expected
-
-
-def test_loaded_model_needs_the_right_as_well(world):
-    world.send(headers=annotation())
-    calls = len(world.worker.calls)
-    world.swift.read_acls[DATA] = TESTER3
-
-    assert world.send(headers=annotation(), user=TESTER3).status == 403
-    assert len(world.worker.calls) == calls
 
 
 @pytest.mark.parametrize("body", [b"", b"P" * 21])
@@ -519,15 +513,6 @@ def test_anonymous_reader_may_read_objects_only(method, path, admitted):
 
     assert (refusal is None) == admitted
     assert admitted or refusal.status_int == 401
-
-
-def test_identity_is_path_etag_and_length(world):
-    world.send(headers=annotation())
-
-    etag = world.swift.objects[MODEL].etag
-    assert list(world.worker.digests) == [
-        ModelIdentity(ACCOUNT, "models", "net.hapi", etag, len(PACKAGE))
-    ]
 
 
 """Modules whose sub-requests may be pre-authorised."""
