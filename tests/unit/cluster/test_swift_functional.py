@@ -2,9 +2,6 @@
 
 import configparser
 import io
-import json
-import signal
-import sys
 import tarfile
 from functools import partial
 
@@ -15,7 +12,13 @@ from hapi_cluster.settings import ClusterSettings
 from hapi_middleware.config import FilterConfig
 from swift_functional import NotRunError, runs, sdist
 from swift_functional import __main__ as command
-from swift_functional.comparison import SIDES, Outcome, Result, compare
+from swift_functional.comparison import (
+    SIDES,
+    Outcome,
+    Result,
+    compare,
+    succeeded,
+)
 from swift_functional.layouts import (
     FILTER_OPTIONS,
     LAYOUTS,
@@ -138,25 +141,6 @@ def results(*sides):
     }
 
 
-def called(monkeypatch, first, again=None, *words):
-    """The status of the command for runs with these outcomes of test a."""
-    asked = []
-
-    def compare_layout(layout, source, logs, suites, options):
-        asked.append((suites, options))
-        repeat = {"a": results(*again)}.get if again else None
-        same = {"b": "passed"}
-        found = results(*({**same, **kinds} for kinds in first))
-        return [
-            compare(layout, suite, found, lambda tests: repeat(*tests))
-            for suite in suites
-        ]
-
-    monkeypatch.setattr(command, "compare_layout", compare_layout)
-    monkeypatch.setattr(command, "unpacked_sdist", lambda *_: None)
-    return command.main(["--layout", "plain", *words]), asked
-
-
 PASSED, FAILED, ERROR = ({"a": k} for k in ("passed", "failed", "error"))
 SKIPPED = {"a": "skipped"}
 
@@ -178,65 +162,27 @@ SKIPPED = {"a": "skipped"}
         ((ERROR, ERROR), None, "failing"),
     ],
 )
-def test_each_difference_and_failure_is_told(
-    first, again, kind, monkeypatch, capsys, tmp_path
+def test_second_outcome_decides_on_differences_and_failures(
+    first, again, kind
 ):
-    path = tmp_path / "r.json"
-    words = ("--json", str(path), "--suite", "s3api")
-    status, _ = called(monkeypatch, first, again, *words)
-    assert status == int(kind in ("differing", "failing"))
-    body = json.loads(path.read_text())
-    assert body["succeeded"] is (status == 0)
-    (found,) = body["comparisons"]
-    assert (found["layout"], found["suite"]) == ("plain", "s3api")
+    repeat = {("a",): results(*again)}.get if again else None
+    found = compare(
+        "plain",
+        "s3api",
+        results(*({"b": "passed", **kinds} for kinds in first)),
+        lambda tests: repeat(tuple(tests)),
+    )
+    assert succeeded([found]) is (kind not in ("differing", "failing"))
     for name in ("differing", "unsteady", "failing"):
         named = name == kind or (name == "unsteady" and again == (FAILED,) * 2)
-        assert found[name] == (["a"] if named else [])
-    assert found["tests"]["a"] == pair_of(first)
-    assert found["again"] == ({"a": pair_of(again)} if again else {})
-    assert found["counts"]["with"]["passed"] == 1 + (first[1] == PASSED)
-    for key in {*body, *found}:
-        assert key in command.EPILOG, key
-    out = capsys.readouterr().out
-    assert ("plain, a differs" in out) == (kind == "differing")
-    assert ("No difference." in out) == (kind != "differing")
-    for outcome in filter(None, [*first, *(again or ())]):
-        assert kind is None or f": {outcome['a']}\n" in out
+        assert getattr(found, name) == (["a"] if named else [])
 
 
-def pair_of(kinds):
-    return {
-        side: {"kind": kind.get("a", "absent"), "reason": ""}
-        for side, kind in zip(SIDES, kinds, strict=True)
-    }
-
-
-@pytest.mark.parametrize(
-    ("words", "selected", "suites"),
-    [
-        ("", None, command.SUITES),
-        ("--only x", "(x)", command.SUITES),
-        ("--quick", command.NOT_QUICK, command.QUICK),
-        ("--only x --quick", f"(x) and {command.NOT_QUICK}", command.QUICK),
-    ],
-)
-def test_selections_are_passed(words, selected, suites, monkeypatch):
-    status, asked = called(monkeypatch, (PASSED, PASSED), None, *words.split())
-    options = ("-k", selected) if selected else ()
-    assert (status, asked) == (0, [(suites, options)])
-
-
-def test_exit_status_without_a_comparison(monkeypatch, capsys):
+def test_comparison_without_any_test_fails(monkeypatch, capsys):
     monkeypatch.setattr(command, "unpacked_sdist", lambda *_: None)
     monkeypatch.setattr(command, "compare_layout", lambda *_: [])
     assert command.main(["--only", "nothing"]) == command.EXIT_NOT_RUN
     assert "'nothing' selects no test" in capsys.readouterr().err
-
-    def interrupted(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(command, "unpacked_sdist", interrupted)
-    assert command.main([]) == 128 + signal.SIGINT
 
 
 # --- clusters ---
@@ -308,29 +254,13 @@ def write_archive(folder, top="swift-1.2.3", files=FILES):
             tar.addfile(tarfile.TarInfo(f"{top}/{name}"), io.BytesIO())
 
 
-def test_pip_fetches_the_version_once_and_only_tests_are_unpacked(
-    tmp_path, monkeypatch
-):
-    write_archive(tmp_path / "index")
-    program = tmp_path / "python"
-    program.write_text(
-        f"#!{sys.executable}\nimport shutil, sys\n"
-        "assert sys.argv[1:4] == ['-m', 'pip', 'download']\n"
-        "assert sys.argv[-1] == 'swift==1.2.3'\n"
-        "to = sys.argv[sys.argv.index('--dest') + 1]\n"
-        f"shutil.move({str(tmp_path / 'index/swift-1.2.3.tar.gz')!r}, to)\n"
-    )
-    program.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(program))
-    cache = tmp_path / "new" / "cache"
+def test_tests_alone_are_unpacked_once(tmp_path):
+    write_archive(tmp_path)
     for _ in range(2):
-        folder = sdist.unpacked_sdist(cache, "1.2.3")
-        assert folder == cache / "swift-1.2.3"
+        folder = sdist.unpacked_sdist(tmp_path, "1.2.3")
         found = [path for path in folder.rglob("*") if path.is_file()]
         assert {str(f.relative_to(folder)) for f in found} == {*FILES[:2]}
-        (cache / "swift-1.2.3.tar.gz").unlink(missing_ok=True)
-    with pytest.raises(NotRunError, match="PIP_INDEX_URL"):
-        sdist.unpacked_sdist(tmp_path / "other", "1.2.3")
+        (tmp_path / "swift-1.2.3.tar.gz").unlink(missing_ok=True)
 
 
 @pytest.mark.parametrize(
