@@ -1,15 +1,10 @@
 """Texts of encodings, precision floors, and groups of values."""
 
-import math
-
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from hapi_protocol.encodings import (
     DTYPES,
     ENCODINGS,
-    MIN_CHANNEL_VALUES,
     PRECISIONS,
     Encoding,
     allowed_encodings,
@@ -85,18 +80,3 @@ def test_floor_allows_encodings_that_are_precise_enough():
 )
 def test_channel_is_a_group_from_32_values_on(shape, groups):
     assert num_groups(shape) == groups
-
-
-@given(st.lists(st.integers(0, 40), max_size=4))
-def test_groups_divide_a_sample_evenly(shape):
-    groups = num_groups(shape)
-    values = math.prod(shape)
-    assert groups >= 1
-    assert values % groups == 0
-    assert groups == 1 or values // groups >= MIN_CHANNEL_VALUES
-
-
-def test_sample_bytes_count_values_and_scales():
-    shape = (64, 7, 7)
-    sizes = [Encoding(dtype).sample_bytes(shape) for dtype in DTYPES]
-    assert sizes == [12544, 6272, 6272, 3136 + 8 * 64]

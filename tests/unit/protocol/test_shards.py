@@ -259,12 +259,6 @@ def test_garbage_in_an_extended_header_is_ignored_or_refused(records):
     assert found in ("damaged_shard", [{"jpg": b""}])
 
 
-def test_endless_directories_are_refused():
-    data = _header(0, tarfile.DIRTYPE) * 20
-    with pytest.raises(UnsupportedError, match="empty members"):
-        samples_of(data, limits=Limits(max_skipped_members=10))
-
-
 @pytest.mark.parametrize(
     ("start", "kind"),
     [
