@@ -9,8 +9,8 @@ from hapi_client.loading.circuit_breaker import (
     PushdownCircuitBreaker,
     PushdownConcurrency,
 )
-from hapi_client.swift.retry import Backoff, is_retryable
-from hapi_protocol.errors import CODES, make_error
+from hapi_client.swift.retry import Backoff
+from hapi_protocol.errors import make_error
 from simulated_tiers import Clock
 
 
@@ -31,24 +31,6 @@ def test_retry_after_is_obeyed_with_jitter_above_it(asked, random):
 def test_no_attempts_are_refused():
     with pytest.raises(ValueError, match="attempts is 0"):
         Backoff(attempts=0)
-
-
-RETRYABLE = {
-    "share_exceeded",
-    "internal",
-    "worker_unavailable",
-    "queue_full",
-    "draining",
-    "service_unavailable",
-    "too_slow",
-    "truncated",
-    "not_connected",
-}
-
-
-@pytest.mark.parametrize("code", sorted(CODES))
-def test_only_errors_that_may_pass_are_retried(code):
-    assert is_retryable(make_error(code, "text")) == (code in RETRYABLE)
 
 
 @pytest.fixture

@@ -233,11 +233,6 @@ CHANGED = {
 }
 
 
-@pytest.mark.parametrize("training", CHANGED)
-def test_raw_span_of_training_is_changed_by_epoch_and_key(bench, training):
-    assert values(bench.load(training, bench.raw)) == CHANGED[training]
-
-
 def test_pushed_span_requests_the_changes_of_its_epoch(bench):
     for training in CHANGED:
         bench.load(training)

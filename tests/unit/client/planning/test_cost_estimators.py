@@ -1,7 +1,5 @@
 """Estimates of a job's conditions from measurement windows."""
 
-from dataclasses import replace
-
 import pytest
 
 from hapi_client.metrics.window_metrics import WindowMetrics
@@ -61,47 +59,39 @@ def observe_start(job, window):
     return estimates.link.bytes_per_second
 
 
-FEW_RAW_READS = WindowMetrics(
-    10.0,
-    samples={RAW: 10, PUSH: 90},
-    received_bytes=1_280_000,
-    reading_share=0.95,
-    reading_seconds=2.0,
-    reading_bytes=1_120_000,
-    raw_read_seconds=2.1,
-    push_seconds=40.0,
-)
+def waiting(seconds, samples, received_bytes, flows=0.0, **sums):
+    """A window in which two seconds were spent in raw reads that wait."""
+    return WindowMetrics(
+        seconds,
+        samples=samples,
+        received_bytes=received_bytes,
+        reading_share=0.95,
+        reading_seconds=2.0,
+        reading_flows=flows,
+        raw_read_seconds=2.1,
+        **sums,
+    )
 
 
 def test_link_is_estimated_from_few_raw_reads(job):
-    assert observe_start(job, FEW_RAW_READS) == UNSEEN_LINK
-    two_flows = replace(FEW_RAW_READS, reading_flows=2.0)
-    assert observe_start(job, two_flows) == pytest.approx(560_000)
+    def observe(reading_bytes, flows=0.0):
+        sums = {"reading_bytes": reading_bytes, "push_seconds": 40.0}
+        window = waiting(10.0, {RAW: 10, PUSH: 90}, 1_280_000, flows, **sums)
+        return observe_start(job, window)
+
+    assert observe(1_120_000) == UNSEEN_LINK
+    assert observe(1_120_000, flows=2.0) == pytest.approx(560_000)
     # A single flow may be slow for reasons of its own.
-    slow = replace(FEW_RAW_READS, reading_bytes=100_000, reading_flows=1.0)
-    assert observe_start(job, slow) == pytest.approx(560_000)
+    assert observe(100_000, flows=1.0) == pytest.approx(560_000)
 
 
 @pytest.mark.parametrize("flows", [1.0, 1.1])
 def test_link_is_estimated_from_the_first_read_that_waits(job, flows):
     """A job begins with a single read."""
-    first = WindowMetrics(
-        2.1,
-        samples={RAW: 16},
-        received_bytes=1_700_000,
-        reading_share=0.95,
-        reading_seconds=2.0,
-        reading_bytes=1_600_000,
-        reading_flows=flows,
-        raw_read_seconds=2.1,
-    )
+    raw = {RAW: 16}
+    first = waiting(2.1, raw, 1_700_000, flows, reading_bytes=1_600_000)
     assert observe_start(job, first) == pytest.approx(800_000)
-    more = replace(
-        first,
-        received_bytes=6_800_000,
-        reading_bytes=6_400_000,
-        reading_flows=4.0,
-    )
+    more = waiting(2.1, raw, 6_800_000, 4.0, reading_bytes=6_400_000)
     rates = [observe_start(job, more) for _ in range(4)]
     assert rates[-1] == pytest.approx(3.2e6, rel=0.1)
 

@@ -13,7 +13,6 @@ from hapi_client.planning.link_estimator import LinkEstimator
 from hapi_client.planning.replanner import (
     MAX_MOVED,
     MIN_MOVED,
-    ReplanOptions,
     describe_mix,
     difference,
     step,
@@ -215,11 +214,6 @@ def test_steps_shrink_if_they_reverse():
 def test_weights_are_described_largest_first():
     text = describe_mix({RAW: 0.25, PUSH: 0.75})
     assert text == "75 % cut 9 float32, 25 % stream"
-
-
-def test_replan_interval_must_be_positive():
-    with pytest.raises(ValueError, match="positive"):
-        ReplanOptions(seconds=0.0)
 
 
 def test_replan_interval_counts_loading_time_only():

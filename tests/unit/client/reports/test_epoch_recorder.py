@@ -84,19 +84,6 @@ def test_stages_of_the_loop_are_summed(world):
     assert report.samples_by_cut == {7: 8}
 
 
-@pytest.mark.parametrize("batches", [[4], [4, 0]])
-def test_epoch_that_was_left_or_failed_is_unfinished(world, batches):
-    error = ValueError if len(batches) == 2 else ()
-    with suppress(error), world.recorder.running(READ_PLAN):
-        for samples in batches:
-            world.recorder.delivered(samples)
-        if error:
-            raise error
-    report = world.report
-    assert not report.is_finished
-    assert (report.samples, report.expected_samples) == (4, 8)
-
-
 def test_running_epoch_has_a_preliminary_report(world):
     assert world.report is None
     world.recorder.end()
@@ -194,18 +181,6 @@ def test_nested_epoch_counts_its_own_plans(world):
     with later.running(READ_PLAN):
         pass
     assert plan_changes(outer, inner, later) == [4, 2, 0]
-
-
-def test_bar_is_open_during_the_epoch(world):
-    world.start_bar.assert_not_called()
-    with world.recorder.running(READ_PLAN):
-        bar = world.start_bar.return_value
-        world.recorder.delivered(4)
-        bar.close.assert_not_called()
-        world.recorder.end()
-        bar.close.assert_called_once_with()
-    world.start_bar.assert_called_once_with(8)
-    bar.add.assert_called_once_with(4)
 
 
 def test_stats_are_added_and_subtracted():

@@ -179,20 +179,6 @@ def test_interleaved_bars_restore_the_stream(use_screen):
     assert sys.stdout is screen
 
 
-def test_prints_are_above_the_bar(use_screen):
-    screen = use_screen()
-    bar = Bar()
-    for number in range(3):
-        print("step", number, "loss", 0.5)
-        bar.advance()
-    prints = [f"step {number} loss 0.5" for number in range(3)]
-    assert screen.lines[:-1] == prints
-    assert screen.lines[-1].startswith("epoch 3 |")
-    bar.close()
-    print("after it")
-    assert screen.lines == [*prints, "after it"]
-
-
 def test_incomplete_line_hides_the_bar_until_it_ends(use_screen):
     screen = use_screen()
     bar = Bar()

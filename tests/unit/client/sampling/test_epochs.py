@@ -188,12 +188,6 @@ def test_ranks_that_do_not_fit_can_share_the_next_epoch_only():
     assert sum(map(len, samples.values())) == sum(SIZES)
 
 
-def test_partition_of_the_state_is_kept_if_it_fits():
-    made = partitioned(4, 2)
-    train(made)
-    assert train(resumed_from(made), 1) == train(partitioned(4, 2), 1)
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -262,6 +256,7 @@ def test_numbers_of_numpy_are_accepted_and_saved_as_json():
         (lambda: epochs(seed="7"), "seed is '7'; give an integer"),
         (lambda: share_of(epochs(), 0.5), r"epoch is 0\.5; give an integer"),
         (lambda: share_of(epochs(seed=-1)), "seed is -1"),
+        (lambda: share_of(epochs(), -1), "epoch is -1"),
         (lambda: share_of(epochs([]), drop_last=True), "has no batch of 8"),
         (lambda: share_of(epochs([3, 4]), drop_last=True), "7 samples has no"),
         (lambda: state_at(-1), "step is -1, but the epoch has 10"),

@@ -173,13 +173,6 @@ def test_cache_is_off_unless_the_operator_turns_it_on(tmp_path):
         assert cache_requests(world) == []
 
 
-@pytest.mark.parametrize("mode", ["", "on", "write"])
-def test_unknown_mode_is_refused(world, mode):
-    answer = ask(world, mode)
-    assert answer.refusal == (400, "bad_cache")
-    assert answer.json["allowed"] == ["off", "read", "readwrite"]
-
-
 def test_head_and_304_read_no_entry(world):
     warm(world)
     etag = ask(world, "read").headers["Etag"]

@@ -100,18 +100,6 @@ def test_draws_of_known_keys_do_not_change():
             ("saturation", 0.07233717394730066),
         ),
     )
-    drawn = EVERYTHING.draw(training, "ünï", HEIGHT, WIDTH)
-    assert drawn == SampleAugmentation(
-        Crop(top=70, left=155, height=188, width=250),
-        horizontal_flip=True,
-        vertical_flip=False,
-        jitter=(
-            ("brightness", 0.924301497840067),
-            ("hue", -0.09303171482916447),
-            ("contrast", 0.9906686029981654),
-            ("saturation", 0.9933840485488019),
-        ),
-    )
 
 
 @pytest.mark.parametrize(
@@ -141,18 +129,6 @@ def test_changing_one_setting_does_not_shift_other_draws(setting):
         assert [step for step in one.jitter if step[0] != changed] == [
             step for step in other.jitter if step[0] != changed
         ]
-
-
-def test_draws_differ_by_epoch_seed_and_key_and_repeat():
-    inputs = [
-        (Training(seed, epoch), key)
-        for seed in (0, 1)
-        for epoch in (0, 1)
-        for key in ("a", "b")
-    ]
-    drawn = [EVERYTHING.draw(*each, HEIGHT, WIDTH) for each in inputs]
-    assert len(set(drawn)) == len(drawn)
-    assert drawn == [EVERYTHING.draw(*each, HEIGHT, WIDTH) for each in inputs]
 
 
 def test_draws_have_the_documented_distribution():

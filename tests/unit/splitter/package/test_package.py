@@ -1,7 +1,6 @@
 """Writing and loading packages."""
 
 import hashlib
-import json
 import subprocess
 import sys
 import zipfile
@@ -14,7 +13,7 @@ import torch
 from hapi_protocol.errors import PackageError, UnsupportedError
 from hapi_splitter.cuts import FrozenGraph
 from hapi_splitter.freezing.split_model import split
-from hapi_splitter.graph.program import Call, Program, Ref, program_from_json
+from hapi_splitter.graph.program import Call, Program, Ref
 from hapi_splitter.graph.shapes import infer
 from hapi_splitter.inputs.augmentation import Augmentation
 from hapi_splitter.inputs.image_transform import ImageTransform
@@ -136,8 +135,3 @@ def test_probe_detects_samples_that_influence_one_another():
     with pytest.raises(PackageError, match="other features"):
         probe_batchwise(FrozenGraph(program, {}, values, ["x"], None, ""))
     probe_batchwise(FrozenGraph(independent, {}, values, ["x"], None, ""))
-
-
-def test_program_survives_json(frozen):
-    document = json.loads(json.dumps(frozen.program.to_json()))
-    assert program_from_json(document, 1000) == frozen.program

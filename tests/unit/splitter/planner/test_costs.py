@@ -110,21 +110,6 @@ def test_use_of_each_tier(cut, encoding, use, memory):
     assert (found.server_bytes, found.client_bytes) == memory
 
 
-def test_layers_use_cores_if_the_device_is_a_cpu():
-    server = replace(SERVER, device="cpu", forward_threads=8, num_devices=1)
-    client = replace(CLIENT, device="cpu", forward_threads=2)
-    problem = build(server=server, client=client)
-    found, accelerated = (
-        option(each, 2, "uint8") for each in (problem, build())
-    )
-    assert found.use["server device"] == pytest.approx(0.01)
-    assert found.use["server cpu"] == pytest.approx(
-        accelerated.use["server cpu"] + 8 * 0.01
-    )
-    assert found.use["client device"] == pytest.approx(0.04)
-    assert found.use["client cpu"] == pytest.approx(0.0005 + 2 * 0.04)
-
-
 @pytest.mark.parametrize(("device", "threads"), [("cpu", 2), ("cuda", 0)])
 def test_every_option_includes_training_and_client_overhead(device, threads):
     client = replace(CLIENT, device=device, forward_threads=threads)
