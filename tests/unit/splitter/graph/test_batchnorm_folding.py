@@ -1,7 +1,5 @@
 """Fast regions: folded batch norms and channels-last images."""
 
-from __future__ import annotations
-
 import gc
 import linecache
 import weakref

@@ -1,7 +1,5 @@
 """The table of operators against torch's own schemas."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
