@@ -66,9 +66,33 @@ def test_name_that_is_not_exported_is_an_error():
         hapi_client.TransferJobs  # noqa: B018
 
 
-def test_import_alone_loads_no_torch():
-    code = "import sys, hapi_client; sys.exit('torch' in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+PLANNING = (
+    "from hapi_client.plan_report import plan_page, plan_tables\n"
+    "from hapi_splitter.planner import costs, plan\n"
+)
+COMPLETION = (
+    "import hapi_client.cli.main\n"
+    "from hapi_client.cli import options\n"
+    "assert 'resnet18' in options.complete_model('resnet')\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("code", "slow"),
+    [
+        ("import hapi_client", "torch"),
+        (PLANNING, "torch torchvision matplotlib"),
+        (COMPLETION, "torch torchvision pyarrow numpy"),
+    ],
+    ids=["package", "planning", "completion"],
+)
+def test_import_loads_no_large_library(code, slow):
+    check = (
+        f"import sys; sys.exit(bool({set(slow.split())} & {{*sys.modules}}))"
+    )
+    subprocess.run(
+        [sys.executable, "-c", f"{code}\n{check}"], check=True, timeout=60
+    )
 
 
 def test_packages_are_typed():
