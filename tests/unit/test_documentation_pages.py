@@ -1,7 +1,5 @@
 """The documentation is consistent, and agrees with the code."""
 
-from __future__ import annotations
-
 import ast
 import re
 import runpy

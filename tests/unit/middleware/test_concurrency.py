@@ -1,7 +1,5 @@
 """Green threads: results in order, and none left behind."""
 
-from __future__ import annotations
-
 import eventlet
 import pytest
 

@@ -1,7 +1,5 @@
 """Metrics, log lines and transaction ids of the filter."""
 
-from __future__ import annotations
-
 import json
 import re
 import socket

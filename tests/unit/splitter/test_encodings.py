@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from hapi_protocol.encodings import DTYPES, Encoding, num_groups
-from hapi_protocol.errors import AnnotationError
 from hapi_splitter import encodings as encodings_module
 from hapi_splitter.encodings import (
     EncodedFeatures,
@@ -265,14 +264,6 @@ def test_decode_refuses_mismatched_arrays():
     ):
         with pytest.raises(ValueError, match=message):
             decode(encoded.array, *arguments)
-
-
-@pytest.mark.parametrize("encoding", ["", "float64", "float16;gzip"])
-def test_unknown_encoding_is_refused(encoding):
-    with pytest.raises(AnnotationError, match="allowed: float32"):
-        encode(torch.zeros(1, 1), encoding)
-    with pytest.raises(AnnotationError, match="allowed: float32"):
-        decode(np.zeros((1, 1), np.float32), encoding)
 
 
 @pytest.mark.parametrize("shape", [(8,), (3, 40), (64, 56, 56), (2, 3)])

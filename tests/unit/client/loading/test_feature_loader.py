@@ -265,20 +265,21 @@ def test_batches_are_the_same_if_spans_are_computed_out_of_order():
 
 
 @pytest.mark.parametrize(
-    ("wrong", "text"),
+    ("wrong", "code", "text"),
     [
-        ({"failures": ["1/2"]}, "1/2"),
-        ({"error": ClientError("not_found", "gone")}, "gone"),
+        ({"failures": ["1/2"]}, "bad_sample", r"'1/2'.* 1\.tar"),
+        ({"error": ClientError("not_found", "gone")}, "not_found", "gone"),
     ],
 )
-def test_error_of_a_span_out_of_order_is_raised_in_order(wrong, text):
+def test_error_of_a_span_out_of_order_is_raised_in_order(wrong, code, text):
     source = FirstSpanWaits(**wrong)
     loader, _ = make_loader(source, [4] * 3)
     threading.Timer(0.2, source.event.set).start()
     batches = iter(loader)
     assert next(batches)[1].tolist() == [0, 1, 2, 3]
-    with pytest.raises(ClientError, match=text):
+    with pytest.raises(ClientError, match=text) as caught:
         next(batches)
+    assert caught.value.code == code
 
 
 def test_memory_ahead_is_bounded():
@@ -289,15 +290,6 @@ def test_memory_ahead_is_bounded():
     time.sleep(0.2)
     assert len(source.loaded) <= 4
     loader.close()
-
-
-def test_bad_sample_is_an_error_that_names_it():
-    loader, _ = make_loader(Source({"2/3"}), SIZES)
-    with pytest.raises(ClientError) as caught:
-        rows_of(loader)
-    assert caught.value.code == "bad_sample"
-    assert "'2/3'" in caught.value.message
-    assert "2.tar" in caught.value.message
 
 
 def test_samples_are_skipped_and_counted_and_a_batch_has_its_keys():

@@ -1,7 +1,5 @@
 """Scheduling of spans on routes by weight."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

@@ -124,20 +124,6 @@ def test_missing_or_bad_variable_is_named(environ, message):
     assert caught.value.code == "bad_configuration"
 
 
-@pytest.mark.parametrize(
-    ("environ", "interface"),
-    [
-        ({}, "public"),
-        ({"OS_INTERFACE": "internal"}, "internal"),
-        ({"OS_ENDPOINT_TYPE": "adminURL"}, "admin"),
-        ({"OS_INTERFACE": "public", "OS_ENDPOINT_TYPE": "admin"}, "public"),
-    ],
-)
-def test_interface_is_read_from_either_variable(environ, interface):
-    found = Credentials.from_environment({**V3, **environ})
-    assert found.interface == interface
-
-
 @pytest.fixture
 def clouds(tmp_path):
     """Writes clouds.yaml and secure.yaml; returns their environment."""
@@ -242,13 +228,23 @@ def test_clouds_log_in_with_either_auth(connect, clouds, tmp_path):
                     assert connection.require_hapi()
 
 
-@pytest.mark.parametrize("interface", ["public", "internal", "admin"])
-def test_endpoint_of_the_interface_is_used(connect, interface):
+@pytest.mark.parametrize(
+    ("environ", "interface"),
+    [
+        ({}, "public"),
+        ({"OS_INTERFACE": "internal"}, "internal"),
+        ({"OS_ENDPOINT_TYPE": "adminURL"}, "admin"),
+        ({"OS_INTERFACE": "public", "OS_ENDPOINT_TYPE": "admin"}, "public"),
+    ],
+)
+def test_endpoint_of_the_interface_in_either_variable_is_used(
+    connect, environ, interface
+):
     service = IdentityService(USERS)
     service.object_store_url = "http://127.0.0.1:9/v1/%i"
     with service.running():
-        environ = {**V3, "OS_AUTH_URL": service.url}
-        with connect({**environ, "OS_INTERFACE": interface}) as connection:
+        given = {**V3, "OS_AUTH_URL": service.url, **environ}
+        with connect(given) as connection:
             assert connection.account == interface
 
 

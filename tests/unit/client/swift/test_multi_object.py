@@ -1,7 +1,5 @@
 """Requests for the features of many objects."""
 
-from __future__ import annotations
-
 import io
 import json
 

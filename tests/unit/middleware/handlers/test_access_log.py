@@ -1,10 +1,9 @@
 """Entries of requests in the access log, which must suffice for billing."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import time
+from contextlib import nullcontext
 from typing import Any
 from urllib.parse import unquote
 
@@ -153,24 +152,26 @@ def test_entry_of_a_stream_closed_by_its_client_has_its_usage(logged):
     assert logged.entries() == [ENTRY + USED.replace("done", "gone")]
 
 
-def test_entry_of_a_broken_stream_has_its_usage_and_the_reason(logged):
-    logged.ends_with("failed", "too_slow")
-    logged.world.worker.answer = break_off
-    with pytest.raises(HapiError):
-        assert logged.ask().body
+@pytest.mark.parametrize(
+    ("answer", "reason", "end"),
+    [
+        (break_off, "too_slow", pytest.raises(HapiError)),
+        (refuse_shard, "damaged_shard", nullcontext()),
+    ],
+    ids=["during the stream", "before it"],
+)
+def test_entry_of_a_failed_job_has_its_usage_and_the_reason(
+    logged, answer, reason, end
+):
+    logged.ends_with("failed", reason)
+    logged.world.worker.answer = answer
+    with end:
+        response = logged.ask()
+        assert response.body
+        assert response.status_int == 422
 
     [entry] = logged.entries()
-    assert entry.endswith(";outcome=failed;reason=too_slow")
-
-
-def test_entry_of_a_job_that_failed_before_its_stream_has_its_usage(logged):
-    logged.ends_with("failed", "damaged_shard", sent_bytes=0)
-    logged.world.worker.answer = refuse_shard
-    response = logged.ask()
-    assert (response.status_int, bool(response.body)) == (422, True)
-
-    [entry] = logged.entries()
-    assert entry.endswith(";outcome=failed;reason=damaged_shard")
+    assert entry.endswith(f";outcome=failed;reason={reason}")
 
 
 @pytest.mark.parametrize("has_ended", [False, True])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from filter_under_test import ACCOUNT, MODEL, OTHER, PACKAGE, SOURCE, s3_env
+from filter_under_test import ACCOUNT, MODEL, PACKAGE, SOURCE, s3_env
 from hapi_protocol.errors import CODES, make_error
 from hapi_protocol.headers import HEADER_SOURCE_ETAG
 from hapi_protocol.profiles import ModelProfile
@@ -77,13 +77,6 @@ def test_unreadable_package_is_answered_as_swift_does(
     assert plain.status == status
     assert world.send(method, path, ASKED, user=user) == plain
     assert world.worker.calls == []
-
-
-def test_reader_by_acl_is_charged_itself(world):
-    world.swift.read_acls[MODELS] = f"{TESTER2},{TESTER3}"
-    for user, account in ((TESTER2, OTHER), (TESTER3, ACCOUNT)):
-        assert world.send(path=MODEL, headers=ASKED, user=user).status == 200
-        assert world.worker.profiles[-1].charged_account == account
 
 
 def test_caller_without_a_project_may_not_compute(world):

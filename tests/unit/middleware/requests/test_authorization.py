@@ -515,9 +515,6 @@ def test_anonymous_reader_may_read_objects_only(method, path, admitted):
     assert admitted or refusal.status_int == 401
 
 
-"""Modules whose sub-requests may be pre-authorised."""
-
-
 def test_no_subrequest_is_pre_authorised():
     """Except in the cache's own containers, the caller's right decides."""
     folder = Path(hapi_middleware.__file__).parent

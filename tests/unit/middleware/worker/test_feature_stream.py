@@ -18,7 +18,7 @@ from swift.common.middleware import catch_errors, gatekeeper, proxy_logging
 
 from filter_under_test import MODEL, SHARD, SOURCE, annotation
 from hapi_middleware.concurrency import SEND_BUFFER_BYTES, connect_unix
-from hapi_protocol.errors import UnavailableError, make_error
+from hapi_protocol.errors import make_error
 from stub_worker import break_off
 
 BIG = bytes(1 << 20) * 24
@@ -353,18 +353,6 @@ def test_response_closed_early_ends_the_thread_that_reads_the_source(world):
     response.app_iter.close()
 
     assert ended
-
-
-def test_broken_stream_raises_its_error(world):
-    world.worker.answer = break_off
-    response = _open(world)
-    features = iter(response.app_iter)
-
-    assert SHARD.startswith(next(features))
-    with pytest.raises(UnavailableError) as caught:
-        list(features)
-    assert caught.value.code == "worker_unavailable"
-    response.app_iter.close()
 
 
 def test_filter_imports_no_large_library_and_starts_no_thread():
