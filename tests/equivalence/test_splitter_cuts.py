@@ -1,7 +1,5 @@
 """Equivalence of a model with its prefix, suffix and tail at every cut."""
 
-from __future__ import annotations
-
 from contextlib import contextmanager
 from dataclasses import dataclass
 
