@@ -1,8 +1,6 @@
 """Mathematics of the benchmarks' verdicts, and their rendered record."""
 
 import copy
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -159,21 +157,3 @@ def test_results_page_is_rendered_from_the_record(tmp_path):
     cell["ratio"] = {"median": 77.0, "interval": [76.0, 78.0]}
     write_rst(changed, RECORD.relative_to(ROOT), page, images)
     assert '"77.00"' in page.read_text()
-
-
-def test_opponents_import_nothing_of_hapi():
-    code = (
-        "import sys; from benchmarks.opponents import ("
-        "convert, local_features, serve, tar_stream);"
-        "from benchmarks.micro import tight_loop;"
-        "sys.exit([n for n in sys.modules if n.startswith('hapi_')] or 0)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
