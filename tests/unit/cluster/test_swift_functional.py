@@ -178,11 +178,30 @@ def test_second_outcome_decides_on_differences_and_failures(
         assert getattr(found, name) == (["a"] if named else [])
 
 
-def test_comparison_without_any_test_fails(monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("words", "selected", "suites"),
+    [
+        ("", None, command.SUITES),
+        ("--only x", "(x)", command.SUITES),
+        ("--quick", command.NOT_QUICK, command.QUICK),
+        ("--only x --quick", f"(x) and {command.NOT_QUICK}", command.QUICK),
+    ],
+)
+def test_selections_are_passed_and_must_contain_a_test(
+    words, selected, suites, monkeypatch, capsys
+):
+    asked = []
+
+    def compare_layout(layout, source, logs, *selections):
+        asked.append(selections)
+        return []
+
     monkeypatch.setattr(command, "unpacked_sdist", lambda *_: None)
-    monkeypatch.setattr(command, "compare_layout", lambda *_: [])
-    assert command.main(["--only", "nothing"]) == command.EXIT_NOT_RUN
-    assert "'nothing' selects no test" in capsys.readouterr().err
+    monkeypatch.setattr(command, "compare_layout", compare_layout)
+    status = command.main(["--layout", "plain", *words.split()])
+    assert status == command.EXIT_NOT_RUN
+    assert asked == [(suites, ("-k", selected) if selected else ())]
+    assert "selects no test" in capsys.readouterr().err
 
 
 # --- clusters ---

@@ -340,16 +340,6 @@ LINK_OR_SERVER = {
 }
 
 
-def test_plan_mixes_two_cuts_if_server_and_link_limit():
-    plan = solve(case(link=5.0, client=1e-9, cuts=LINK_OR_SERVER))
-    assert {option.cut for option, _ in plan.mix} == {1, 2}
-    assert set(plan.binding) == {"link", "server device"}
-    # 0.8 x + 0.2 y = 5 and 0.01 x + 0.1 y = 1
-    assert plan.samples_per_second == pytest.approx(
-        3.846153846 + 9.615384615, rel=CLOSE
-    )
-
-
 @pytest.mark.parametrize("share", [0.0, 1e-12])
 def test_plan_streams_without_a_server(share):
     plan = solve(case(server=share))
