@@ -35,6 +35,14 @@ from simulated_tiers import (
 SLOW_LINK = replace(BALANCED, link_capacity=2e6)
 
 
+@pytest.fixture(autouse=True)
+def no_crossover(monkeypatch):
+    """Plans skip the search for a crossover bandwidth, which is slow."""
+    monkeypatch.setattr(
+        "hapi_splitter.planner.plan.crossover_bandwidth", lambda *_: None
+    )
+
+
 def slow_server(seconds):
     """83 samples/s by raw reads, 1 / ``seconds`` pushed down."""
     server = {RAW: 0.0, PUSH: seconds}
