@@ -241,13 +241,17 @@ def test_calls_that_packages_cannot_hold_are_refused(function):
     assert caught.value.code in ("unknown_op", "cannot_trace")
 
 
+def test_usual_model_needs_no_retrace(monkeypatch):
+    monkeypatch.delattr(torch.export.ExportedProgram, "run_decompositions")
+    split(small_network(), "pool", transform=small_transform())
+
+
 @pytest.mark.parametrize("function", REWRITTEN)
 def test_rewritten_package_equals_the_retraced_one(function, monkeypatch):
     modules = (build(function), nn.Identity())
     with monkeypatch.context() as patch:
         patch.delattr(torch.export.ExportedProgram, "run_decompositions")
         rewritten = split(modules, sample_shape=SHAPE).frozen
-        split(small_network(), "pool", transform=small_transform())
     monkeypatch.setattr(_InPlaceRewriter, "is_sound", lambda _: False)
     retraced = split(modules, sample_shape=SHAPE).frozen
     assert rewritten.program == retraced.program
