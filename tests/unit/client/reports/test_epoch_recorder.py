@@ -84,6 +84,15 @@ def test_stages_of_the_loop_are_summed(world):
     assert report.samples_by_cut == {7: 8}
 
 
+def test_epoch_that_fails_after_its_last_batch_is_unfinished(world):
+    with suppress(ValueError), world.recorder.running(READ_PLAN):
+        for samples in (4, 0):
+            world.recorder.delivered(samples)
+        raise ValueError
+    assert not world.report.is_finished
+    assert (world.report.samples, world.report.expected_samples) == (4, 8)
+
+
 def test_running_epoch_has_a_preliminary_report(world):
     assert world.report is None
     world.recorder.end()

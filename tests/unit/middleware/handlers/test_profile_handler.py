@@ -188,3 +188,16 @@ def test_headers_never_pass_the_filter(world):
     world.send("PUT", SOURCE, ASKED)
     passed = [key for env in world.swift.calls for key in env]
     assert not [key for key in passed if key.startswith("HTTP_X_HAPI")]
+
+
+def test_malformed_answer_is_an_internal_error(world, monkeypatch):
+    monkeypatch.setattr(ModelProfile, "to_body", lambda self: b"{}")
+    answer = world.send(path=MODEL, headers=ASKED)
+    assert answer.refusal == (500, "internal")
+
+
+def test_package_over_the_limit_is_refused(world):
+    world.configure(max_package_bytes=100)
+    answer = world.send(path=MODEL, headers=ASKED)
+    assert answer.refusal == (413, "package_too_large")
+    assert world.worker.calls == []
