@@ -119,27 +119,21 @@ def test_throughput_is_measured_again_after_some_reads():
 
 
 @pytest.mark.parametrize(
-    ("change", "number", "last"),
+    ("link", "change", "number", "last"),
     [
-        ({"flow": 100}, 20, [4]),
-        ({"link": 250}, 40, [1] * 10),
-        ({"link": 100_000}, 20, [4] * 10),
+        (500, {"flow": 100}, 20, [4]),
+        (500, {"link": 250}, 40, [1] * 10),
+        (500, {"link": 100_000}, 20, [4] * 10),
+        # A route of the network may be hundreds of times slower.
+        (100_000, {"link": 500}, 50, [4, *[1] * 49]),
     ],
-    ids=["slow flows", "slow link", "fast link"],
+    ids=["slow flows", "slow link", "fast link", "much slower link"],
 )
-def test_limit_follows_a_link_that_changes(change, number, last):
-    world = World(link=500)
+def test_limit_follows_a_link_that_changes(link, change, number, last):
+    world = World(link)
     world.limits(10)
     vars(world).update(change)
     assert world.limits(number)[-len(last) :] == last
-
-
-def test_throughput_of_a_fast_link_does_not_count_on_a_slow_one():
-    """A route of the network may be hundreds of times slower than another."""
-    world = World(link=100_000)
-    assert world.limits(50)[1:] == [MAX_READS] * 49
-    world.link = 500
-    assert world.limits(50) == [4, *[1] * 49]
 
 
 def test_decoding_does_not_delay_reads():
