@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 import weakref
+from dataclasses import replace
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -23,14 +24,9 @@ from hapi_client.planning.route_scheduler import RouteScheduler
 from hapi_client.planning.sample_probe import ProbeSamples
 from hapi_client.swift.transport import CancelScope
 from hapi_protocol.errors import ClientError
-from hapi_splitter.planner.plan import (
-    Option,
-    Problem,
-    Resource,
-    solve,
-    streaming_plan,
-)
+from hapi_splitter.planner.plan import Option, solve, streaming_plan
 from hapi_splitter.planner.problem import RAW_ROUTE
+from problems import problem_of
 
 
 class Connection:
@@ -176,18 +172,14 @@ def test_job_does_not_measure_near_its_end(
 def test_reason_names_why_push_down_would_not_pay(
     pushed, one_off_seconds, reason
 ):
-    problem = Problem(
-        resources=(Resource("client device", 1.0, "devices"),),
-        options=(
-            Option(0, "raw", {"client device": 0.1}, 0, 0),
-            Option(1, "float32", {"client device": pushed}, 0, 0),
-        ),
+    options = (
+        Option(0, "raw", {"client device": 0.1}, 0, 0),
+        Option(1, "float32", {"client device": pushed}, 0, 0),
+    )
+    problem = replace(
+        problem_of(options, {"client device": 1.0}),
         num_samples=100,
-        epochs=1.0,
         push_one_off_seconds=one_off_seconds,
-        server_limit_bytes=0,
-        client_limit_bytes=0,
-        last_cut=1,
     )
     plan = solve(problem)
     gain = speedup_over(streaming_plan(problem), plan)
