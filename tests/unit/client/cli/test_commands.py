@@ -317,7 +317,7 @@ def test_signal_ends_a_command_without_traceback(swift, number, status):
         time.sleep(0.02)
     time.sleep(0.2)
     process.send_signal(number)
-    _, errors = process.communicate(timeout=20)
+    _, errors = process.communicate(timeout=60)
     assert process.returncode == status
     assert b"Traceback" not in errors
 

@@ -46,14 +46,14 @@ def findings(swift, *answers, data=None, **environ):
 def test_hanging_check_fails_and_the_next_one_runs():
     never = threading.Event()
     checks = [
-        Check("a", lambda: str(never.wait(20)), remedies={"": "wait"}),
+        Check("a", lambda: str(never.wait(60)), remedies={"": "wait"}),
         Check("b", lambda: "fine"),
         Check("c", lambda: "not seen", needs=("b", "a")),
     ]
     started = time.monotonic()
     found = list(run_checks(checks, 0.2))
     never.set()
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 30
     states = {each.check: each.state for each in found}
     assert states == {"a": "failure", "b": "ok", "c": "skipped"}
     assert "did not end within 0.2 s" in found[0].found
@@ -99,7 +99,7 @@ def test_silent_auth_service_fails_in_time():
         doctor = Doctor(lambda: credentials, DoctorOptions(seconds=0.3))
         started = time.monotonic()
         found = {each.check: each for each in doctor.findings()}
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 30
     assert found["auth"].state == "failure"
     assert url in found["auth"].found
 

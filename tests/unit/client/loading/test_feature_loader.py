@@ -370,13 +370,13 @@ def test_late_span_is_a_named_error_and_its_request_ends():
     started = time.monotonic()
     with pytest.raises(TooSlowError, match=r"0\.tar"):
         rows_of(loader)
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 30
 
 
 @pytest.mark.parametrize("in_step", [False, True])
 def test_loop_gets_an_error_if_another_thread_closes_its_loader(in_step):
     loader, _ = make_loader(
-        Source(seconds=0.0 if in_step else 30.0),
+        Source(seconds=0.0 if in_step else 60.0),
         [4] * 200,
         num_threads=1,
         ahead_spans=4,
@@ -391,7 +391,7 @@ def test_loop_gets_an_error_if_another_thread_closes_its_loader(in_step):
 
     with pytest.raises(ClientError, match="the loader was closed"):
         train()
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 30
     timer.join()
 
 

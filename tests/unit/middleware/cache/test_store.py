@@ -128,7 +128,7 @@ def on_entries(world, method, status):
 def slow_on_entries(world, method):
     def slow(request):
         if request.method == method:
-            eventlet.sleep(10)
+            eventlet.sleep(60)
 
     world.swift.on_private = slow
 
@@ -317,7 +317,7 @@ def test_features_are_computed_if_the_read_is_slow(tmp_path):
         slow_on_entries(world, "GET")
         started = time.monotonic()
         assert_computed(ask(world, "read"))
-        assert time.monotonic() - started < 3
+        assert time.monotonic() - started < 20
 
 
 def test_features_are_computed_if_the_read_breaks_off(world):

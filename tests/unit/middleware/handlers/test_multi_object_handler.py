@@ -649,7 +649,7 @@ def test_disconnected_client_ends_all_reads_and_the_job(world):
     before = time.monotonic()
     chunks.close()
 
-    assert time.monotonic() - before < 2
+    assert time.monotonic() - before < 20
     assert gauge.now == 0
     assert world.worker.ended.wait(5)
     eventlet.sleep(0.05)
