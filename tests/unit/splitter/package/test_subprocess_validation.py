@@ -9,13 +9,11 @@ from hapi_splitter.package.subprocess_validation import (
     probe_batchwise,
     validate_package,
 )
-from hostile import HOSTILE, pickled_member, valid_package
+from hostile import attacks, pickled_member, valid_package
 
 
 @pytest.mark.parametrize(
-    ("build", "reason"),
-    HOSTILE.items(),
-    ids=[build.__name__ for build in HOSTILE],
+    ("build", "reason"), attacks().values(), ids=attacks()
 )
 def test_hostile_package_is_refused_by_name_and_leaves_no_trace(
     build, reason, tmp_path
