@@ -2,8 +2,8 @@
 
 import pytest
 
-from hapi_client import Connection, Credentials
 from hapi_cluster import Cluster
+from jobs import connected
 
 
 @pytest.fixture(scope="module")
@@ -15,6 +15,5 @@ def fragile():
 
 @pytest.fixture
 def connection(fragile):
-    credentials = Credentials.v1(fragile.auth_url, fragile.user, fragile.key)
-    with Connection(credentials) as opened:
+    with connected(fragile) as opened:
         yield opened

@@ -9,16 +9,13 @@ from urllib.parse import urlsplit
 import pytest
 
 from caller import Caller
-from hapi_client import Connection, Credentials
-from hapi_client.model.package_store import package_name, upload_package
 from hapi_cluster import Cluster
 from hapi_protocol.feature_reader import read_features
-from hapi_splitter.freezing.split_model import split
-from hapi_splitter.package.writer import write_package
-from kept_features import until
-from networks import small_network, small_transform
+from jobs import connected, store_package
+from networks import small_parts
 from photos import shard
 from plain_traffic import PlainTraffic, Request
+from waiting import until
 
 FULL = {"object-server.conf": {"DEFAULT": {"fallocate_reserve": "100%"}}}
 """Swift's own guard: every write is refused as if the disk were full."""
@@ -48,14 +45,8 @@ def swift_in(folder, **settings):
 
 
 def stored_model(cluster, folder):
-    parts = split(small_network(), "body", transform=small_transform())
-    info = write_package(parts.frozen, folder / "model.hapi")
-    login = Credentials.v1(cluster.auth_url, cluster.user, cluster.key)
-    with Connection(login) as connection:
-        upload_package(
-            connection, "models", folder / "model.hapi", info.digest
-        )
-    return f"models/{package_name(info.digest)}"
+    with connected(cluster) as connection:
+        return store_package(connection, folder, small_parts().frozen).quoted()
 
 
 def lines(cluster, text):

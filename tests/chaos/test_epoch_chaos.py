@@ -6,21 +6,18 @@ import io
 import math
 import os
 import signal
-import threading
 import time
 from dataclasses import replace
 from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
-import requests
 import torch
 from PIL import Image
 
 from gateway import Storm, gateway_to
 from hapi_client import Connection, Credentials, ReadConfig
 from hapi_client.data.index import update_index
-from hapi_client.model.package_store import upload_package
 from hapi_client.planning import job_planner as planning
 from hapi_client.planning import replanner as replan
 from hapi_client.swift.http_client import ConnectionOptions
@@ -28,12 +25,9 @@ from hapi_client.swift.retry import Backoff
 from hapi_client.swift.swift_url import parse_location
 from hapi_cluster import Cluster
 from hapi_protocol.errors import SourceChangedError, TruncatedStreamError
-from hapi_splitter.freezing.split_model import split
 from hapi_splitter.inputs.image_transform import ImageTransform
-from hapi_splitter.package.writer import write_package
 from hapi_splitter.planner.plan import static_at
-from jobs import transfer_job
-from networks import small_network, small_transform
+from jobs import connected, small_job
 from photos import shard, tar_of
 from plain_traffic import PlainTraffic, Request
 
@@ -42,6 +36,8 @@ PER_SHARD = 15
 NUM_SAMPLES = NUM_SHARDS * PER_SHARD
 NUM_LARGE = 5
 PER_LARGE = 32
+PAUSE_SECONDS = 2.5
+"""Longer than a store with a timeout of 1 s waits for a client."""
 DATA = "swift://weather"
 SOON = Backoff(attempts=8, first_seconds=0.05, max_seconds=0.5)
 OPTIONS = ReadConfig(
@@ -86,8 +82,7 @@ def large_shard(seed):
 
 @pytest.fixture(scope="module")
 def data(fragile):
-    login = Credentials.v1(fragile.auth_url, fragile.user, fragile.key)
-    with Connection(login) as connection:
+    with connected(fragile) as connection:
         store(connection, NUM_SHARDS, count=PER_SHARD, size=120)
 
 
@@ -97,17 +92,18 @@ def impatient():
     swift_options = {
         "proxy-server.conf": {"app:proxy-server": {"client_timeout": "1"}}
     }
-    with Cluster.temporary(
-        worker_options={"device": "cpu", "stall_seconds": "1"},
-        swift_options=swift_options,
-    ) as cluster:
-        login = Credentials.v1(cluster.auth_url, cluster.user, cluster.key)
-        with Connection(login) as connection:
-            connection.put_container("weather")
-            for number in range(NUM_LARGE):
-                put(connection, f"s{number}.tar", large_shard(number))
-            update_index(connection, parse_location(DATA))
-            yield connection
+    with (
+        Cluster.temporary(
+            worker_options={"device": "cpu", "stall_seconds": "1"},
+            swift_options=swift_options,
+        ) as cluster,
+        connected(cluster) as connection,
+    ):
+        connection.put_container("weather")
+        for number in range(NUM_LARGE):
+            put(connection, f"s{number}.tar", large_shard(number))
+        update_index(connection, parse_location(DATA))
+        yield connection
 
 
 @pytest.fixture
@@ -127,13 +123,10 @@ def through(fragile, gateway):
 
 
 def job_of(connection, **options):
-    return transfer_job(
-        small_network(),
-        freeze="body",
-        data=DATA,
+    return small_job(
+        DATA,
         connection=connection,
         **{
-            "transform": small_transform(),
             "batch_size": 16,
             "labels": number_of,
             "cut": "freeze",
@@ -184,39 +177,6 @@ def test_faults_cost_retries_and_no_sample(
         assert bool(gateway.happened[name]) == bool(share)
 
 
-def test_order_is_the_same_without_faults(data, gateway, through):
-    with job_of(through) as job:
-        fair = delivered(job.loader(3))
-        mixed(job)
-        gateway.storm = Storm(refused=0.3, torn=0.2)
-        assert delivered(job.loader(3)) == fair
-
-
-def test_worker_that_is_killed_or_stopped_costs_no_sample(
-    data, fragile, through
-):
-    fragile.wait_for_worker()
-
-    def disturb(number):
-        if number == 3:
-            os.kill(fragile.worker_pid, signal.SIGKILL)
-        elif number == 8:
-            fragile.wait_for_worker()
-        elif number == 10:
-            pid = fragile.worker_pid
-            os.kill(pid, signal.SIGSTOP)
-            threading.Timer(1.5, lambda: os.kill(pid, signal.SIGCONT)).start()
-
-    # What was fetched ahead needs no worker.
-    options = replace(OPTIONS, num_threads=1, ahead_spans=1, buffer_spans=1)
-    with job_of(through, read=options) as job:
-        mixed(job)
-        labels = delivered(job.loader(0), disturb)
-        labels += delivered(job.loader(1))
-        assert job.stats.retries + job.stats.fallbacks > 0
-    assert sorted(labels) == sorted([*range(NUM_SAMPLES)] * 2)
-
-
 @pytest.mark.parametrize("cut", ["stream", "freeze"])
 def test_shard_replaced_during_an_epoch_is_an_error_with_its_name(
     data, through, cut
@@ -253,7 +213,8 @@ def test_paused_loop_needs_no_retry(impatient, cut):
     transform = ImageTransform(resize_size=256, crop_size=224)
     with job_of(impatient, cut=cut, transform=transform, batch_size=8) as job:
         labels = delivered(
-            job.loader(0), lambda number: time.sleep(4 * (number in (1, 5)))
+            job.loader(0),
+            lambda number: time.sleep(PAUSE_SECONDS * (number in (1, 5))),
         )
         assert job.stats.retries == job.stats.fallbacks == 0
     assert len(labels) == NUM_LARGE * PER_LARGE
@@ -263,7 +224,7 @@ def test_client_that_does_not_read_is_dropped_by_that_store(impatient):
     """The precondition of the test above."""
     with impatient.open("weather", "s0.tar") as body:
         body.read(1000)
-        time.sleep(4)
+        time.sleep(PAUSE_SECONDS)
         with pytest.raises(TruncatedStreamError):
             body.read()
 
@@ -280,39 +241,6 @@ def features_by_label(loader, step=lambda number: None):
             assert label not in found, "a sample came twice"
             found[label] = feature.clone()
     return found
-
-
-def test_stream_of_a_killed_worker_never_ends_cleanly(
-    fragile, connection, tmp_path
-):
-
-    parts = split(small_network(), "body", transform=small_transform())
-    info = write_package(parts.frozen, tmp_path / "model.hapi")
-    model, _ = upload_package(
-        connection, "models", tmp_path / "model.hapi", info.digest
-    )
-    long = shard(600, size=290)
-    connection.put_container("broken")
-    connection.put("broken", "long.tar", io.BytesIO(long), len(long))
-    answer = requests.get(
-        f"{connection.storage_url}/broken/long.tar",
-        headers={
-            **token(connection),
-            "X-Hapi-Model": model.quoted(),
-            "X-Hapi-Cut": "1",
-        },
-        stream=True,
-        timeout=30,
-    )
-    assert answer.status_code == 200
-    victim = fragile.worker_pid
-    pieces = answer.iter_content(65536)
-    next(pieces)
-    os.kill(victim, signal.SIGKILL)
-    with pytest.raises(requests.RequestException):
-        for _ in pieces:
-            pass
-    fragile.wait_for_worker(victim)
 
 
 def test_epoch_of_a_killed_worker_is_finished_and_push_down_resumes(

@@ -20,15 +20,14 @@ import pytest
 import requests
 from benchmarks.testbed.proxies import SideProxy
 
-from hapi_client import Connection, Credentials
-from hapi_client.model.package_store import upload_package
+from hapi_client import Connection
 from hapi_cluster import Cluster
 from hapi_protocol.feature_reader import read_features
-from hapi_splitter.freezing.split_model import split
-from hapi_splitter.package.writer import write_package
-from networks import small_network, small_transform
+from jobs import connected, store_package
+from networks import small_parts
 from photos import jpegs, shard, tar_of
 from plain_traffic import PlainTraffic, Request
+from waiting import until
 
 WORKER_SECONDS = 2.0
 NODE_SECONDS = 1.0
@@ -106,9 +105,7 @@ def patient(tmp_path_factory):
     options = {"device": "cpu", "buffer_bytes": "1MiB"}
     with (
         Cluster.temporary(processes=True, worker_options=options) as cluster,
-        Connection(
-            Credentials.v1(cluster.auth_url, cluster.user, cluster.key)
-        ) as connection,
+        connected(cluster) as connection,
         SideProxy(cluster.directory, folder / "proxy", WORKERS) as proxy,
     ):
         model = stored(connection, folder)
@@ -130,10 +127,7 @@ def world(patient, tmp_path_factory):
 
 def stored(connection, folder):
     """Objects, and a model; how an annotation names it."""
-    parts = split(small_network(), "body", transform=small_transform())
-    package = folder / "model.hapi"
-    info = write_package(parts.frozen, package)
-    model, _ = upload_package(connection, "models", package, info.digest)
+    model = store_package(connection, folder, small_parts().frozen)
     for container in ("data", "plain"):
         connection.put_container(container)
     for name, data in {
@@ -193,13 +187,6 @@ def within(seconds):
     assert time.monotonic() - begun < seconds + SLACK_SECONDS
 
 
-def eventually(said, what):
-    deadline = time.monotonic() + 20
-    while not said():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)
-
-
 def object_server(world):
     return int(world.cluster.status()["children"]["object"]["pid"])
 
@@ -225,17 +212,15 @@ def test_reload_under_load_fails_no_request_and_ends_no_stream(patient):
             {**WORKERS, "filter:hapi": {"max_object_bytes": "123456789"}}
         )
         proxy.reload()
-        eventually(
-            lambda: len(proxy.workers() - old) == NUM_WORKERS,
-            "the process that closes the old sockets lives on",
-        )
+        # The process that closes the old sockets ends.
+        until(lambda: len(proxy.workers() - old) == NUM_WORKERS)
         assert {max_bytes() for _ in range(20)} == {123456789}
         # What serves the streams is a worker of before.
         assert old & proxy.workers()
         for stream in running:
             assert stream.rest() == world.expected
         assert Running(world).rest() == world.expected
-        eventually(lambda: not old & proxy.workers(), "old workers live on")
+        until(lambda: not old & proxy.workers())
     assert plain.failures == []
     # Its two threads have one request each on its way.
     assert plain.resets <= 2
@@ -288,10 +273,7 @@ def test_object_server_that_hangs_breaks_streams_in_time(world):
             running.rest()
     assert plain.failures == []
     assert plain.count > 50
-    eventually(
-        lambda: world.ask("short.tar").status_code == 200,
-        "the object server is not used again",
-    )
+    until(lambda: world.ask("short.tar").status_code == 200)
     assert Running(world).rest() == world.expected
 
 

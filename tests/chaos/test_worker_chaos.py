@@ -29,7 +29,6 @@ from hapi_protocol.errors import CODES, HapiError
 from hapi_protocol.feature_reader import read_features
 from hapi_protocol.job_messages import HEADER_IDENTITY, JobGrant
 from hapi_protocol.unix_http import UnixConnection
-from hapi_worker.config import option_defaults
 from neighbour import (
     JOB_SECONDS,
     NUM_SAMPLES,
@@ -41,13 +40,15 @@ from neighbour import (
     small_shard,
 )
 from photos import jpegs, tar_of
-from worker_process import WorkerProcess, grown, wait_until
+from waiting import until
+from worker_process import WorkerProcess, grown
 from worker_under_test import (
     TIMEOUT_SECONDS,
     Answer,
     NotGrantedError,
     Streaming,
     identity_of,
+    in_two,
     job_for,
     pieces,
 )
@@ -78,9 +79,8 @@ OPTIONS: dict[str, object] = {
     "stall_seconds": STALL_SECONDS,
     "batch_seconds": 20,
     "drain_seconds": 5,
+    "queue_seconds": 1,
 }
-if "queue_seconds" in option_defaults():
-    OPTIONS["queue_seconds"] = 1
 
 BROKEN = (OSError, http.client.HTTPException, HapiError)
 """Errors of a client whose worker ended or broke the stream."""
@@ -136,7 +136,7 @@ def worker(running, alone, level):
     with Neighbour(running, alone) as neighbour:
         yield running
         enough = neighbour.num_jobs + 2
-        wait_until(
+        until(
             lambda: neighbour.num_jobs >= enough or not neighbour.is_alive(),
             JOB_SECONDS,
             lambda: "the neighbour is not served any more",
@@ -218,7 +218,7 @@ def refused(reason):
 
 
 def wait_for_count(worker, before, name, seconds=SLACK_SECONDS, more=1):
-    wait_until(
+    until(
         lambda: grown(worker.counts(), before).get(name, 0) >= more,
         seconds,
         lambda: f"no {name}: {grown(worker.counts(), before)}",
@@ -312,39 +312,22 @@ DISCONNECTS = (
 )
 
 
-@pytest.mark.parametrize("disconnect", DISCONNECTS)
-def test_clients_that_disconnect_leave_nothing(worker, disconnect):
-    for _ in range(3):
-        disconnect(worker)
-
-
 def fell_silent(worker, body, length_bytes, *, cut_off=False):
     """Sends and pauses; or ends the connection's half, not the body."""
-    sent = SilentAfter(body)
+    stop = threading.Event()
+    sent = in_two(body, stop, len(body))
     with worker.streaming(bad_job(length_bytes), None, sent) as stream:
         if cut_off:
             time.sleep(0.2)
             stream.socket.shutdown(socket.SHUT_WR)
         found = end_of(stream)
-        sent.stop.set()
+        stop.set()
     return found, ended("gone") if cut_off else ended("failed", "too_slow")
 
 
 def ended_early(worker, body, length_bytes):
     found = run_badly(worker, pieces(body), length_bytes)
     return found, ended("failed", "bad_request")
-
-
-class SilentAfter:
-    """A body that pauses until it is released."""
-
-    def __init__(self, body):
-        self._body = body
-        self.stop = threading.Event()
-
-    def __iter__(self):
-        yield from pieces(self._body)
-        self.stop.wait(TIMEOUT_SECONDS)
 
 
 @pytest.mark.parametrize(
@@ -466,16 +449,6 @@ def test_million_empty_members_end_in_a_named_error(worker, kind):
     wait_for_count(worker, before, ended("failed", LIMIT))
 
 
-@pytest.mark.parametrize("length", [100, 700, 1500, 30_000])
-def test_truncated_archive_is_refused_or_breaks(worker, length):
-    before = worker.counts()
-    tar = small_shard()[:length]
-    found = run_badly(worker, pieces(tar), len(tar))
-    code = "unsupported_object" if length < 512 else "damaged_shard"
-    assert found in ((code, "broken") if length == 30_000 else (code,))
-    wait_for_count(worker, before, ended("failed", code))
-
-
 def image_bombs():
     """Image files, most of which no worker decodes."""
     (good,) = small_images(1)
@@ -576,11 +549,11 @@ def stays(stack, worker):
 
 def stream_of(stack, worker, num_bytes):
     """A stream whose sender stops sending."""
-    tar = long_shard()
-    body = SilentAfter(tar[:num_bytes])
+    tar, stop = long_shard(), threading.Event()
+    body = in_two(tar, stop, num_bytes)
     job = bad_job(len(tar))
     stream = stack.enter_context(worker.streaming(job, exact_package(), body))
-    stack.callback(body.stop.set)
+    stack.callback(stop.set)
     return stream
 
 
@@ -632,7 +605,7 @@ def test_worker_ends_under_load(tmp_path):
         for caller in callers:
             caller.start()
             stack.callback(caller.join)
-        wait_until(lambda: waiting_in(worker) == 2, 10, worker.log)
+        until(lambda: waiting_in(worker) == 2, 10, worker.log)
         started = time.monotonic()
         assert worker.stop() == 0
         assert time.monotonic() - started < 1 + SLACK_SECONDS + 1
@@ -687,7 +660,7 @@ def test_kill_under_load_gives_complete_or_broken_streams(tmp_path, alone):
 
         def wait_for_two_more(worker):
             before = [client.ends["whole"] for client in clients]
-            wait_until(
+            until(
                 lambda: all(
                     client.ends["whole"] > number + 1
                     for client, number in zip(clients, before, strict=True)
@@ -697,13 +670,14 @@ def test_kill_under_load_gives_complete_or_broken_streams(tmp_path, alone):
             )
 
         wait_for_two_more(first)
-        body = SilentAfter(small_shard()[:30_000])
+        stop = threading.Event()
+        body = in_two(small_shard(), stop, 30_000)
         job = small_job("AUTH_midst")
         with first.streaming(job, exact_package(), body) as stream:
             assert stream.answer().status == 200
             first.kill()
             assert end_of(stream) == "broken"
-            body.stop.set()
+            stop.set()
         assert os.path.exists(first.socket)
         second = WorkerProcess(tmp_path, OPTIONS)
         stack.callback(second.kill)

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import re
-import time
 from urllib.parse import unquote
 
 from hapi_cluster import Cluster
-
-SECONDS = 20.0
+from waiting import until
 
 
 def used(cluster: Cluster, trans_id: str) -> dict[str, str]:
     """Fields of the filter's entry in a request's line."""
-    deadline = time.monotonic() + SECONDS
-    while not (line := _line(cluster, trans_id)):
-        assert time.monotonic() < deadline, f"no line of {trans_id}"
-        time.sleep(0.05)
-    [word] = re.findall(r"hapi:\S+", line)
+    until(lambda: _line(cluster, trans_id))
+    [word] = re.findall(r"hapi:\S+", _line(cluster, trans_id))
     entry = unquote(word).removeprefix("hapi:")
     return dict(field.split("=", 1) for field in entry.split(";"))
 

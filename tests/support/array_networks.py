@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import pickle
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import torch
@@ -132,6 +135,63 @@ def mel_arrays(count: int, seed: int = 0) -> list[tuple[np.ndarray, int]]:
         mels[:, 16 * label : 16 * (label + 1)] += 3.0
         samples.append((mels.astype(np.float16), label))
     return samples
+
+
+class _Payload:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (exec, ("raise SystemExit",))
+
+
+def bad_tokens() -> dict[str, tuple[bytes, str]]:
+    """Returns contents of files that no text model takes, and why."""
+    fine = token_arrays(1)[0][0]
+    outside, negative = fine.copy(), fine.copy()
+    outside[-1] = NUM_IDS
+    negative[0] = -1
+    return {
+        "cut": (
+            npy(fine)[:-2],
+            "truncated .npy: 30 bytes of values, expected 32 for (16,) of "
+            "int16",
+        ),
+        "lying": (
+            npy(fine).replace(b"(16,)", b"(99,)"),
+            "an array of shape (99,); the model takes (16,)",
+        ),
+        "pickle": (pickle.dumps(_Payload()), "not a NumPy array (.npy)"),
+        "objects": (
+            npy(fine).replace(b"'<i2'", b"'|O' "),
+            "an array of object; the model takes int64",
+        ),
+        "huge": (
+            b"\x93NUMPY\x02\x00\xff\xff\xff\xff",
+            "a .npy header of 4294967295 bytes; at most 1024",
+        ),
+        "floats": (
+            npy(fine.astype(np.float32)),
+            "an array of float32; the model takes int64",
+        ),
+        "shape": (
+            npy(fine[None]),
+            "an array of shape (1, 16); the model takes",
+        ),
+        "outside": (
+            npy(outside),
+            "the id 50 at [15]; the model accepts ids from 0 to 49 there",
+        ),
+        "negative": (npy(negative), "the id -1 at [0]"),
+        "empty": (b"", "not a NumPy array (.npy)"),
+        "bool": (npy(fine.astype(bool)), "an array of bool"),
+    }
+
+
+def shard_with_bad_tokens() -> bytes:
+    """Returns a shard of 20 good arrays; bad ones follow the first."""
+    mixed: list[tuple[np.ndarray | bytes, int]] = []
+    bad = [(data, 0) for data, _ in bad_tokens().values()]
+    for pair in itertools.zip_longest(token_arrays(20), bad):
+        mixed += [each for each in pair if each is not None]
+    return array_shard(mixed)
 
 
 def array_shard(

@@ -19,6 +19,12 @@ _MODULES = {
 }
 
 
+def environment_of(cluster: Cluster) -> dict[str, str]:
+    """The variables of a user's programs, which import what this one does."""
+    paths = os.pathsep.join(path for path in sys.path if path)
+    return {**os.environ, **cluster.environment, "PYTHONPATH": paths}
+
+
 def run(
     cluster: Cluster,
     folder: Path,
@@ -36,11 +42,6 @@ def run(
     return run_family(
         [sys.executable, *_MODULES[program], *arguments],
         seconds,
-        environment={
-            **os.environ,
-            **cluster.environment,
-            **(environment or {}),
-            "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
-        },
+        environment={**environment_of(cluster), **(environment or {})},
         folder=folder,
     )

@@ -9,6 +9,7 @@ from typing import Any
 
 from hapi_client import (
     Connection,
+    Credentials,
     JobConfig,
     PlanConfig,
     ReadConfig,
@@ -19,10 +20,22 @@ from hapi_client.data.upload import UploadReport, upload
 from hapi_client.model.package_store import upload_package
 from hapi_client.progress import SilentReporter
 from hapi_client.swift.swift_url import Location
+from hapi_cluster import Cluster
 from hapi_protocol.headers import ModelPath
 from hapi_splitter.cuts import FrozenGraph
 from hapi_splitter.package.writer import write_package
 from networks import small_network, small_transform
+
+
+def connected(cluster: Cluster, **changes: Any) -> Connection:
+    """A connection of the cluster's user, unless another is given."""
+    login = {
+        "auth_url": cluster.auth_url,
+        "user": cluster.user,
+        "key": cluster.key,
+    }
+    return Connection(Credentials.v1(**{**login, **changes}))
+
 
 CONFIGS = {"plan": PlanConfig, "read": ReadConfig, "swift": SwiftConfig}
 

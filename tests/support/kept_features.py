@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import requests
 
 from caller import Caller
 from hapi_cluster import Cluster
+from local_rows import received_rows
 from second_swift import ASKED
+from waiting import until
 
-SECONDS = 20.0
 KEEP = {**ASKED, "X-Hapi-Cache": "readwrite"}
 READ = {**ASKED, "X-Hapi-Cache": "read"}
-
-
-def until(is_so: Callable[[], object]) -> None:
-    """Waits for a condition: entries are stored after the answer's end."""
-    deadline = time.monotonic() + SECONDS
-    while not is_so():
-        assert time.monotonic() < deadline, "timeout"
-        time.sleep(0.05)
 
 
 def state(answer: requests.Response) -> str:
@@ -49,6 +40,16 @@ def keep(caller: Caller, account: str, path: str) -> None:
     source = path.removeprefix(f"/{account}/")
     assert state(caller.get(path, KEEP)) == "store"
     until(lambda: source in sources(caller, account))
+
+
+def check_features(owner: Caller, container: str, images: list[str]) -> None:
+    """Requests features of 0.tar, two samples, and of many images."""
+    answer = owner.get(f"{container}/0.tar", ASKED)
+    assert len(received_rows(answer.content).facts) == 2
+    names = "\n".join(images).encode()
+    answer = owner.request("POST", f"{container}?hapi", dict(ASKED), names)
+    keys = [key for _, key, _ in received_rows(answer.content).facts]
+    assert keys == images
 
 
 def files_of_entries(cluster: Cluster) -> set[Path]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from hapi_splitter.freezing.split_model import SplitModel, split
 from hapi_splitter.inputs.image_transform import ImageTransform
 
 SMALL_IMAGE = 64
@@ -24,6 +25,12 @@ def small_network(num_classes: int = 4, seed: int = 0) -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return SmallNetwork(num_classes)
+
+
+def small_parts(seed: int = 0) -> SplitModel:
+    """Returns the network, split behind its ``body``."""
+    network = small_network(seed=seed)
+    return split(network, "body", transform=small_transform())
 
 
 class SmallNetwork(nn.Module):

@@ -6,11 +6,11 @@ import os
 import re
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from waiting import until
 from worker_under_test import Exchange
 
 START_SECONDS = 60.0
@@ -71,7 +71,7 @@ class WorkerProcess(Exchange):
         self.pid = self.process.pid
 
     def wait_until_ready(self) -> None:
-        wait_until(self._is_ready, START_SECONDS, self.log)
+        until(self._is_ready, START_SECONDS, self.log)
 
     def _is_ready(self) -> bool:
         assert self.process.poll() is None, self.log()
@@ -121,12 +121,12 @@ class WorkerProcess(Exchange):
 
     def settle(self, level: Footprint) -> None:
         """Waits until no job runs and the footprint is back at ``level``."""
-        wait_until(
+        until(
             lambda: not self.jobs_running(),
             SETTLE_SECONDS,
             lambda: f"{self.jobs_running()} jobs still run",
         )
-        wait_until(
+        until(
             lambda: self.footprint().is_within(level),
             SETTLE_SECONDS,
             lambda: f"{self.footprint()} is left of {level}",
@@ -137,13 +137,3 @@ def grown(after: Counts, before: Counts) -> dict[str, float]:
     """Increases of the counters that went up."""
     growth = {k: v - before.get(k, 0.0) for k, v in after.items()}
     return {name: more for name, more in growth.items() if more > 0}
-
-
-def wait_until(
-    holds: Callable[[], bool], seconds: float, message: Callable[[], str]
-) -> None:
-    """Waits for a condition; fails with ``message`` after ``seconds``."""
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline, message()
-        time.sleep(0.05)

@@ -30,6 +30,7 @@ from hapi_protocol.job_messages import (
 )
 from hapi_protocol.unix_http import UnixConnection
 from hapi_splitter.freezing.split_model import SplitModel, split
+from hapi_splitter.inputs.image_decode import decode_image
 from hapi_splitter.inputs.image_transform import ImageTransform
 from hapi_splitter.package.reader import load_package
 from hapi_splitter.package.writer import package_pieces
@@ -125,7 +126,27 @@ def rows_of(reader: FeatureStreamReader) -> list[Row]:
 
 def features_of(reader: FeatureStreamReader) -> np.ndarray[Any, Any]:
     """Features of a reader that :meth:`Exchange.run` returned."""
-    return np.concatenate([b.features for b in reader.batches])
+    found = [batch.features for batch in reader.batches]
+    return np.concatenate([each for each in found if each is not None])
+
+
+def small_features(images: Iterable[bytes], cut: int = 1) -> torch.Tensor:
+    """Features of images, one batch, computed here by the small network."""
+    frozen = small_split().frozen
+    pixels = [frozen.transform(decode_image(image)) for image in images]
+    with torch.inference_mode():
+        features: torch.Tensor = frozen.prefix(cut)(torch.stack(pixels))
+    return features
+
+
+def assert_features(reader: FeatureStreamReader, wanted: torch.Tensor) -> None:
+    """Asserts that features differ by rounding only."""
+    torch.testing.assert_close(
+        torch.from_numpy(features_of(reader)),
+        wanted,
+        rtol=1e-4,
+        atol=1e-5 * float(wanted.abs().max()),
+    )
 
 
 class Clock:
@@ -136,14 +157,6 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
-
-
-def until(holds: Callable[[], object], seconds: float = 10.0) -> None:
-    """Waits until a condition holds; fails after ``seconds``."""
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def refusal(
@@ -158,6 +171,19 @@ def refusal(
 def pieces(data: bytes, size: int = 65536) -> Iterator[bytes]:
     for start in range(0, len(data), size):
         yield data[start : start + size]
+
+
+def in_two(
+    data: bytes, event: threading.Event, at: int | None = None
+) -> Iterator[bytes]:
+    """Pieces of ``data``; those from ``at``, or the middle, after ``event``.
+
+    The wait outlasts all others, so that a test without the event fails.
+    """
+    at = len(data) // 2 if at is None else at
+    yield from pieces(data[:at])
+    event.wait(2 * TIMEOUT_SECONDS)
+    yield from pieces(data[at:])
 
 
 @dataclass

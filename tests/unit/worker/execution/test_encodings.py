@@ -33,25 +33,15 @@ ROUNDING = {
 
 
 @pytest.fixture(scope="module")
-def worker(tmp_path_factory):
-    with running_worker(tmp_path_factory.mktemp("worker")) as worker:
-        yield worker
-
-
-@pytest.fixture(scope="module")
 def tar():
     return with_corrupt_member(shard(NUM_SAMPLES, size=90), f"s0-{BAD:04d}")
-
-
-def batches_of(reader):
-    return reader.batches
 
 
 def decoded(reader, encoding):
     return torch.cat(
         [
             decode(batch.features, encoding, batch.scale, batch.zero)
-            for batch in batches_of(reader)
+            for batch in reader.batches
             if batch.features is not None
         ]
     )
@@ -69,7 +59,7 @@ def test_features_travel_in_every_encoding(worker, tar, computed, encoding):
     package = small_package()
     job = job_for(tar, package, encoding=encoding)
     reader = worker.run(job, package, tar)
-    batches = batches_of(reader)
+    batches = reader.batches
     rows = [row for batch in batches for row in batch.rows]
     assert [row.index for row in rows] == list(range(NUM_SAMPLES))
     assert [row.index for row in rows if row.error] == [BAD]

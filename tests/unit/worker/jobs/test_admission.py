@@ -12,10 +12,10 @@ from hapi_protocol.errors import (
     ShareError,
     UnavailableError,
 )
-from hapi_protocol.job_messages import JobRequest
 from hapi_worker.jobs.admission import Admission, Job, JobLimits
 from hapi_worker.peer import always_connected
-from worker_under_test import until
+from waiting import until
+from worker_under_test import job_for
 
 
 class FakeLease:
@@ -27,21 +27,7 @@ class FakeLease:
 
 
 def request(account="AUTH_a"):
-    return JobRequest(
-        kind="index",
-        charged_account=account,
-        model=None,
-        cut=0,
-        encoding="float32",
-        transform="eval",
-        numerics="exact",
-        samples=None,
-        ranged=False,
-        source_name="/AUTH_a/c/o",
-        source_etag="etag",
-        source_length_bytes=1,
-        trans_id="tx",
-    )
+    return job_for(b"x", charged_account=account)
 
 
 LIMITS = JobLimits(streams=3, per_account=2)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import pickle
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,13 +11,13 @@ import torch
 
 from array_networks import (
     MELS,
-    NUM_IDS,
-    NUM_TOKENS,
     TOKENS,
     array_shard,
     audio_network,
+    bad_tokens,
     mel_arrays,
     npy,
+    shard_with_bad_tokens,
     text_network,
     token_arrays,
 )
@@ -28,6 +26,7 @@ from hapi_splitter.freezing.split_model import split
 from hapi_splitter.package.writer import package_bytes
 from photos import jpegs, shard, tar_of
 from worker_under_test import (
+    assert_features,
     identity_of,
     job_for,
     rows_of,
@@ -35,7 +34,7 @@ from worker_under_test import (
     small_package,
 )
 
-ENOUGH_BYTES = 1 << 20
+OPTIONS = {"max_sample_bytes": 1 << 20}
 
 
 @lru_cache(maxsize=2)
@@ -54,13 +53,6 @@ def arrays_of(kind, count):
     return token_arrays(count) if kind == "text" else mel_arrays(count)
 
 
-@pytest.fixture(scope="module")
-def worker(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("worker")
-    with running_worker(folder, max_sample_bytes=ENOUGH_BYTES) as worker:
-        yield worker
-
-
 def run(worker, kind, source, **changes):
     package = package_of(kind)
     cut = frozen_of(kind).num_cuts
@@ -69,19 +61,13 @@ def run(worker, kind, source, **changes):
     return worker.run(job, package, source)
 
 
-def assert_features(reader, kind, arrays):
+def assert_arrays(reader, kind, arrays):
     frozen = frozen_of(kind)
     dtype = str(frozen.form.dtype).removeprefix("torch.")
     batch = torch.from_numpy(np.stack(arrays).astype(dtype))
     with torch.inference_mode():
         wanted = frozen.prefix(frozen.num_cuts)(batch)
-    found = [b.features for b in reader.batches]
-    torch.testing.assert_close(
-        torch.from_numpy(np.concatenate([f for f in found if f is not None])),
-        wanted,
-        rtol=1e-4,
-        atol=1e-5 * float(wanted.abs().max()),
-    )
+    assert_features(reader, wanted)
 
 
 @pytest.mark.parametrize("kind", ["text", "audio"])
@@ -91,7 +77,7 @@ def test_arrays_of_a_shard_become_features(worker, kind):
     rows = rows_of(reader)
     assert [row.label for row in rows] == [label for _, label in samples]
     assert {row.error for row in rows} == {None}
-    assert_features(reader, kind, [array for array, _ in samples])
+    assert_arrays(reader, kind, [array for array, _ in samples])
 
 
 @pytest.mark.parametrize("kind", ["text", "audio"])
@@ -100,7 +86,7 @@ def test_array_of_its_own_is_one_sample(worker, kind):
     name = "/AUTH_a/data/dir/one.two.npy"
     reader = run(worker, kind, npy(array), source_name=name)
     assert [(row.index, row.key) for row in rows_of(reader)] == [(0, "one")]
-    assert_features(reader, kind, [array])
+    assert_arrays(reader, kind, [array])
 
 
 def test_objects_asked_for_together_may_be_arrays(worker):
@@ -123,67 +109,19 @@ def test_objects_asked_for_together_may_be_arrays(worker):
     )
     assert "truncated .npy" in errors[4]
     assert "unsupported_object: it is neither" in errors[5]
-    assert_features(reader, "text", samples)
-
-
-def test_features_of_arrays_do_not_depend_on_padding(worker):
-    """Micro-batches are filled up with zeros, ids among them."""
-    samples = token_arrays(3)
-    reader = run(worker, "text", array_shard(samples))
-    assert_features(reader, "text", [array for array, _ in samples])
-
-
-class Payload:
-    def __reduce__(self):
-        return (exec, ("raise SystemExit",))
-
-
-def bad_arrays():
-    fine = token_arrays(1)[0][0]
-    objects = np.empty(NUM_TOKENS, object)
-    lying = npy(fine).replace(b"(16,)", b"(99,)")
-    outside = fine.copy()
-    outside[-1] = NUM_IDS
-    negative = fine.copy()
-    negative[0] = -1
-    return {
-        "cut": (npy(fine)[:-2], "truncated .npy: 30 bytes of values"),
-        "lying": (lying, "an array of shape (99,); the model takes (16,)"),
-        "pickle": (pickle.dumps(Payload()), "not a NumPy array (.npy)"),
-        "objects": (
-            npy(fine).replace(b"'<i2'", b"'|O' "),
-            "an array of object",
-        ),
-        "huge": (
-            b"\x93NUMPY\x02\x00\xff\xff\xff\xff",
-            "a .npy header of 4294967295 bytes",
-        ),
-        "floats": (npy(fine.astype(np.float32)), "an array of float32"),
-        "shape": (npy(fine[None]), "an array of shape (1, 16)"),
-        "outside": (npy(outside), "the id 50 at [15]"),
-        "negative": (npy(negative), "the id -1 at [0]"),
-        "empty": (b"", "not a NumPy array (.npy)"),
-        "none": (npy(objects.astype(bool)), "an array of bool"),
-    }
+    assert_arrays(reader, "text", samples)
 
 
 def test_bad_arrays_are_rows_that_say_why_and_harm_no_other(worker):
-    fine = token_arrays(20)
-    bad = bad_arrays()
-    mixed: list[tuple[Any, int]] = []
-    for number, sample in enumerate(fine):
-        mixed.append(sample)
-        if number < len(bad):
-            mixed.append((list(bad.values())[number][0], 0))
-    reader = run(worker, "text", array_shard(mixed))
+    reader = run(worker, "text", shard_with_bad_tokens())
     rows = rows_of(reader)
     failed = [row for row in rows if row.error is not None]
-    assert len(rows) == len(mixed)
-    assert len(failed) == len(bad)
+    bad = bad_tokens()
+    assert len(rows) == 20 + len(bad)
     for row, (name, (_, said)) in zip(failed, bad.items(), strict=True):
         assert row.error.startswith(f"sample {row.key!r}: "), name
         assert said in row.error, name
-    assert_features(reader, "text", [array for array, _ in fine])
+    assert_arrays(reader, "text", [array for array, _ in token_arrays(20)])
 
 
 def test_other_media_than_the_models_are_named(worker):
@@ -215,7 +153,7 @@ def test_sample_with_an_array_and_an_image_has_what_the_model_takes(worker):
     array = token_arrays(1)[0][0]
     (image, _) = next(jpegs(1, size=60))
     source = tar_of([("a.jpg", image), ("a.npy", npy(array))])
-    assert_features(run(worker, "text", source), "text", [array])
+    assert_arrays(run(worker, "text", source), "text", [array])
 
 
 def test_nothing_is_random_about_arrays(worker):

@@ -8,18 +8,16 @@ import numpy as np
 import pytest
 import torch
 
-from framed_objects import framed, good
 from hapi_protocol.headers import SampleRange
 from hapi_protocol.transforms import Training
 from hapi_splitter.freezing.split_model import split
 from hapi_splitter.inputs.augmentation import Augmentation
-from hapi_splitter.inputs.image_decode import decode_image
 from hapi_splitter.package.writer import package_bytes
 from local_rows import Rows, local_rows, received_rows
-from photos import jpegs, shard
+from photos import shard
 from worker_under_test import (
-    TIMEOUT_SECONDS,
     SmallResNet,
+    in_two,
     job_for,
     running_worker,
     small_transform,
@@ -92,16 +90,6 @@ def computed_here(source, epoch, wanted=None):
     )
 
 
-def test_rows_are_those_computed_here_and_repeat(worker, tar):
-    found = {}
-    for epoch in (0, 1, 0):
-        rows = rows_of(worker.run(job_of(tar, epoch), package(), tar))
-        rows.assert_equal(computed_here(tar, epoch))
-        found.setdefault(epoch, rows).assert_equal(rows)
-    differs = (found[0].features != found[1].features).any(axis=(1, 2, 3))
-    assert differs.all()
-
-
 def test_part_of_a_shard_is_changed_as_the_whole_is(worker, tar):
     wanted = range(5, 12)
     job = job_of(tar, 4, SampleRange(wanted.start, wanted.stop - 1))
@@ -111,51 +99,10 @@ def test_part_of_a_shard_is_changed_as_the_whole_is(worker, tar):
     np.testing.assert_allclose(rows.features, whole, rtol=1e-4, atol=1e-4)
 
 
-def test_single_image_has_the_key_of_its_row(worker):
-    ((image, _),) = jpegs(1, size=120)
-    job = replace(job_of(image, 2), source_name="/AUTH_a/data/dir/one.b.jpg")
-    rows = rows_of(worker.run(job, package(), image))
-    assert rows.facts == [(0, "one", None)]
-    expected = local_rows(
-        parts().frozen, CUT, image, "dir/one.b.jpg", None, Training(SEED, 2)
-    )
-    rows.assert_equal(expected)
-
-
-def test_each_of_many_objects_has_its_name_as_key(worker):
-    contents = [data for data, _ in jpegs(5, size=120)]
-    source = framed(good(contents))
-    job = replace(
-        job_of(source, 2),
-        source_name="/AUTH_a/data",
-        source_etag="",
-        source_length_bytes=None,
-        num_objects=len(contents),
-    )
-    rows = rows_of(worker.run(job, package(), source))
-    frozen = parts().frozen
-    images = [
-        frozen.transform.sample(
-            decode_image(data), f"dir/{number}.jpg", Training(SEED, 2)
-        )
-        for number, data in enumerate(contents)
-    ]
-    with torch.inference_mode():
-        expected = frozen.prefix(CUT)(torch.stack(images))
-    torch.testing.assert_close(
-        torch.from_numpy(rows.features), expected, rtol=1e-4, atol=1e-4
-    )
-
-
 def test_jobs_of_two_epochs_at_once_are_each_their_own(worker, tar):
     others_done = threading.Event()
-
-    def body():
-        yield tar[: len(tar) // 2]
-        assert others_done.wait(TIMEOUT_SECONDS)
-        yield tar[len(tar) // 2 :]
-
-    with worker.streaming(job_of(tar, 0), package(), body()) as stream:
+    body = in_two(tar, others_done)
+    with worker.streaming(job_of(tar, 0), package(), body) as stream:
         answer = stream.answer()
         other = rows_of(worker.run(job_of(tar, 1), package(), tar))
         plain = replace(job_of(tar, 0), transform="eval")

@@ -11,37 +11,28 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from framed_objects import framed, good
 from hapi_protocol.multi_object import ObjectEntry
-from hapi_splitter.inputs.image_decode import decode_image
 from hapi_worker.jobs.sample_reader import BodyStart
 from photos import jpegs, shard
 from worker_under_test import (
+    assert_features,
+    in_two,
     job_for,
     pieces,
     rows_of,
-    running_worker,
-    small_split,
+    small_features,
 )
 
 MAX_SAMPLE_BYTES = 60_000
-MAX_OBJECT_BYTES = 400_000
-
-
-@pytest.fixture(scope="module")
-def worker(tmp_path_factory):
-    options = {
-        "max_sample_bytes": MAX_SAMPLE_BYTES,
-        "max_object_bytes": MAX_OBJECT_BYTES,
-        "max_pixels": 200_000,
-        "buffer_bytes": 300_000,
-    }
-    folder = tmp_path_factory.mktemp("worker")
-    with running_worker(folder, **options) as worker:
-        yield worker
+OPTIONS = {
+    "max_sample_bytes": MAX_SAMPLE_BYTES,
+    "max_object_bytes": 400_000,
+    "max_pixels": 200_000,
+    "buffer_bytes": 300_000,
+}
 
 
 def job_over(num_objects, package, **changes):
@@ -63,44 +54,6 @@ def large_image():
     sink = io.BytesIO()
     Image.new("RGB", (600, 500)).save(sink, "JPEG")
     return sink.getvalue()
-
-
-def computed_here(contents):
-    frozen = small_split().frozen
-    transform = frozen.transform
-    batch = torch.stack([transform(decode_image(data)) for data in contents])
-    with torch.inference_mode():
-        result: torch.Tensor = frozen.prefix(1)(batch)
-    return result
-
-
-def assert_features(reader, contents):
-    wanted = computed_here(contents)
-    found = [b.features for b in reader.batches]
-    torch.testing.assert_close(
-        torch.from_numpy(np.concatenate(found)),
-        wanted,
-        rtol=1e-4,
-        atol=1e-5 * float(wanted.abs().max()),
-    )
-
-
-def test_rows_are_the_objects_in_order(worker, package):
-    contents = images(37)
-    source = framed(good(contents))
-    reader = worker.run(job_over(37, package), package, source)
-
-    rows = rows_of(reader)
-    assert [row.index for row in rows] == list(range(37))
-    assert [row.key for row in rows] == [f"dir/{n}.jpg" for n in range(37)]
-    assert [json.loads(row.meta or "") for row in rows] == [
-        {"status": 200, "etag": f"etag{n}"} for n in range(37)
-    ]
-    assert {(row.label, row.error) for row in rows} == {(None, None)}
-    assert_features(reader, contents)
-    summary = reader.summary
-    assert (summary.rows, summary.errors, summary.source_etag) == (37, 0, "")
-    assert summary.source_bytes == len(source)
 
 
 def test_object_that_cannot_be_used_is_a_row_that_says_why(worker, package):
@@ -154,7 +107,7 @@ def test_object_that_cannot_be_used_is_a_row_that_says_why(worker, package):
         413,
         404,
     )
-    assert_features(reader, [first, second])
+    assert_features(reader, small_features([first, second]))
 
 
 def test_objects_that_all_failed_are_rows(worker, package):
@@ -183,33 +136,14 @@ def test_failed_objects_between_images_keep_their_places(worker, package):
 
     errors = [row.error is not None for row in rows_of(reader)]
     assert errors == [bool(n % 3) for n in range(60)]
-    assert_features(reader, contents[::3])
-
-
-def test_same_image_has_the_same_features_in_every_place(worker, package):
-    image, other = images(2, seed=2)
-    reader = worker.run(
-        job_over(4, package),
-        package,
-        framed(good([image, other, image, image])),
-    )
-
-    features = np.concatenate([b.features for b in reader.batches])
-    assert (features[0] == features[2]).all()
-    assert (features[0] == features[3]).all()
+    assert_features(reader, small_features(contents[::3]))
 
 
 def test_first_rows_come_while_objects_are_still_missing(worker, package):
     source = framed(good(images(40, seed=3)))
-    half = len(source) // 2
     has_begun = threading.Event()
-
-    def body():
-        yield source[:half]
-        assert has_begun.wait(10)
-        yield source[half:]
-
-    with worker.streaming(job_over(40, package), package, body()) as stream:
+    body = in_two(source, has_begun)
+    with worker.streaming(job_over(40, package), package, body) as stream:
         answer = stream.answer()
         assert answer.read1(1)
         has_begun.set()

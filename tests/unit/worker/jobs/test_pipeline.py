@@ -22,7 +22,8 @@ from hapi_worker.jobs.pipeline import Pipeline, PipelineLimits
 from hapi_worker.models.loaded_model import Reservation
 from hapi_worker.monitoring.accounting import JobUsageMeter
 from hapi_worker.scheduling.batch_size import DEFAULT_LINGER_SECONDS
-from worker_under_test import job_for, until
+from waiting import until
+from worker_under_test import job_for
 
 
 class NoConnection:

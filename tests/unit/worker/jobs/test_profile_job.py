@@ -20,13 +20,14 @@ from hapi_splitter.profiling.profiler import profile_model
 from hapi_worker.jobs import profile_job as profiling
 from hapi_worker.jobs.profile_job import MAX_PROFILES, MAX_WAITING
 from photos import shard
+from waiting import until
 from worker_under_test import (
     identity_of,
+    in_two,
     job_for,
     running_worker,
     small_package,
     small_split,
-    until,
 )
 
 NUM_CUTS = small_split().frozen.num_cuts
@@ -157,43 +158,21 @@ def test_other_model_is_refused_while_one_is_measured(worker, gate):
     assert ask(worker, OTHER).status == 200
 
 
-def held(tar, release):
-    """A body that stops in the middle until it is released."""
-    yield tar[:2000]
-    release.wait(20)
-    yield tar[2000:]
-
-
-def test_profile_is_measured_while_a_job_runs(worker):
-    tar = shard(4, size=90)
-    worker.put(PACKAGE)
-    release = threading.Event()
-    body = held(tar, release)
-    with worker.streaming(job_for(tar, PACKAGE), PACKAGE, body) as stream:
-        until(lambda: worker.worker.admission.num_running() == 1)
-        answer = ask(worker)
-        assert worker.worker.admission.num_running() == 1
-        release.set()
-        reader = read_features(stream.answer())
-        rows = sum(len(batch.rows) for batch in reader)
-    assert answer.status == 200, answer.body
-    assert rows == 4
-    assert count(worker, "done") == 1
-
-
 def test_worker_with_jobs_pauses_profiles_after_each_one(worker):
     tar = shard(4, size=90)
     worker.put(PACKAGE)
     worker.put(OTHER, OTHER_NAME)
     release = threading.Event()
-    body = held(tar, release)
+    body = in_two(tar, release, 2000)
     with worker.streaming(job_for(tar, PACKAGE), PACKAGE, body) as stream:
         until(lambda: worker.worker.admission.num_running() == 1)
         assert ask(worker).status == 200
         refused = ask(worker, OTHER)
         kept = ask(worker)
+        assert worker.worker.admission.num_running() == 1
         release.set()
-        list(read_features(stream.answer()))
+        reader = read_features(stream.answer())
+        assert sum(len(batch.rows) for batch in reader) == 4
     assert (refused.status, refused.code) == (503, "queue_full")
     assert kept.status == 200
     assert worker.idle()
@@ -388,16 +367,3 @@ def test_number_of_cached_profiles_is_bounded(worker):
     worker.put(OTHER, OTHER_NAME)
     assert ask(worker, OTHER).status == 200
     assert len(cache) == MAX_PROFILES
-
-
-@pytest.mark.parametrize(
-    "body", [b"", b"{}", b'{"version": 1, "charged_account": "a"}']
-)
-def test_invalid_request_is_refused(worker, body):
-    answer = worker.request("POST", "/profiles", body)
-    assert (answer.status, answer.code) == (400, "bad_request")
-
-
-def test_admin_socket_serves_no_profiles(worker):
-    assert worker.request("POST", "/profiles", b"", admin=True).status == 404
-    assert worker.request("GET", "/profiles").status == 405

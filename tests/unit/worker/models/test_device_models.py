@@ -33,7 +33,8 @@ from hapi_worker.models.device_models import (
 )
 from hapi_worker.models.loaded_model import LoadedModel
 from hapi_worker.models.registry import KnownModel, Models
-from worker_under_test import refusal, until
+from waiting import until
+from worker_under_test import refusal
 
 WORKING_BYTES = 10
 JUNK = PackageError("bad_package", "junk")

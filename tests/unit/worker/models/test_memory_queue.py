@@ -7,7 +7,6 @@ import torch
 
 from hapi_protocol.errors import (
     ConflictError,
-    HapiError,
     PackageError,
     UnavailableError,
 )
@@ -25,6 +24,7 @@ from hapi_worker.models.load_queue import (
 from hapi_worker.models.memory_queue import MemoryQueue
 from hapi_worker.models.registry import Models
 from hapi_worker.models.uploads import GRACE_SECONDS
+from worker_under_test import refusal
 
 WORKING_BYTES = 10
 
@@ -80,15 +80,9 @@ def model_of(num_bytes, account="AUTH_a"):
     return ModelIdentity(account, "models", name, "etag", num_bytes)
 
 
-def refusal(ask):
-    with pytest.raises(HapiError) as refused:
-        ask()
-    return refused.value
-
-
 def asked(models, model):
     """The refusal of a job whose model is not in memory."""
-    return refusal(lambda: models.acquire(model, 1)).code
+    return refusal(models.acquire, model, 1).code
 
 
 def upload(models, model):
@@ -149,7 +143,7 @@ def test_waiting_model_gets_its_turn(models, clock):
     for _ in range(3):
         clock.now += LOAD_GRACE_SECONDS / 2
         assert asked(models, large) == "queue_full"
-    passed = refusal(lambda: models.acquire(small, 1))
+    passed = refusal(models.acquire, small, 1)
     assert isinstance(passed, UnavailableError)
     assert "waited longer" in passed.message
     assert models.num_queued_loads() == 2
@@ -166,7 +160,7 @@ def test_late_upload_loses_its_memory(models, clock):
     upload(models, small)
     assert asked(models, large) == "model_needed"
     clock.now += LOAD_GRACE_SECONDS
-    assert refusal(lambda: models.acquire(small, 1)).code == "queue_full"
+    assert refusal(models.acquire, small, 1).code == "queue_full"
     clock.now += GRACE_SECONDS - LOAD_GRACE_SECONDS
     models.acquire(small, 1).release()
 
@@ -181,7 +175,7 @@ def test_models_that_fit_next_to_the_waiting_one_are_used(models, clock):
         clock.now += LOAD_GRACE_SECONDS / 2
     running.release()
     models.acquire(tiny, 1)
-    assert refusal(lambda: models.acquire(small, 1)).code == "queue_full"
+    assert refusal(models.acquire, small, 1).code == "queue_full"
     assert asked(models, large) == "model_needed"
 
 
@@ -191,7 +185,7 @@ def test_model_that_never_fits_blocks_no_other(models, clock):
     assert asked(models, huge) == "model_needed"
     clock.now += LOAD_GRACE_SECONDS
     models.acquire(small, 1).release()
-    assert refusal(lambda: models.check_length(huge)).code == "does_not_fit"
+    assert refusal(models.check_length, huge).code == "does_not_fit"
 
 
 def test_next_load_includes_the_working_memory_of_a_sample(models):
@@ -211,7 +205,7 @@ def test_loaded_model_stays_until_its_job_comes(models):
     upload(models, small)
     assert asked(models, large) == "model_needed"
     upload(models, large)
-    assert refusal(lambda: models.acquire(small, 1)).code == "queue_full"
+    assert refusal(models.acquire, small, 1).code == "queue_full"
     models.acquire(large, 1).release()
     upload(models, small)
     models.acquire(small, 1)
@@ -287,12 +281,12 @@ def test_package_that_grows_is_uploaded_in_vain_only_once(
     upload(models, small)
     running = models.acquire(small, 1)
     assert asked(models, large) == "model_needed"
-    assert refusal(lambda: upload(models, large)).code == "queue_full"
+    assert refusal(upload, models, large).code == "queue_full"
     models.end_upload(large)
     for _ in range(3):
         assert asked(models, large) == "queue_full"
         clock.now += LOAD_GRACE_SECONDS / 2
-    assert refusal(lambda: models.acquire(small, 1)).code == "queue_full"
+    assert refusal(models.acquire, small, 1).code == "queue_full"
     running.release()
     assert asked(models, large) == "model_needed"
     upload(models, large)
@@ -330,7 +324,7 @@ def test_cut_that_never_fits_does_not_change_the_needed_memory(
     monkeypatch.setattr(FakeFrozen, "cuts", (None, None))
     model, other = model_of(300, "AUTH_b"), model_of(695)
     upload(models, model)
-    assert refusal(lambda: models.acquire(model, 2)).code == "does_not_fit"
+    assert refusal(models.acquire, model, 2).code == "does_not_fit"
     upload(models, other)
     assert asked(models, model_of(900)) == "model_needed"
     models.acquire(model, 1)
@@ -345,13 +339,18 @@ def pair(monkeypatch, clock):
     return models_on(2, clock)
 
 
-def test_load_moves_to_the_device_with_memory(pair, clock):
-    first, second = model_of(600), model_of(601, "AUTH_b")
-    third = model_of(602, "AUTH_c")
+def in_use(pair):
+    """Leases of two models, which leave no room for a third one."""
     leases = []
-    for model in (first, second):
+    for model in (model_of(600), model_of(601, "AUTH_b")):
         upload(pair, model)
         leases.append(pair.acquire(model, 1))
+    return leases
+
+
+def test_load_moves_to_the_device_with_memory(pair):
+    third = model_of(602, "AUTH_c")
+    leases = in_use(pair)
     assert leases[0].device_models is not leases[1].device_models
     assert asked(pair, third) == "queue_full"
     claimed = [r for r in pair.devices if len(r.load_queue)]
@@ -367,11 +366,8 @@ def test_load_moves_to_the_device_with_memory(pair, clock):
 
 
 def test_load_leaves_a_failed_device(pair):
-    first, second = model_of(600), model_of(601, "AUTH_b")
     third = model_of(602, "AUTH_c")
-    for model in (first, second):
-        upload(pair, model)
-        pair.acquire(model, 1)
+    assert len(in_use(pair)) == 2
     assert asked(pair, third) == "queue_full"
     [claimed] = [r for r in pair.devices if len(r.load_queue)]
     [other] = [r for r in pair.devices if r is not claimed]

@@ -64,16 +64,6 @@ def test_urgent_work_is_first_of_its_account():
     assert [served.next() for _ in expected] == expected
 
 
-def test_accounts_get_equal_seconds_when_their_work_differs():
-    served = Served()
-    served.push("large", 0.4, 400)
-    served.push("small", 0.01, 4000)
-    served.serve(1000)
-    assert served.seconds["large"] == pytest.approx(
-        served.seconds["small"], rel=0.1
-    )
-
-
 @settings(deadline=None)
 @given(
     st.dictionaries(
@@ -195,26 +185,21 @@ class Threads:
             self.ledger.ended(account, KIND, charged, cost)
 
 
-def test_account_that_used_idle_time_is_not_blocked_later():
+@pytest.mark.parametrize(
+    ("demand", "other", "tolerance"),
+    [({"a": 8, "b": 8}, "b", 0.15), ({"a": 8, "b": 1, "new": 8}, "new", 0.2)],
+)
+def test_account_that_used_idle_time_is_served_like_others(
+    demand, other, tolerance
+):
     threads = Threads(8)
     threads.demand = {"a": 5, "b": 1}
     threads.run(300)
-    threads.demand = {"a": 8, "b": 8}
+    threads.demand = demand
     threads.served.clear()
     threads.run(320)
     counts = Counter(account for _, account in threads.served)
-    assert counts["a"] == pytest.approx(counts["b"], rel=0.15)
-
-
-def test_new_account_does_not_precede_all_others():
-    threads = Threads(8)
-    threads.demand = {"a": 5, "b": 1}
-    threads.run(300)
-    threads.demand = {"a": 8, "b": 1, "new": 8}
-    threads.served.clear()
-    threads.run(320)
-    counts = Counter(account for _, account in threads.served)
-    assert counts["a"] == pytest.approx(counts["new"], rel=0.2)
+    assert counts["a"] == pytest.approx(counts[other], rel=tolerance)
 
 
 def test_queues_of_two_devices_do_not_block_each_other():
@@ -303,8 +288,5 @@ def test_passes_that_are_due(changes, count):
 )
 def test_size_of_batches_depends_on_the_request_alone(num_samples, size):
     assert batch_size(8, num_samples) == size
-
-
-def test_size_is_never_above_the_largest():
-    assert batch_size(6, 5) == 6
-    assert batch_size(1, 100) == 1
+    for largest in (1, 6):
+        assert batch_size(largest, num_samples) == min(largest, size)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
-import json
 import os
 import signal
 import socket
@@ -21,15 +21,16 @@ from hapi_worker.server.unix_server import (
     remove_stale_socket,
 )
 from photos import shard
+from waiting import until
 from worker_under_test import (
     TIMEOUT_SECONDS,
     Exchange,
     UnixConnection,
+    in_two,
     job_for,
     pieces,
     running_worker,
     small_package,
-    until,
 )
 
 START_SECONDS = 60.0
@@ -92,36 +93,35 @@ class Process:
 
 
 @pytest.fixture
-def process(tmp_path):
-    process = Process(tmp_path)
-    yield process
-    process.close()
+def start(tmp_path):
+    """Starts workers; none of them is left after the test."""
+    with contextlib.ExitStack() as stack:
+
+        def started(options="", **how):
+            process = Process(tmp_path, options, **how)
+            stack.callback(process.close)
+            return process
+
+        yield started
 
 
-def ends_cleanly(process, number):
-    """Ends a worker that is healthy, and nothing of it is left; its log."""
-    for path in (process.socket, process.socket + ".admin"):
-        connection = UnixConnection(path, TIMEOUT_SECONDS)
-        connection.request("GET", "/healthz")
-        assert connection.getresponse().status == 200
-        connection.close()
-    assert process.stop(number) == 0
-    assert process.notification() == "STOPPING=1"
-    assert not os.path.exists(process.socket)
-    log = process.process.stderr.read()
-    assert "draining" in log.splitlines()[-1]
-    return log
+@pytest.fixture
+def listen(tmp_path):
+    """Makes listening sockets, as systemd does."""
+    with contextlib.ExitStack() as stack:
+
+        def listening(name):
+            listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            stack.callback(listener.close)
+            listener.bind(str(tmp_path / name))
+            listener.listen()
+            return listener
+
+        yield listening
 
 
-def test_interrupted_worker_that_had_jobs_ends_cleanly(process):
-    assert process.notification() == "READY=1"
-    package, source = small_package(), shard(2)
-    job = job_for(source, package)
-    Exchange(process.socket).run(job, package, source)
-    ends_cleanly(process, signal.SIGINT)
-
-
-def test_hangup_reloads_limits_and_a_bad_file_changes_nothing(process):
+def test_hangup_reloads_limits_and_an_interrupt_ends_it_cleanly(start):
+    process = start()
     assert process.notification() == "READY=1"
     before = process.config.read_text()
     texts = [
@@ -134,59 +134,41 @@ def test_hangup_reloads_limits_and_a_bad_file_changes_nothing(process):
         process.process.send_signal(signal.SIGHUP)
         assert process.notification().startswith("RELOADING=1")
         assert process.notification() == "READY=1"
-    streams = [index_job(process.socket) for _ in range(2)]
-    assert [answer for answer, _ in streams] == [201, 201]
-    log = ends_cleanly(process, signal.SIGTERM)
+    exchange = Exchange(process.socket)
+    for _ in range(2):
+        assert exchange.ask(job_for(b"x")).status == 201
+    package, source = small_package(), shard(2)
+    job = job_for(source, package, charged_account="AUTH_b")
+    exchange.run(job, package, source)
+    for admin in (False, True):
+        assert exchange.request("GET", "/healthz", admin=admin).status == 200
+    assert process.stop(signal.SIGINT) == 0
+    assert process.notification() == "STOPPING=1"
+    assert not os.path.exists(process.socket)
+    log = process.process.stderr.read()
+    assert "draining" in log.splitlines()[-1]
     assert log.count("the configuration is reloaded") == 2
     assert "these options need a new start: socket_mode" in log
     assert "cannot reload, and go on as before: unknown option" in log
 
 
-def index_job(path):
-    """Status and code of ``POST /jobs`` for an index."""
-    connection = UnixConnection(path, TIMEOUT_SECONDS)
-    connection.request("POST", "/jobs", job_for(b"x").to_body())
-    answer = connection.getresponse()
-    body = json.loads(answer.read())
+def test_sockets_that_systemd_holds_are_used_and_left(start, listen):
+    listeners = [listen(f"worker.sock{end}") for end in ("", ".admin")]
+    process = start(listeners=listeners)
+    # A connection that precedes the worker waits.
+    connection = UnixConnection(process.socket, TIMEOUT_SECONDS)
+    connection.request("GET", "/healthz")
+    assert process.notification() == "READY=1"
+    assert connection.getresponse().status == 200
     connection.close()
-    return answer.status, body.get("code", "")
+    assert process.stop(signal.SIGTERM) == 0
+    assert all(os.path.exists(each.getsockname()) for each in listeners)
 
 
-def test_sockets_that_systemd_holds_are_used_and_left(tmp_path):
-    paths = [str(tmp_path / f"worker.sock{end}") for end in ("", ".admin")]
-    listeners = []
-    for path in paths:
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        listener.bind(path)
-        listener.listen()
-        listeners.append(listener)
-    process = Process(tmp_path, listeners=listeners)
-    try:
-        # What comes before the worker is there waits.
-        connection = UnixConnection(paths[0], TIMEOUT_SECONDS)
-        connection.request("GET", "/healthz")
-        assert process.notification() == "READY=1"
-        assert connection.getresponse().status == 200
-        connection.close()
-        assert process.stop(signal.SIGTERM) == 0
-        assert all(map(os.path.exists, paths))
-    finally:
-        process.close()
-        for listener in listeners:
-            listener.close()
-
-
-def test_socket_of_another_path_is_refused_by_name(tmp_path):
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listener.bind(str(tmp_path / "other.sock"))
-    listener.listen()
-    process = Process(tmp_path, listeners=[listener])
-    try:
-        assert process.process.wait(30) == 1
-        assert "other.sock" in process.process.stderr.read()
-    finally:
-        process.close()
-        listener.close()
+def test_socket_of_another_path_is_refused_by_name(start, listen):
+    process = start(listeners=[listen("other.sock")])
+    assert process.process.wait(30) == 1
+    assert "other.sock" in process.process.stderr.read()
     assert not os.path.exists(process.socket + ".admin")
 
 
@@ -203,17 +185,6 @@ def test_second_worker_on_a_live_socket_says_so_and_leaves_it(tmp_path):
         assert worker.request("GET", "/healthz", admin=True).status == 200
 
 
-def test_killed_worker_leaves_a_socket_that_the_next_one_replaces(
-    tmp_path, process
-):
-    assert process.notification() == "READY=1"
-    process.process.kill()
-    process.process.wait(10)
-    assert os.path.exists(process.socket)
-    with running_worker(tmp_path) as worker:
-        assert worker.request("GET", "/healthz").status == 200
-
-
 def test_path_that_is_no_socket_is_left_alone(tmp_path):
     path = tmp_path / "file"
     path.write_text("precious")
@@ -226,15 +197,11 @@ def test_path_that_is_no_socket_is_left_alone(tmp_path):
 def test_drain_lets_running_jobs_end_and_refuses_new_ones(tmp_path):
     package, tar = small_package(), shard(40, size=80)
     go_on = threading.Event()
-
-    def slowly():
-        yield from pieces(tar[:50000])
-        assert go_on.wait(20)
-        yield from pieces(tar[50000:])
-
     with running_worker(tmp_path, drain_seconds=20.0) as worker:
         job = job_for(tar, package)
-        with worker.streaming(job, package, slowly()) as stream:
+        with worker.streaming(
+            job, package, in_two(tar, go_on, 50_000)
+        ) as stream:
             answer = stream.answer()
             drained: list[bool] = []
             drainer = threading.Thread(
@@ -255,39 +222,15 @@ def test_drain_lets_running_jobs_end_and_refuses_new_ones(tmp_path):
         assert drained == [True]
 
 
-def test_jobs_that_outlast_the_drain_are_broken_off(tmp_path):
-    package, tar = small_package(), shard(40, size=80)
-    go_on = threading.Event()
-
-    def stuck():
-        yield from pieces(tar[:50000])
-        go_on.wait(20)
-
-    with running_worker(tmp_path, drain_seconds=0.2) as worker:
-        job = job_for(tar, package)
-        with worker.streaming(job, package, stuck()) as stream:
-            assert stream.answer().status == 200
-            assert not worker.service.drain()
-            started = time.monotonic()
-            worker.service.end()
-            assert time.monotonic() - started < 15
-            go_on.set()
-        assert worker.idle()
-
-
 @pytest.mark.parametrize("num_bytes", [0, 100])
 def test_job_without_its_first_sample_is_refused_after_the_drain(
     tmp_path, num_bytes
 ):
     tar = shard(4, size=80)
     go_on = threading.Event()
-
-    def stuck():
-        yield from pieces(tar[:num_bytes])
-        go_on.wait(20)
-
+    body = in_two(tar, go_on, num_bytes)
     with running_worker(tmp_path, drain_seconds=0.2) as worker:
-        with worker.streaming(job_for(tar), None, stuck()) as stream:
+        with worker.streaming(job_for(tar), None, body) as stream:
             until(lambda: worker.worker.admission.num_running() == 1)
             assert not worker.service.drain()
             started = time.monotonic()
@@ -311,27 +254,23 @@ sys.exit(main.main())
 """
 
 
-def test_worker_ends_when_its_last_device_hangs(tmp_path):
+def test_worker_ends_when_its_last_device_hangs(start):
     package, tar = small_package(), shard(40, size=80)
-    process = Process(
-        tmp_path,
+    process = start(
         "forwards = 2\npass_seconds = 0.2\nprofile_seconds = 0.2",
         program=["-c", HANGS],
     )
-    try:
-        assert process.notification() == "READY=1"
-        exchange = Exchange(process.socket)
-        job = job_for(tar, package)
-        with (
-            exchange.streaming(job, package, pieces(tar)) as stream,
-            pytest.raises((http.client.IncompleteRead, ConnectionError)),
-        ):
-            stream.answer().read()
-        assert process.process.wait(20) == 3
-        assert not os.path.exists(process.socket)
-        log = process.process.stderr.read()
-    finally:
-        process.close()
+    assert process.notification() == "READY=1"
+    exchange = Exchange(process.socket)
+    job = job_for(tar, package)
+    with (
+        exchange.streaming(job, package, pieces(tar)) as stream,
+        pytest.raises((http.client.IncompleteRead, ConnectionError)),
+    ):
+        stream.answer().read()
+    assert process.process.wait(20) == 3
+    assert not os.path.exists(process.socket)
+    log = process.process.stderr.read()
     assert "device cpu has failed and leaves service: a pass has not" in log
     assert "a defect" not in log
     assert "Traceback" not in log
@@ -353,23 +292,18 @@ sys.exit(main.main())
 """
 
 
-def test_worker_exits_while_a_pass_runs(tmp_path):
+def test_worker_exits_while_a_pass_runs(start):
     package, tar = small_package(), shard(40, size=80)
-    process = Process(
-        tmp_path, "drain_seconds = 0.5", program=["-c", COMPUTES]
-    )
-    try:
-        assert process.notification() == "READY=1"
-        exchange = Exchange(process.socket)
-        job = job_for(tar, package)
-        with exchange.streaming(job, package, pieces(tar)) as stream:
-            assert stream.answer().status == 200
-            started = time.monotonic()
-            assert process.stop(signal.SIGTERM) == 0
-            assert time.monotonic() - started < 10
-        log = process.process.stderr.read()
-    finally:
-        process.close()
+    process = start("drain_seconds = 0.5", program=["-c", COMPUTES])
+    assert process.notification() == "READY=1"
+    exchange = Exchange(process.socket)
+    job = job_for(tar, package)
+    with exchange.streaming(job, package, pieces(tar)) as stream:
+        assert stream.answer().status == 200
+        started = time.monotonic()
+        assert process.stop(signal.SIGTERM) == 0
+        assert time.monotonic() - started < 10
+    log = process.process.stderr.read()
     assert "exits while threads are still busy" in log
     assert "terminate called" not in log
 

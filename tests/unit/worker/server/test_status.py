@@ -12,7 +12,8 @@ from hapi_client.cli.main import app
 from hapi_protocol.errors import UnavailableError
 from hapi_worker.server.app import WorkerApp
 from photos import shard
-from worker_under_test import job_for, pieces, running_worker, until
+from waiting import until
+from worker_under_test import in_two, job_for, running_worker
 
 NUM_SAMPLES = 20
 
@@ -59,16 +60,11 @@ def test_status_shows_streams_waiting_requests_and_weights(
 ):
     worker.put(package)
     done = threading.Event()
-
-    def slowly():
-        yield from pieces(tar[: len(tar) // 2])
-        done.wait(20)
-
     job = job_for(tar, package)
     other = job_for(tar, package, charged_account="AUTH_b")
     with (
-        worker.streaming(job, None, slowly()) as stream,
-        worker.streaming(other, None, slowly()),
+        worker.streaming(job, None, in_two(tar, done)) as stream,
+        worker.streaming(other, None, in_two(tar, done)),
     ):
         assert stream.answer().status == 200
         caller = threading.Thread(target=worker.ask, args=[other])
