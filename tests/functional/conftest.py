@@ -1,14 +1,14 @@
 """A whole cluster, once per test session, for all functional tests."""
 
+import sys
+
 import pytest
 
 from caller import Caller
-from hapi_client.swift.connection import Connection
-from hapi_client.swift.credentials import Credentials
+from hapi_client.cli import main as cli
 from hapi_cluster import Cluster
-from hapi_splitter.freezing.split_model import split
-from jobs import store_package
-from networks import small_network, small_transform
+from jobs import connected, store_package
+from networks import small_parts
 from second_swift import second_swift
 
 WORKER_OPTIONS = {"device": "cpu"}
@@ -42,9 +42,25 @@ def open_cluster(cluster):
 @pytest.fixture(scope="module")
 def connection(cluster):
     """Our client's, of the account that owns the data."""
-    login = Credentials.v1(cluster.auth_url, cluster.user, cluster.key)
-    with Connection(login) as made:
+    with connected(cluster) as made:
         yield made
+
+
+@pytest.fixture
+def hapi(cluster, monkeypatch, tmp_path):
+    """Runs a command in an empty folder; returns its exit status."""
+    for variable, value in cluster.environment.items():
+        monkeypatch.setenv(variable, value)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["hapi", *map(str, words)])
+        with pytest.raises(SystemExit) as caught:
+            cli.main()
+        return int(caught.value.code or 0)
+
+    return run
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +74,6 @@ def owner(cluster):
 @pytest.fixture(scope="module")
 def small_model(connection, tmp_path_factory):
     """Path of a package of the small network, and its graph."""
-    frozen = split(small_network(), "body", transform=small_transform()).frozen
+    frozen = small_parts().frozen
     folder = tmp_path_factory.mktemp("package")
     return store_package(connection, folder, frozen).quoted(), frozen

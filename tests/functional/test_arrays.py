@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import pickle
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -11,8 +9,6 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
-from typer.testing import CliRunner
 
 from array_networks import (
     MELS,
@@ -20,8 +16,10 @@ from array_networks import (
     TOKENS,
     array_shard,
     audio_network,
+    bad_tokens,
     mel_arrays,
     npy,
+    shard_with_bad_tokens,
     text_network,
     token_arrays,
 )
@@ -36,21 +34,15 @@ from equal_training import (
     local_batches,
     steps_of,
 )
-from hapi_client import Connection, Credentials
 from hapi_client.cli.demo.run import largest_difference
-from hapi_client.cli.main import app
-from hapi_client.data.index import load_index, update_index
 from hapi_client.data.upload import upload
-from hapi_client.model.frozen_region import FrozenRegion
-from hapi_client.plan_report.plan_study import PlanRequest, advise
 from hapi_client.progress import SilentReporter
 from hapi_client.swift.swift_url import Location
 from hapi_protocol.errors import ClientError
-from hapi_protocol.feature_reader import read_features
 from hapi_protocol.headers import Annotation
 from hapi_splitter.inputs.array_transform import ArrayTransform
-from hapi_splitter.planner.plan import solve
-from jobs import small_job, transfer_job, upload_shards
+from jobs import connected, small_job, transfer_job, upload_shards
+from local_rows import received_rows
 from slow_link import slow_link
 
 SECONDS = 110
@@ -149,91 +141,13 @@ def test_losses_are_those_of_plain_torch(connection, stored, local, cut):
     assert largest_difference(local, losses) <= TOLERANCE
 
 
-def test_index_that_the_store_writes_is_that_of_the_upload(connection, stored):
-    place = stored.place
-    uploaded = load_index(connection, place)
-    connection.delete(place.container, place.index_name)
-    assert update_index(connection, place).samples == NUM_SAMPLES
-    assert load_index(connection, place) == uploaded
-
-
-def test_data_sets_of_torch_have_the_features_of_arrays(connection, stored):
-    network = stored.network().eval()
-    samples = [sample for span in stored.spans for sample in span]
-    with stored.job(connection, cut="freeze") as job:
-        with torch.inference_mode():
-            tail = job.tail.eval()
-            by_number = job.samples()
-            for number in (0, 95, NUM_SAMPLES - 1):
-                features, label = by_number[number]
-                array, expected = samples[number]
-                assert label == expected
-                torch.testing.assert_close(
-                    tail(features[None]),
-                    network(array[None]),
-                    rtol=TOLERANCE,
-                    atol=1e-5,
-                )
-            by_number.close()
-        data = job.dataset()
-        labels = torch.cat([y for _, y in DataLoader(data, batch_size=None)])
-        expected = torch.cat([y for _, y in job.loader(0)])
-    assert torch.equal(labels, expected)
-
-
-class Payload:
-    def __reduce__(self):
-        return (exec, ("raise SystemExit",))
-
-
-def bad_tokens():
-    fine = token_arrays(1)[0][0]
-    outside = fine.copy()
-    outside[3] = NUM_IDS
-    return {
-        "truncated": (
-            npy(fine)[:-1],
-            "truncated .npy: 31 bytes of values, expected 32 for (16,) of "
-            "int16",
-        ),
-        "lying": (
-            npy(fine).replace(b"(16,)", b"(17,)"),
-            "an array of shape (17,); the model takes (16,)",
-        ),
-        "pickle": (pickle.dumps(Payload()), "not a NumPy array (.npy)"),
-        "objects": (
-            npy(fine).replace(b"'<i2'", b"'|O' "),
-            "an array of object; the model takes int64",
-        ),
-        "huge header": (
-            b"\x93NUMPY\x02\x00\xff\xff\xff\xff",
-            "a .npy header of 4294967295 bytes; at most 1024",
-        ),
-        "dtype": (
-            npy(fine.astype(np.float64)),
-            "an array of float64; the model takes int64",
-        ),
-        "shape": (npy(fine[:3]), "an array of shape (3,); the model takes"),
-        "ids": (
-            npy(outside),
-            "the id 50 at [3]; the model accepts ids from 0 to 49 there",
-        ),
-    }
-
-
 @pytest.fixture(scope="module")
 def broken(connection, tmp_path_factory):
     """Bad arrays between good ones."""
     place = Location("arrays", "broken")
-    fine = token_arrays(20)
-    mixed = []
-    bad = [data for data, _ in bad_tokens().values()]
-    for number, sample in enumerate(fine):
-        mixed.append(sample)
-        if number < len(bad):
-            mixed.append((bad[number], 0))
+    shards = {"a.tar": shard_with_bad_tokens()}
     folder = tmp_path_factory.mktemp("broken")
-    upload_shards(connection, place, folder, {"a.tar": array_shard(mixed)})
+    upload_shards(connection, place, folder, shards)
     return place
 
 
@@ -279,37 +193,21 @@ def test_bad_arrays_say_the_same_on_both_tiers_and_harm_no_other(
         torch.testing.assert_close(each, expected, rtol=1e-4, atol=1e-5)
 
 
-def rows_of(answer):
-    assert answer.status_code == 200, answer.text
-    return {
-        row.key: row.error
-        for batch in read_features(io.BytesIO(answer.content))
-        for row in batch.rows
-    }
-
-
-def test_worker_itself_says_what_is_wrong(connection, cluster, broken, owner):
-    """And not only the client, which looks again."""
+def test_array_of_its_own_becomes_features(connection, broken, owner):
     text = stored_text()
     with text.job(connection, data=str(broken), cut="freeze") as job:
-        model = job._factory.sources.model
-        headers = {
-            "X-Hapi-Model": model.quoted(),
-            "X-Hapi-Cut": str(job.num_cuts),
-        }
-    answer = owner.get("/AUTH_test/arrays/broken/a.tar", headers)
-    errors = [error for error in rows_of(answer).values() if error]
-    for error, (_, said) in zip(errors, bad_tokens().values(), strict=True):
-        assert said in error
-    array = token_arrays(1)[0][0]
-    owner.put("/AUTH_test/arrays/one.npy", npy(array))
-    answer = owner.get("/AUTH_test/arrays/one.npy", headers)
-    assert rows_of(answer) == {"one": None}
-    wanted = Annotation(model=model, cut=int(headers["X-Hapi-Cut"]))
+        wanted = Annotation(job._factory.sources.model, job.num_cuts)
+    owner.put("/AUTH_test/arrays/one.npy", npy(token_arrays(1)[0][0]))
+    answer = owner.get("/AUTH_test/arrays/one.npy", wanted.to_headers())
+    assert answer.status_code == 200, answer.text
     names = ["one.npy", "none.npy", "one.npy"]
     found = list(connection.get_many("arrays", names, wanted))
     assert [each.code for each in found] == [None, "not_found", None]
     assert torch.equal(found[0].features, found[2].features)
+    features = received_rows(answer.content).features
+    torch.testing.assert_close(
+        torch.from_numpy(features[0]), found[0].features, rtol=1e-4, atol=1e-5
+    )
 
 
 class MixedTokens(nn.Module):
@@ -368,7 +266,7 @@ def test_job_streams_where_features_are_larger_than_what_is_stored(
 ):
     with (
         slow_link(cluster.auth_url, LINK_BYTES_PER_SECOND) as url,
-        Connection(Credentials.v1(url, cluster.user, cluster.key)) as slow,
+        connected(cluster, auth_url=url) as slow,
         transfer_job(
             Deep(),
             freeze="body",
@@ -391,34 +289,6 @@ def test_job_streams_where_features_are_larger_than_what_is_stored(
         assert set(job.stats.samples_by_cut) == {0}
 
 
-def test_plan_says_why_ids_are_streamed(connection, sentences):
-    region = FrozenRegion(Deep(), "body", SENTENCES, torch.device("cpu"))
-    question = PlanRequest(
-        min_precision="lossless",
-        epochs=1e6,
-        batch_size=32,
-        link=12_500,
-        num_samples=None,
-        upload=True,
-        name="deep",
-    )
-    advice = advise(region, question, SilentReporter(), connection, sentences)
-    plan = solve(advice.report.problem)
-    assert not plan.pushes, plan.reasons
-    assert str(plan).startswith("stream: ")
-    assert str(plan).endswith("samples/s, limited by link")
-    assert plan.reasons[:2] == (
-        "Streaming: the client reads all samples as they are stored and "
-        "computes all layers.",
-        "The link is busy all the time: it carries the stored samples.",
-    )
-    assert "No cut is faster, alone or mixed with streaming" in plan.reasons[3]
-    assert "(it has 100 kbit/s)" in plan.reasons[-1]
-    # Ids of two bytes in a tar; 64 numbers of four bytes for each.
-    assert advice.facts.samples.raw_bytes == 4 * 512
-    assert {cut.float32_bytes for cut in advice.facts.cuts} == {128 * 64 * 4}
-
-
 def test_arrays_are_not_taken_for_images(connection, sentences):
     with (
         small_job(
@@ -430,10 +300,7 @@ def test_arrays_are_not_taken_for_images(connection, sentences):
 
 
 @pytest.mark.parametrize("command", ["ls", "doctor", "info"])
-def test_commands_know_data_sets_of_arrays(cluster, sentences, command):
-    login = ["--auth", cluster.auth_url, "--user", cluster.user]
-    place = [command, str(sentences)]
-    result = CliRunner().invoke(app, [*login, "--key", cluster.key, *place])
-    assert result.exit_code == 0, result.output
+def test_commands_know_data_sets_of_arrays(hapi, sentences, command, capsys):
+    assert hapi(command, sentences) == 0
     said = {"ls": "shard-000000.tar", "info": "npy"}
-    assert said.get(command, "") in result.output
+    assert said.get(command, "") in capsys.readouterr().out

@@ -8,14 +8,12 @@ import torch
 from torch.utils.data import DataLoader
 
 from hapi_client import Augmentation, ReadConfig
-from hapi_client.cli.demo.run import largest_difference
 from hapi_client.swift.retry import Backoff
 from hapi_client.swift.swift_url import Location
 from hapi_protocol.feature_reader import read_features
 from hapi_protocol.transforms import Training
 from hapi_splitter.freezing.split_model import split
 from hapi_splitter.inputs.image_decode import decode_image
-from hapi_training.loop import train_tail
 from jobs import small_job, store_package, upload_shards
 from local_rows import local_rows, received_rows
 from networks import small_network, small_transform
@@ -100,29 +98,6 @@ def test_every_cut_gives_the_same_training_rows(connection, photos):
         )
         assert_close(features_of(job, 1), rows[1])
         assert len(job.stats.samples_by_cut) > 1
-
-
-def test_loaders_of_two_epochs_at_once_keep_to_theirs(connection, photos):
-    with job_of(connection, photos, augment_period_epochs=2) as job:
-        alone = [features_of(job, epoch) for epoch in (0, 1)]
-        evaluated = features_of(job, None)
-        assert all(not torch.equal(each, evaluated) for each in alone)
-        loaders = [iter(job.loader(epoch)) for epoch in (0, 1, None)]
-        pieces = list(zip(*loaders, strict=True))
-        for number, wanted in enumerate([*alone, evaluated]):
-            found = torch.cat([each[number][0] for each in pieces])
-            assert_close(found, wanted)
-
-
-def test_the_loss_curve_is_that_of_streaming(connection, photos):
-    losses = []
-    ways = (("stream", CHANGES), ("freeze", CHANGES), ("stream", None))
-    for cut, augment in ways:
-        with job_of(connection, photos, cut=cut, augment=augment) as job:
-            history = train_tail(job, epochs=2, learning_rate=0.01)
-            losses.append(history.losses)
-    assert largest_difference(losses[0], losses[1]) <= 1e-4
-    assert largest_difference(losses[0], losses[2]) > 1e-3
 
 
 def test_changes_that_repeat_are_found_again_in_the_store(connection, photos):

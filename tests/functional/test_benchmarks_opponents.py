@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -27,6 +26,7 @@ from swiftclient.client import Connection
 from torchvision.io import ImageReadMode, decode_jpeg
 
 from photos import shard
+from waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 100.0
@@ -113,14 +113,6 @@ def start(tmp_path):
     until(lambda: not any(session(remote.pid) for remote in started))
     temporary.rmdir()  # fails unless it is empty
     assert shared_memory() <= before
-
-
-def until(condition):
-    """Waits for the kernel to clean up after a process."""
-    deadline = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "the condition never held"
-        time.sleep(0.05)
 
 
 def session(leader):

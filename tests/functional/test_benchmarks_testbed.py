@@ -15,6 +15,7 @@ from benchmarks.testbed import two_tiers as testbed
 from benchmarks.testbed.network import STORAGE_ADDRESS, missing_requirements
 
 from children import enable_interrupts
+from waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = {"worker": False, "processes": False}
@@ -141,13 +142,6 @@ def test_without_namespaces_nothing_can_be_shaped(cores):
         assert "127.0.0.1" in bed.client.environment["ST_AUTH"]
         folder = bed.folder
     assert not folder.exists()
-
-
-def until(condition):
-    deadline = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "the condition never held"
-        time.sleep(0.05)
 
 
 @pytest.fixture

@@ -3,30 +3,26 @@
 import json
 import os
 import time
-from statistics import fmean
 from urllib.parse import quote
 
 import numpy as np
 import pytest
-from benchmarks.testbed.proxies import SideProxy
 from typer.testing import CliRunner
 
 from caller import Caller, metrics
 from hapi_client.cli.main import app
 from hapi_client.planning.cache_listing import CacheListing
-from hapi_client.swift.connection import Connection
-from hapi_client.swift.credentials import Credentials
 from hapi_client.swift.swift_url import Location
 from hapi_protocol.errors import ClientError
 from hapi_protocol.feature_reader import read_features
-from hapi_splitter.freezing.split_model import split
 from hapi_splitter.planner.problem import RAW_ROUTE
 from hapi_training.loop import train_tail
-from jobs import small_job, store_package, upload_shards
-from kept_features import files_of_entries, until
-from networks import small_network, small_transform
+from jobs import connected, small_job, store_package, upload_shards
+from kept_features import files_of_entries
+from networks import small_parts
 from photos import shard, with_corrupt_member
 from slow_link import slow_link
+from waiting import until
 
 OWNER = "AUTH_test"
 DATA = f"/{OWNER}/kept"
@@ -40,10 +36,10 @@ SAMPLES_BEYOND_BUFFERS = 400
 @pytest.fixture(scope="module")
 def model(connection, owner, tmp_path_factory):
     """The package's path; the container of the data is there too."""
-    parts = split(small_network(seed=3), "body", transform=small_transform())
+    frozen = small_parts(seed=3).frozen
     folder = tmp_path_factory.mktemp("package")
     owner.put(DATA)
-    return store_package(connection, folder, parts.frozen, MODELS).quoted()
+    return store_package(connection, folder, frozen, MODELS).quoted()
 
 
 @pytest.fixture
@@ -145,24 +141,6 @@ def test_features_are_computed_once(cluster, owner, model):
 
 
 @pytest.mark.usefixtures("empty")
-def test_hits_free_their_memory(cluster, owner, model, tmp_path):
-    """In a proxy whose memory is filled by one of them."""
-    path = put_shard(owner, "memory.tar")
-    first = warm(owner, path, model)
-    room = {"cache_buffer_bytes": str(2 * len(first.content))}
-    with SideProxy(
-        cluster.directory, tmp_path / "proxy", {"filter:hapi": room}
-    ) as proxy:
-        second = Caller(cluster, proxy_url=proxy.url)
-        states = []
-        for _ in range(4):
-            answer = second.get(path, asked(model, "read"))
-            assert_same_rows(first, answer)
-            states.append(answer.headers["X-Hapi-Cache"])
-    assert states == ["hit"] * 4
-
-
-@pytest.mark.usefixtures("empty")
 def test_what_one_request_took_is_not_told_to_the_next(owner, model):
     path = put_shard(owner, "timings.tar")
     first = warm(owner, path, model)
@@ -227,25 +205,6 @@ def test_large_objects_are_not_kept(owner, model, kind):
 
 
 @pytest.mark.usefixtures("empty")
-def test_segment_that_may_not_be_read_stays_so(cluster, owner, model):
-    part = put_shard(owner, "segment.tar")
-    opened = f"/{OWNER}/kept-open"
-    owner.put(opened)
-    parts = json.dumps([{"path": "/kept/segment.tar"}]).encode()
-    owner.put(f"{opened}/slo?multipart-manifest=put", parts)
-    for container in (opened, f"/{OWNER}/{MODELS}"):
-        allow(owner, container, "test:tester3")
-    warm(owner, part, model)
-    assert owner.get(f"{opened}/slo", asked(model)).status_code == 200
-    reader = Caller(cluster, "test:tester3")
-    plain = reader.get(f"{opened}/slo")
-    answer = reader.get(f"{opened}/slo", asked(model))
-    reader.close()
-    assert answer.status_code == plain.status_code == 409
-    assert answer.content == plain.content
-
-
-@pytest.mark.usefixtures("empty")
 def test_client_that_disconnects_leaves_no_entry(cluster, owner, model):
     # More than the sockets on the way can hold: the answer cannot be
     # complete before the client has closed.
@@ -305,21 +264,6 @@ def test_reader_finds_what_is_kept_and_keeps_nothing(cluster, owner, model):
         assert_same_rows(first, hit)
         assert miss.headers["X-Hapi-Cache"] == "miss"
     assert kept(owner) == ["kept/shared.tar"]
-
-
-@pytest.mark.usefixtures("empty")
-def test_cache_is_shown_to_its_owner_alone(cluster, owner, model):
-    warm(owner, put_shard(owner, "listed.tar"), model)
-    allow(owner, DATA, "test:tester3,test2:tester2,.r:*,.rlistings")
-    others = {"test:tester3": 403, "test2:tester2": 403, None: 401}
-    for user, status in others.items():
-        caller = Caller(cluster, user)
-        for method in ("GET", "DELETE"):
-            answer = caller.request(method, f"/{OWNER}?hapi-cache")
-            assert answer.status_code == status, (user, method)
-            assert "listed.tar" not in answer.text
-            assert kept(owner) == ["kept/listed.tar"]
-        caller.close()
 
 
 @pytest.mark.usefixtures("empty")
@@ -436,9 +380,9 @@ def test_a_listing_finds_what_another_job_has_stored(
     with job_of(connection, place, cut="freeze") as job:
         sum(len(y) for _, y in job.loader(0))
     until(lambda: len(kept(owner)) == 3)
-    login = Credentials.v1(cluster.auth_url, "test:tester3", "testing3")
+    user = {"user": "test:tester3", "key": "testing3"}
     with (
-        Connection(login) as reader,
+        connected(cluster, **user) as reader,
         job_of(connection, place, cut="freeze") as job,
     ):
         way, spans = (job.num_cuts, "float32"), job.data_set().spans
@@ -458,40 +402,11 @@ def test_a_listing_finds_what_another_job_has_stored(
 
 
 @pytest.mark.usefixtures("empty")
-def test_a_mix_reads_again_what_it_has_pushed_before(
-    connection, owner, tmp_path
-):
-    place = uploaded(connection, "mixed", tmp_path, 8)
-    way = (1, "float32")
-    cached, hits, losses = [0], [0], []
-    with job_of(connection, place, cut=1) as job:
-        factory = job._factory
-        factory.scheduler.change({RAW_ROUTE: 0.5, way: 0.5})
-        tracker = tracker_of(job, connection)
-        tracker.use([way])
-        spans = job.data_set().spans
-        for _ in range(4):
-            history = train_tail(job, epochs=1, learning_rate=0.0)
-            losses.append(fmean(history.losses))
-            hits.append(job.stats.cached)
-            # All that was kept before was read, and half of the rest kept.
-            assert hits[-1] - hits[-2] == cached[-1]
-            found = [tracker.cached_route(each, None) for each in spans]
-            cached.append(8 * found.count(way))
-            until(lambda: len(kept(owner)) == cached[-1] // 8)
-        assert job.stats.fallbacks == 0
-    assert cached[:4] == [0, 32, 48, 56]
-    assert losses == pytest.approx([losses[0]] * 4, rel=1e-4)
-
-
-@pytest.mark.usefixtures("empty")
 def test_a_plan_counts_on_what_is_kept(cluster, connection, tmp_path):
     place = uploaded(connection, "planned", tmp_path, 6)
     with (
         slow_link(cluster.auth_url, LINK_BYTES_PER_SECOND) as url,
-        Connection(
-            Credentials.v1(url, cluster.user, cluster.key)
-        ) as behind_link,
+        connected(cluster, auth_url=url) as behind_link,
         job_of(
             behind_link,
             place,

@@ -2,37 +2,29 @@
 
 import io
 import json
-import sys
 
 import pytest
 
-from hapi_client.cli import main as cli
 from hapi_client.data.index import load_index
 from hapi_client.swift.swift_url import Location
 from hapi_splitter.freezing.split_model import split
 from jobs import store_package
-from networks import small_network, small_transform
+from networks import small_network, small_parts, small_transform
 from photos import shard
 
 MODELS = "packages"
 
 
 @pytest.fixture
-def hapi(cluster, monkeypatch, tmp_path):
+def hapi(hapi, tmp_path):
     """Runs a command; returns its exit status and its JSON."""
-    for variable, value in cluster.environment.items():
-        monkeypatch.setenv(variable, value)
-    monkeypatch.setenv("COLUMNS", "200")
     path = tmp_path / "result.json"
 
     def run(*arguments):
         path.unlink(missing_ok=True)
-        words = ["hapi", *arguments, "--json", str(path)]
-        monkeypatch.setattr(sys, "argv", words)
-        with pytest.raises(SystemExit) as caught:
-            cli.main()
+        status = hapi(*arguments, "--json", path)
         facts = json.loads(path.read_text()) if path.exists() else None
-        return int(caught.value.code or 0), facts
+        return status, facts
 
     return run
 
@@ -125,7 +117,7 @@ def test_info_describes_a_data_set(hapi, owner, connection, capsys):
 
 
 def test_info_describes_a_package(hapi, connection, tmp_path, capsys):
-    frozen = split(small_network(), "body", transform=small_transform()).frozen
+    frozen = small_parts().frozen
     model = store_package(connection, tmp_path, frozen, "told")
     status, facts = hapi("info", f"swift://told/{model.object}")
     assert status == 0

@@ -8,12 +8,11 @@ import time
 
 import pytest
 
-from hapi_client.cli import main as cli
 from hapi_client.data.index import update_index
 from hapi_client.doctor.pushdown_checks import Doctor, DoctorOptions
-from hapi_client.swift.connection import Connection
 from hapi_client.swift.credentials import Credentials
 from hapi_client.swift.swift_url import Location
+from jobs import connected
 from photos import shard
 from second_swift import second_swift
 
@@ -65,20 +64,10 @@ def test_all_is_well(cluster, data, connection):
 
 
 def test_the_command_says_so_by_its_status(
-    cluster, data, monkeypatch, capsys, tmp_path
+    hapi, data, monkeypatch, capsys, tmp_path
 ):
     path = tmp_path / "doctor.json"
-
-    def hapi(*words):
-        words = ("hapi", "doctor", *words, "--json", str(path))
-        monkeypatch.setattr(sys, "argv", list(words))
-        with pytest.raises(SystemExit) as caught:
-            cli.main()
-        return int(caught.value.code or 0)
-
-    for variable, value in cluster.environment.items():
-        monkeypatch.setenv(variable, value)
-    assert hapi(str(DATA)) == 0
+    assert hapi("doctor", DATA, "--json", path) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 14 + 1
     assert lines[-1] == "14 ok, 0 warnings, 0 failures, 0 skipped"
@@ -88,7 +77,7 @@ def test_the_command_says_so_by_its_status(
         *("check", "state", "found", "remedy", "trans_id")
     }
     monkeypatch.setenv("ST_KEY", "wrong")
-    assert hapi() == 1
+    assert hapi("doctor", "--json", path) == 1
     assert "failure  auth " in capsys.readouterr().out
     assert json.loads(path.read_text())["ok"] is False
 
@@ -201,8 +190,7 @@ def test_a_dead_and_a_hanging_worker_are_told_apart(cluster, tmp_path):
         started = time.monotonic()
         hanging = look(swift, seconds=1.0)
         assert time.monotonic() - started < 10
-        login = Credentials.v1(swift.auth_url, swift.user, swift.key)
-        with Connection(login) as connection:
+        with connected(swift) as connection:
             assert list(connection.list("hapi-models")) == []
     assert states(dead) == states(hanging) == {"worker": "failure"}
     assert "worker_unavailable" in dead["worker"].found

@@ -52,16 +52,6 @@ def streamed(connection, photos):
     return losses_of(connection, photos, cut="stream")
 
 
-def test_every_cut_gives_the_same_loss_curve(connection, photos, streamed):
-    with job_of(connection, photos, cut="stream") as job:
-        num_cuts = job.num_cuts
-    assert num_cuts >= 3
-    for cut in (*range(1, num_cuts), "freeze"):
-        pushed = losses_of(connection, photos, cut=cut)
-        assert len(pushed) == 10
-        assert largest_difference(streamed, pushed) <= TOLERANCE, cut
-
-
 def test_tail_with_batch_norm_differs_no_more_than_streaming_does(
     connection, photos
 ):
@@ -138,14 +128,3 @@ def test_bad_samples_are_the_same_ones_on_both_tiers(connection, tmp_path):
             assert job.stats.skipped == 1
     assert messages[0] == messages[1]
     assert labels[0].tolist() == labels[1].tolist()
-
-
-def test_a_killed_worker_costs_retries_not_samples(
-    cluster, connection, photos, streamed
-):
-    with job_of(connection, photos, cut=1) as job:
-        batches = iter(job.loader(0))
-        first = next(batches)
-        cluster.restart_worker()
-        rest = list(batches)
-    assert sum(len(labels) for _, labels in [first, *rest]) == NUM_SAMPLES

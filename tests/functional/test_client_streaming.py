@@ -14,9 +14,6 @@ from hapi_client.progress import SilentReporter
 from hapi_client.swift.swift_url import Location
 from hapi_protocol.errors import (
     ClientError,
-    DataIndexError,
-    LabelError,
-    SourceChangedError,
     UnsupportedError,
 )
 from hapi_splitter.inputs.image_decode import decode_image
@@ -75,30 +72,6 @@ def test_features_are_those_of_the_users_own_module(store, job_of):
     assert labels.tolist() == [label for _, label in jpegs(6)]
 
 
-def test_an_epoch_delivers_all_and_depends_on_its_number_only(store, job_of):
-    store(a=shard(7), b=shard(6, seed=1))
-
-    def labels_of(epoch):
-        with job_of() as job:
-            return torch.cat([each for _, each in job.loader(epoch)]).tolist()
-
-    first = labels_of(0)
-    assert len(first) == 13
-    assert labels_of(0) == first
-    assert sorted(labels_of(1)) == sorted(first)
-
-
-def test_bytes_are_those_of_the_samples(connection, place, store, job_of):
-    store(a=shard(8))
-    index = load_index(connection, place)
-    needed = sum(row.length for row in index.shards[0].rows)
-    with job_of() as job:
-        before = job.stats.bytes
-        assert sum(len(labels) for _, labels in job.loader()) == 8
-        assert job.stats.bytes - before == needed
-        assert job.stats.package_bytes == 0
-
-
 def test_a_second_upload_sends_what_has_changed(connection, place, store):
     shards = {"a": shard(2), "b": shard(2, seed=1)}
     first, again = store(**shards), store(**shards)
@@ -136,46 +109,6 @@ def test_a_damaged_shard_is_refused_before_it_is_sent(
     assert list_shards(connection, place) == []
 
 
-def test_a_replaced_shard_is_refused_by_name(
-    connection, place, tmp_path, store, job_of
-):
-    store(a=shard(2))
-    path = tmp_path / "a.tar"
-    path.write_bytes(shard(2, seed=5))
-    with job_of() as job, path.open("rb") as file:
-        connection.put(
-            place.container,
-            place.object_name("a.tar"),
-            file,
-            path.stat().st_size,
-        )
-        with pytest.raises(SourceChangedError, match=r"a\.tar"):
-            list(job.loader())
-
-
-def test_an_undecodable_image_is_named_or_skipped(store, job_of):
-    data = with_corrupt_member(shard(4), "s0-0002")
-    store(a=data)
-    with job_of() as job, pytest.raises(ClientError, match=r"s0-0002.*a\.tar"):
-        list(job.loader())
-    with job_of(on_error="skip") as job:
-        assert sum(len(labels) for _, labels in job.loader()) == 3
-        assert job.stats.skipped == 1
-
-
-def test_epoch_whose_samples_are_all_skipped_is_an_error(store, job_of):
-    data = shard(3)
-    for number in range(3):
-        data = with_corrupt_member(data, f"s0-{number:04d}")
-    store(a=data)
-    with job_of(on_error="skip", batch_size=2) as job:
-        for epoch in (0, None):
-            with pytest.raises(ClientError, match="none of the 3 samples"):
-                list(job.loader(epoch))
-        assert (job.epoch, job.step) == (1, 0)
-        assert job.stats.skipped == 6
-
-
 @pytest.mark.parametrize("on_error", ["raise", "skip"])
 def test_undecodable_image_of_a_sampler_tells_its_number(
     store, job_of, on_error
@@ -191,26 +124,6 @@ def test_undecodable_image_of_a_sampler_tells_its_number(
     message = caught.value.message
     assert re.search(r"s1-0002.*b\.tar.* its number, 5, from", message)
     assert "--skip-bad-samples" not in message
-
-
-def test_shards_without_labels_need_labels_from_the_user(store, job_of):
-    store(a=shard(3, labels=False))
-    with pytest.raises(LabelError, match=r"s0-0000.*a\.tar"):
-        job_of()
-    with job_of(labels=lambda key: int(key[-1])) as job:
-        (labels,) = [each for _, each in job.loader()]
-    assert labels.tolist() == [0, 1, 2]
-
-
-def test_no_index_names_the_command_that_writes_it(
-    connection, place, store, job_of
-):
-    store(a=shard(2))
-    connection.delete(place.container, place.index_name)
-    with pytest.raises(DataIndexError, match=f"hapi index {place}"):
-        job_of()
-    with pytest.raises(DataIndexError, match=r"no object ending in \.tar"):
-        job_of(data="streaming/nothing-here")
 
 
 def test_leaving_the_loop_and_the_job_leaves_no_thread(store, job_of):

@@ -34,6 +34,7 @@ from hapi_cluster.errors import (
     XattrError,
 )
 from hapi_cluster.process_identity import ProcessIdentity
+from waiting import until
 
 pytest.importorskip("swift", reason="needs swift-hapi[cluster]")
 
@@ -79,15 +80,8 @@ def request(
     return answer.status_code, answer.content
 
 
-def eventually(condition, what):
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, f"not in time: {what}"
-        time.sleep(0.02)
-
-
 def all_end(processes):
-    eventually(lambda: not any(p.alive() for p in processes), "all ended")
+    until(lambda: not any(p.alive() for p in processes))
 
 
 def supervisor(cluster):
@@ -149,21 +143,6 @@ def test_backends_get_new_ports_when_theirs_were_taken(directory):
         assert request(again, "GET", "/c/o") == (200, b"data")
 
 
-@pytest.mark.parametrize("layout", ["replicated", "ec"])
-def test_objects_come_back_whole_in_other_layouts(directory, layout):
-    data = os.urandom(300_000)
-    with start(directory, layout=layout) as cluster:
-        assert request(cluster, "PUT", "/c")[0] == 201
-        assert request(cluster, "PUT", "/c/o", data)[0] == 201
-        assert request(cluster, "GET", "/c/o") == (200, data)
-    devices = [
-        d for d in (directory / "srv").iterdir() if any(d.rglob("*.d*"))
-    ]
-    assert len(devices) >= 3
-    with pytest.raises(SettingsError, match=f"layout is '{layout}'"):
-        start(directory, layout="single")
-
-
 def test_each_policy_of_a_layout_keeps_its_objects(directory):
     policies = [policy["name"] for policy in LAYOUTS["mixed"].policies]
     with start(directory, layout="mixed") as cluster:
@@ -180,6 +159,8 @@ def test_each_policy_of_a_layout_keeps_its_objects(directory):
     for folder, num_files in numbers.items():
         found = list(directory.glob(f"srv/*/{folder}/*/*/*/*.data"))
         assert len(found) == num_files, folder
+    with pytest.raises(SettingsError, match="layout is 'mixed'"):
+        start(directory, layout="single")
 
 
 def test_encryption_keeps_plaintext_off_the_disk(directory):
@@ -234,27 +215,27 @@ def test_secrets_are_readable_by_their_owner_only(bare):
     assert (bare.directory / "srv").stat().st_mode & 0o077 == 0
 
 
-def test_sigterm_to_the_supervisor_stops_all(directory):
-    cluster = start(directory, **WATCHED, worker=True)
-    processes = family(supervisor(cluster))
-    os.kill(supervisor(cluster), signal.SIGTERM)
-    all_end(processes)
-    assert cluster.status()["status"] == "stopped"
-    assert listens(cluster) == []
-
-
-def test_a_killed_supervisor_leaves_nothing_and_can_be_replaced(directory):
+@pytest.mark.parametrize(
+    ("number", "status"),
+    [(signal.SIGTERM, "stopped"), (signal.SIGKILL, "died")],
+)
+def test_an_ended_supervisor_leaves_nothing_and_can_be_replaced(
+    directory, number, status
+):
     cluster = start(directory, **WATCHED, worker=True)
     request(cluster, "PUT", "/c")
     request(cluster, "PUT", "/c/o", b"data")
     processes = family(supervisor(cluster))
-    os.kill(supervisor(cluster), signal.SIGKILL)
+    os.kill(supervisor(cluster), number)
     all_end(processes)
-    assert cluster.status()["status"] == "died"
-    # The stale pid file and the stale socket are no obstacle.
-    assert (directory / "supervisor.pid").exists()
-    with start(directory, **WATCHED, worker=True) as again:
-        assert request(again, "GET", "/c/o") == (200, b"data")
+    assert cluster.status()["status"] == status
+    # Threads of a killed process may hold its sockets for a moment.
+    until(lambda: listens(cluster) == [])
+    if status == "died":
+        # The stale pid file and the stale socket are no obstacle.
+        assert (directory / "supervisor.pid").exists()
+        with start(directory, **WATCHED, worker=True) as again:
+            assert request(again, "GET", "/c/o") == (200, b"data")
 
 
 def test_the_cluster_ends_with_its_parent_however_that_ends(directory):
@@ -340,17 +321,8 @@ def test_a_killed_swift_is_started_again_on_its_port(watched):
             return request(watched, "GET", "/c")[0] == 204
         return False
 
-    eventually(serves, "served again")
+    until(serves)
     assert watched.proxy_url == url
-
-
-def test_the_real_worker_and_the_filter_come_with_it(cluster):
-    with urllib.request.urlopen(f"{cluster.proxy_url}/info") as answer:
-        assert "hapi" in json.load(answer)
-    old = cluster.worker_pid
-    assert old is not None
-    os.kill(old, signal.SIGKILL)
-    assert cluster.wait_for_worker(old) != old
 
 
 def test_a_second_start_is_refused_and_does_no_harm(bare):
@@ -601,7 +573,7 @@ def test_an_interrupted_start_leaves_nothing(directory):
         stderr=subprocess.DEVNULL,
         preexec_fn=enable_interrupts,
     ) as starting:
-        eventually((directory / "cluster.json").exists, "begun")
+        until((directory / "cluster.json").exists)
         processes = family(supervisor(Cluster(directory)))
         starting.send_signal(signal.SIGINT)
         assert starting.wait(DEADLINE_SECONDS) != 0

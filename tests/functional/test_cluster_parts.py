@@ -56,53 +56,6 @@ def test_the_filter_has_its_place_in_the_pipeline():
     ]
 
 
-def test_keystone_stands_in_the_place_of_tempauth():
-    settings = {"keystone_url": "http://k/v3"}
-    names = pipeline(ClusterSettings(**settings))
-    at = names.index("hapi")
-    assert names[at - 4 : at + 2] == [
-        *("authtoken", "s3api", "s3token", "keystoneauth", "hapi", "copy")
-    ]
-    assert "tempauth" not in names
-    proxy = files(**settings)["proxy-server.conf"]
-    assert proxy["filter:authtoken"]["auth_url"] == "http://k/v3"
-    assert proxy["filter:s3token"]["auth_uri"] == "http://k/v3"
-
-
-def test_options_reach_the_filter_and_the_worker():
-    made = files(
-        filter_options={"max_object_bytes": "1000"},
-        worker_options={"memory_limit": "2GiB", "device": "cpu"},
-    )
-    assert dict(made["proxy-server.conf"]["filter:hapi"]) == {
-        "use": "egg:swift-hapi#hapi",
-        "worker_socket": "/d/run/worker.sock",
-        "max_object_bytes": "1000",
-    }
-    assert dict(made["hapi-worker.conf"]["hapi-worker"]) == {
-        "socket": "/d/run/worker.sock",
-        "memory_limit": "2GiB",
-        "device": "cpu",
-    }
-
-
-def test_options_of_swift_win_over_the_usual_ones():
-    made = files(
-        swift_options={
-            "proxy-server.conf": {
-                "app:proxy-server": {"account_autocreate": "false"},
-                "filter:s3api": {"s3_acl": "true"},
-            },
-            "swift.conf": {"swift-constraints": {"max_file_size": "9"}},
-        }
-    )
-    proxy = made["proxy-server.conf"]
-    assert proxy["app:proxy-server"]["account_autocreate"] == "false"
-    assert proxy["app:proxy-server"]["use"] == "egg:swift#proxy"
-    assert proxy["filter:s3api"]["s3_acl"] == "true"
-    assert made["swift.conf"]["swift-constraints"]["max_file_size"] == "9"
-
-
 @pytest.mark.parametrize("url", [None, "http://k/v3"])
 def test_every_filter_of_the_pipeline_has_a_section(url):
     proxy = files(encryption=True, keystone_url=url)["proxy-server.conf"]

@@ -29,13 +29,12 @@ from documentation import PAGES, ROOT, all_blocks, blocks_of, commands_of
 from documented_commands import is_run, words_of
 from hapi_client.cli.main import app
 from hapi_client.model.package_store import upload_package
-from hapi_client.swift.connection import Connection
 from hapi_client.swift.credentials import Credentials
 from hapi_middleware.filter import filter_factory
-from hapi_splitter.freezing.split_model import split
 from hapi_splitter.package.writer import write_package
 from hapi_worker.config import SECTION, load_config
-from networks import small_network, small_transform
+from jobs import connected
+from networks import small_parts
 from photos import jpegs
 
 TUTORIAL = "docs/tutorial/finetune.rst"
@@ -77,14 +76,12 @@ def workplace(cluster, tmp_path_factory):
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     """A small one's package."""
-    parts = split(small_network(), "body", transform=small_transform())
     path = tmp_path_factory.mktemp("package") / "model.hapi"
-    return write_package(parts.frozen, path)
+    return write_package(small_parts().frozen, path)
 
 
 def store(cluster, model):
-    login = Credentials.v1(cluster.auth_url, cluster.user, cluster.key)
-    with Connection(login) as connection:
+    with connected(cluster) as connection:
         upload_package(connection, "hapi-models", model.path, model.digest)
 
 

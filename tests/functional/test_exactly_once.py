@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
+from as_user import environment_of
 from children import enable_interrupts, run_family
 from hapi_client import ReadConfig
 from hapi_client.data.index import load_index
@@ -205,17 +206,6 @@ def test_workers_may_be_started_in_any_way(connection, place, alone, method):
         )
 
 
-def test_workers_that_persist_take_each_epochs_own_order(connection, place):
-    with job_of(connection, place) as job:
-        dataset = job.dataset()
-        loader = DataLoader(
-            dataset, batch_size=None, num_workers=2, persistent_workers=True
-        )
-        for epoch in range(3):
-            dataset.set_epoch(epoch)
-            assert labels_by_step(loader) == labels_by_step(job.loader(epoch))
-
-
 def test_workers_end_with_their_loop_and_must_be_able_to_share(
     connection, place
 ):
@@ -322,40 +312,6 @@ def test_data_set_goes_on_with_the_epoch_that_its_job_has_begun(
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_resumed_step_is_where_one_pass_begins(connection, place, num_workers):
-    """The loop of the documentation, and the one that forgets a line."""
-    with job_of(connection, place, partition=None) as job:
-        dataset = job.dataset()
-        whole = {}
-        for epoch in range(3):
-            dataset.set_epoch(epoch)
-            whole[epoch] = labels_by_step(torch_loader(dataset, num_workers))
-        dataset.set_epoch(1)
-        state = dataset.state_dict(4)
-        resumed = job.dataset()
-        resumed.load_state_dict(state)
-        loader = DataLoader(
-            resumed,
-            batch_size=None,
-            num_workers=num_workers,
-            persistent_workers=bool(num_workers),
-        )
-        for epoch in range(resumed.epoch, 3):
-            resumed.set_epoch(epoch)
-            first = resumed.first_step
-            assert first == (4 if epoch == 1 else 0)
-            assert labels_by_step(loader, first) == {
-                step: labels
-                for step, labels in whole[epoch].items()
-                if step >= first
-            }
-        resumed.load_state_dict(state)
-        loader = torch_loader(resumed, num_workers)
-        assert len(list(loader)) == len(whole[1]) - 4
-        assert "call set_epoch(2) before" in str(error_of(loader))
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
 def test_step_that_loses_all_its_samples_is_not_left_out_silently(
     connection, tmp_path, num_workers
 ):
@@ -373,25 +329,6 @@ def test_step_that_loses_all_its_samples_is_not_left_out_silently(
     with job_of(connection, holed, batch_size=3, **options) as job:
         loader = torch_loader(job.dataset(), num_workers)
         assert sorted(len(labels) for _, labels in loader) == [2, 3, 3]
-
-
-def test_loop_over_a_job_that_is_closed_is_a_named_error(connection, place):
-    with job_of(connection, place) as job:
-        loader = job.loader(0)
-    with pytest.raises(ClientError, match="job was closed before") as caught:
-        list(loader)
-    assert caught.value.code == "not_connected"
-
-
-def test_state_of_other_data_is_refused(connection, place, tmp_path):
-    other = Location("once", "other")
-    upload_shards(connection, other, tmp_path, {"a.tar": shard(5)})
-    with (
-        job_of(connection, place) as job,
-        job_of(connection, other) as stranger,
-        pytest.raises(ClientError, match="another data set"),
-    ):
-        stranger.load_state_dict(job.state_dict())
 
 
 def test_samples_by_number_are_those_of_the_index(connection, place):
@@ -459,11 +396,7 @@ def test_killed_training_ends_with_the_weights_of_an_undisturbed_one(
     """Killed by SIGKILL at three moments, each time gone on with."""
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     command = [sys.executable, str(TRAINER), str(place)]
-    environment = {
-        **os.environ,
-        **cluster.environment,
-        "PYTHONPATH": os.pathsep.join(sys.path),
-    }
+    environment = environment_of(cluster)
 
     def lines_of_a_run(folder):
         done = run_family(

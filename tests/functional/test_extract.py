@@ -3,8 +3,6 @@
 import json
 import os
 import re
-import sys
-import textwrap
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +12,6 @@ import pytest
 import torch
 
 from hapi_client.atomic_file import file_lock
-from hapi_client.cli import main as cli
 from hapi_client.data.upload import upload
 from hapi_client.export.extract import extract
 from hapi_client.model.frozen_region import IMAGENET_TRANSFORM
@@ -22,7 +19,7 @@ from hapi_client.progress import SilentReporter
 from hapi_client.swift.swift_url import Location
 from hapi_protocol.errors import ClientError
 from hapi_splitter.inputs.image_decode import decode_image
-from jobs import transfer_job
+from jobs import small_job
 from networks import small_network, small_transform
 from photos import jpegs, shard, with_corrupt_member
 
@@ -63,30 +60,9 @@ def bad(connection, tmp_path_factory):
 
 
 def job_of(connection, place, **options):
-    return transfer_job(
-        small_network(),
-        data=str(place),
-        transform=small_transform(),
-        connection=connection,
-        **{"freeze": "body", "batch_size": 7, **options},
+    return small_job(
+        place, connection=connection, **{"batch_size": 7, **options}
     )
-
-
-@pytest.fixture
-def hapi(cluster, monkeypatch, tmp_path):
-    """Runs a command and returns its exit status."""
-    for variable, value in cluster.environment.items():
-        monkeypatch.setenv(variable, value)
-    monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["hapi", *map(str, arguments)])
-        with pytest.raises(SystemExit) as caught:
-            cli.main()
-        return int(caught.value.code or 0)
-
-    return run
 
 
 def features_of(table):
@@ -136,24 +112,6 @@ def test_features_are_those_of_the_model_in_the_order_of_the_index(
     assert (about["model"], about["freeze"]) == ("small", "body")
     assert about["transform"]["crop_size"] == 64
     assert {"hapi", "weights", "data_digest", "cut"} < set(about)
-
-
-def test_all_formats_have_the_same_content(connection, photos, tmp_path):
-    with job_of(connection, photos, cut="stream") as job:
-        for suffix in ("parquet", "arrow", "npz"):
-            extract(job, tmp_path / f"features.{suffix}")
-    tables = [
-        pq.read_table(tmp_path / "features.parquet"),
-        pa.ipc.open_file(tmp_path / "features.arrow").read_all(),
-    ]
-    assert tables[0].equals(tables[1])
-    with np.load(tmp_path / "features.npz") as found:
-        assert found["keys"].tolist() == tables[0]["key"].to_pylist()
-        assert found["labels"].tolist() == tables[0]["label"].to_pylist()
-        assert found["class_names"].tolist() == list(CLASSES)
-        np.testing.assert_array_equal(
-            found["features"], features_of(tables[0])
-        )
 
 
 def test_undecodable_sample_is_named_or_left_out(connection, bad, tmp_path):
@@ -235,19 +193,3 @@ def test_wrong_options_are_refused_before_any_work(
     monkeypatch.setattr("hapi_client.model.registry.build_model", None)
     assert hapi("extract", "--data", "c/p", *words) == 1
     assert message in capsys.readouterr().err
-
-
-def test_linear_probe_learns_from_a_file(
-    connection, images, photos, tmp_path, monkeypatch, capsys
-):
-    pytest.importorskip("sklearn")
-    monkeypatch.chdir(tmp_path)
-    with job_of(connection, photos, freeze="pool", cut="stream") as job:
-        extract(job, "train.npz")
-    Path("val.npz").symlink_to("train.npz")
-    page = (ROOT / "docs" / "howto" / "extracting.rst").read_text()
-    block = r"\.\. code-block:: python\n\n((?:(?:    .*)?\n)+)"
-    exec(textwrap.dedent(re.findall(block, page)[1]), {})
-    (line,) = capsys.readouterr().out.splitlines()
-    # On its own training data: crops of four photographs.
-    assert float(line.removeprefix("accuracy ")) > 0.9

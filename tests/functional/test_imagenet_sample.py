@@ -6,11 +6,10 @@ from pathlib import Path
 import pytest
 import torchvision
 
-from hapi_client import Connection, Credentials
 from hapi_client.data.upload import upload
 from hapi_client.progress import SilentReporter
 from hapi_client.swift.swift_url import Location
-from jobs import transfer_job
+from jobs import connected, transfer_job
 
 LOCATION = Location("imagenet-sample", "")
 SAMPLES_PER_SHARD = 60
@@ -30,9 +29,8 @@ def tar():
 @pytest.mark.timeout(300)
 def test_push_down_moves_at_most_a_twentieth_of_the_bytes(cluster, tar):
     model = torchvision.models.resnet18(weights=None)
-    credentials = Credentials.v1(cluster.auth_url, cluster.user, cluster.key)
     moved = {}
-    with Connection(credentials) as connection:
+    with connected(cluster) as connection:
         upload(connection, LOCATION, [tar], SilentReporter())
         for cut in (0, "freeze"):
             with transfer_job(

@@ -14,16 +14,12 @@ import pytest
 from access_lines import used
 from access_methods import s3_client, with_headers
 from caller import Caller
-from hapi_client import Connection, Credentials, ReadConfig
-from hapi_client.cli.demo.run import largest_difference
-from hapi_client.data.upload import upload
+from hapi_client import Connection, Credentials
 from hapi_client.doctor.pushdown_checks import Doctor, DoctorOptions
-from hapi_client.progress import SilentReporter
 from hapi_client.swift.swift_url import Location
 from hapi_cluster import Cluster
 from hapi_protocol.errors import RightsError
 from hapi_protocol.headers import CONTENT_TYPE_STREAM, Annotation, ModelPath
-from hapi_splitter.freezing.split_model import split
 from hapi_splitter.package.writer import package_pieces
 from hapi_training.loop import train_tail
 from identity_service import (
@@ -32,9 +28,9 @@ from identity_service import (
     User,
     id_of,
 )
-from jobs import transfer_job
+from jobs import small_job, upload_shards
 from local_rows import received_rows
-from networks import small_network, small_transform
+from networks import small_parts
 from photos import shard
 from second_swift import second_swift
 
@@ -135,8 +131,7 @@ def place(cluster, keystone):
         for container in (PLACE, MODELS):
             ann.put(container, headers=acl)
         ann.put(SOURCE, shard(NUM_ROWS))
-        parts = split(small_network(), "body", transform=small_transform())
-        ann.put(MODEL, b"".join(package_pieces(parts.frozen)))
+        ann.put(MODEL, b"".join(package_pieces(small_parts().frozen)))
         yield found
 
 
@@ -253,34 +248,19 @@ def test_headers_of_authtoken_in_a_request_are_worth_nothing(place):
     assert place.account(dan) == BIOLOGY
 
 
-def losses(connection, data, cut):
-    with transfer_job(
-        small_network(),
-        data=str(data),
-        transform=small_transform(),
-        connection=connection,
-        freeze="body",
-        cut=cut,
-        batch_size=4,
-        read=ReadConfig(num_threads=2, decode_threads=1),
-    ) as job:
-        found = train_tail(job, epochs=1, learning_rate=0.01)
-        assert job.stats.fallbacks == 0
-        return found.losses
-
-
 def test_client_uploads_and_trains_with_a_password(place, tmp_path):
-    (tmp_path / "a.tar").write_bytes(shard(12))
     data = Location("photos", "train")
     with Connection(
         credentials(place.keystone, "ann", "physics")
     ) as connection:
         assert connection.account == PHYSICS
-        upload(connection, data, [tmp_path], SilentReporter())
-        streamed = losses(connection, data, "stream")
-        pushed = losses(connection, data, "freeze")
-    assert len(streamed) == 3
-    assert largest_difference(streamed, pushed) <= 1e-4
+        upload_shards(connection, data, tmp_path, {"a.tar": shard(12)})
+        with small_job(
+            data, connection=connection, cut="freeze", batch_size=4
+        ) as job:
+            found = train_tail(job, epochs=1, learning_rate=0.01)
+            assert job.stats.fallbacks == 0
+    assert len(found.losses) == 3
 
 
 def features(environ):
@@ -359,28 +339,3 @@ def test_doctor_finds_a_project_that_may_not_compute(place):
         assert others <= {"ok"}
     assert "allowed_accounts" in found["worker"].remedy
     assert "v3password, eve at" in found["credentials"].found
-
-
-def test_client_computes_by_an_entry_of_clouds_yaml(place, tmp_path):
-    pytest.importorskip("openstack", reason="needs openstacksdk (extra: dev)")
-    (tmp_path / "clouds.yaml").write_text(
-        f"""
-clouds:
-  lab:
-    auth_type: v3applicationcredential
-    auth:
-      auth_url: {place.keystone.url}
-      application_credential_id: of-a-job
-    region_name: here
-    interface: internal
-"""
-    )
-    (tmp_path / "secure.yaml").write_text(
-        "clouds: {lab: {auth: {application_credential_secret: hush}}}"
-    )
-    environ = {
-        "OS_CLOUD": "lab",
-        "OS_CLIENT_CONFIG_FILE": str(tmp_path / "clouds.yaml"),
-        "OS_CLIENT_SECURE_FILE": str(tmp_path / "secure.yaml"),
-    }
-    assert len(features(environ)) == NUM_ROWS

@@ -24,13 +24,12 @@ from access_methods import (
 )
 from caller import Caller
 from hapi_splitter.cuts import FrozenGraph
-from hapi_splitter.freezing.split_model import split
-from kept_features import until
 from local_rows import Rows, local_rows, place_of, received_rows
-from networks import small_network, small_transform
+from networks import small_parts
 from objects_of_kinds import KINDS, make_containers, store
 from photos import jpegs, shard
 from second_swift import ASKED, CUT, put_model, second_swift
+from waiting import until
 
 pytest.importorskip("boto3", reason="S3 clients use boto3")
 
@@ -152,7 +151,7 @@ class World:
 
 @pytest.fixture(scope="module")
 def frozen():
-    return split(small_network(), "body", transform=small_transform()).frozen
+    return small_parts().frozen
 
 
 def contents():

@@ -17,17 +17,16 @@ import torch
 from access_lines import used
 from caller import Caller, metrics
 from hapi_client import Connection
-from hapi_client.model.package_store import upload_package
 from hapi_cluster import Cluster
 from hapi_protocol.errors import RightsError
 from hapi_protocol.feature_reader import read_features
 from hapi_protocol.headers import CONTENT_TYPE_STREAM, Annotation, ModelPath
-from hapi_splitter.freezing.split_model import SplitModel, split
+from hapi_splitter.freezing.split_model import SplitModel
 from hapi_splitter.inputs.image_decode import decode_image
-from hapi_splitter.package.writer import write_package
-from kept_features import until
-from networks import small_network, small_transform
+from jobs import store_package
+from networks import small_parts
 from photos import jpegs, shard
+from waiting import until
 
 OWNER, OTHER = "AUTH_test", "AUTH_test2"
 DATA = f"/{OWNER}/many"
@@ -83,11 +82,9 @@ class Stocked:
 
 @pytest.fixture(scope="module")
 def stocked(cluster, connection, owner, tmp_path_factory):
-    # The package of test_rights: loaded once.
-    parts = split(small_network(seed=7), "body", transform=small_transform())
-    path = tmp_path_factory.mktemp("package") / "model.hapi"
-    info = write_package(parts.frozen, path)
-    model, _ = upload_package(connection, "many-models", path, info.digest)
+    parts = small_parts(seed=7)
+    folder = tmp_path_factory.mktemp("package")
+    model = store_package(connection, folder, parts.frozen, "many-models")
     stocked = Stocked(cluster, owner, connection, model, parts)
     stock(stocked)
     return stocked
@@ -226,17 +223,6 @@ def test_rows_say_what_the_callers_own_gets_say(
     assert errors == [status == 200 for status in expected]
     trans_id = answer.headers["X-Trans-Id"]
     assert used(stocked.cluster, trans_id)["account"] == account
-
-
-@pytest.mark.parametrize("user", [READER, STRANGER])
-def test_caller_without_rights_gets_the_plain_answer(stocked, shared, user):
-    stocked.allow(user, MODELS)
-    with closing(Caller(stocked.cluster, user)) as caller:
-        for name in ("0.jpg", "none"):
-            wanted = plain(caller, name)
-            answer = stocked.post([name, "1.jpg", "none"], caller)
-            assert wanted.status_code == answer.status_code == 403
-            assert answer.content == wanted.content
 
 
 def test_container_that_is_not_there_is_not_found(stocked):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,6 @@ from torch import nn
 
 from children import interruptible
 from hapi_client import ReadConfig
-from hapi_client.cli import main as cli
-from hapi_client.data.upload import upload
-from hapi_client.progress import SilentReporter
 from hapi_client.swift.swift_url import Location
 from hapi_protocol.errors import ClientError
 from hapi_splitter.inputs.augmentation import Augmentation
@@ -24,7 +20,7 @@ from hapi_splitter.inputs.image_transform import ImageTransform
 from hapi_training import checkpoint_file as checkpoints
 from hapi_training.checkpoint_file import Checkpoint
 from hapi_training.loop import train_tail
-from jobs import transfer_job
+from jobs import transfer_job, upload_shards
 from networks import small_network, small_transform
 from photos import shard, tar_of
 
@@ -34,22 +30,13 @@ EPOCHS = 3
 QUICK = ReadConfig(num_threads=2, decode_threads=1)
 
 
-def upload_shards(connection, place, folder, *tars):
-    for number, tar in enumerate(tars):
-        (folder / f"{number}.tar").write_bytes(tar)
-    upload(connection, place, [folder], SilentReporter())
-    return str(place)
-
-
 @pytest.fixture(scope="module")
 def data(connection, tmp_path_factory):
-    return upload_shards(
-        connection,
-        Location("resumed", "train"),
-        tmp_path_factory.mktemp("shards"),
-        shard(25, size=80),
-        shard(15, size=80, seed=1),
-    )
+    place = Location("resumed", "train")
+    shards = {"0.tar": shard(25, size=80), "1.tar": shard(15, size=80, seed=1)}
+    folder = tmp_path_factory.mktemp("shards")
+    upload_shards(connection, place, folder, shards)
+    return str(place)
 
 
 def network(seed=0):
@@ -242,9 +229,14 @@ def test_incomplete_checkpoint_is_refused(connection, data, begun, tmp_path):
             torch.save({n: v for n, v in saved.items() if n != name}, path)
             with pytest.raises(ClientError, match=f"KeyError: '{name}'"):
                 resume(job, path)
-        torch.save({**saved, "epochs": []}, tmp_path / "run.pt")
+        path = tmp_path / "run.pt"
+        torch.save({**saved, "epochs": []}, path)
         with pytest.raises(ClientError, match=r"of 0 epochs, .* in epoch 1"):
-            resume(job, tmp_path / "run.pt")
+            resume(job, path)
+        path.write_bytes(b"none at all")
+        with pytest.raises(ClientError, match="not a checkpoint of version 1"):
+            resume(job, path)
+    assert path.read_bytes() == b"none at all"
 
 
 def test_epoch_without_any_sample_is_an_error(connection, tmp_path):
@@ -256,9 +248,9 @@ def test_epoch_without_any_sample_is_an_error(connection, tmp_path):
         for member in ((f"{number}.jpg", b"none"), (f"{number}.cls", b"0"))
     ]
     place = Location("resumed", "undecodable")
-    data = upload_shards(connection, place, folder, tar_of(bad))
+    upload_shards(connection, place, folder, {"a.tar": tar_of(bad)})
     path = tmp_path / "run.pt"
-    with job_of(connection, data, on_error="skip") as job:
+    with job_of(connection, str(place), on_error="skip") as job:
         with pytest.raises(ClientError, match="none of the 5 samples") as it:
             resume(job, path)
         assert it.value.code == "bad_sample"
@@ -266,29 +258,22 @@ def test_epoch_without_any_sample_is_an_error(connection, tmp_path):
 
 
 @pytest.fixture
-def hapi_train(cluster, data, tmp_path, monkeypatch, capsys):
+def hapi_train(hapi, data, tmp_path, monkeypatch, capsys):
     """Runs the command; returns its JSON and its output."""
-    for variable, value in cluster.environment.items():
-        monkeypatch.setenv(variable, value)
-    monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(
         "hapi_client.cli.train_run.build_model",
         lambda *_, seed, **__: (network(seed), small_transform()),
     )
 
     def run(*more):
-        words = (
-            *("hapi", "train", "--data", data, "--classes", "4"),
-            *("--freeze", "body", "--batch-size", str(BATCH_SIZE)),
+        status = hapi(
+            *("train", "--data", data, "--classes", "4"),
+            *("--freeze", "body", "--batch-size", BATCH_SIZE),
             *("--resume", "run.pt", "--save", "model.pt"),
             *("--json", "run.json", *more),
         )
-        monkeypatch.setattr(sys, "argv", list(words))
-        with pytest.raises(SystemExit) as caught:
-            cli.main()
         printed = capsys.readouterr()
-        assert not caught.value.code, printed.err
+        assert status == 0, printed.err
         facts = json.loads((tmp_path / "run.json").read_text())
         return facts, printed.err + printed.out
 

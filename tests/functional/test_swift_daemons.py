@@ -8,23 +8,22 @@ from contextlib import ExitStack, closing
 import pytest
 
 from caller import Caller
-from hapi_client import Connection, Credentials
 from hapi_middleware.cache.entries import CONTAINER
-from hapi_splitter.freezing.split_model import split
+from jobs import connected
 from kept_features import (
     KEEP,
     READ,
+    check_features,
     files_of_entries,
     keep,
     sources,
     state,
-    until,
 )
-from local_rows import received_rows
-from networks import small_network, small_transform
+from networks import small_parts
 from photos import jpegs, shard
-from second_swift import ASKED, OPEN, put_model, second_swift
+from second_swift import OPEN, put_model, second_swift
 from swift_daemons import order_shards, run_once
+from waiting import until
 
 OWNER = "AUTH_test"
 MANY = f"/{OWNER}/many"
@@ -46,10 +45,6 @@ def login():
         yield log_in
 
 
-def _frozen():
-    return split(small_network(), "body", transform=small_transform()).frozen
-
-
 # --- the expirer ----------------------------------------------------------
 
 
@@ -59,7 +54,7 @@ def test_entry_that_expired_is_a_miss_and_goes_with_the_expirer(
     options = {**OPEN, "cache_ttl_seconds": "1"}
     with second_swift(cluster, filter_options=options) as forgetful:
         owner = login(forgetful)
-        put_model(owner, _frozen())
+        put_model(owner, small_parts().frozen)
         path = f"/{OWNER}/old/a.tar"
         owner.put(f"/{OWNER}/old")
         owner.put(path, shard(2))
@@ -82,7 +77,7 @@ def test_entry_that_expired_is_a_miss_and_goes_with_the_expirer(
 def second(cluster):
     with second_swift(cluster) as running:
         with closing(Caller(running)) as owner:
-            put_model(owner, _frozen())
+            put_model(owner, small_parts().frozen)
         yield running
 
 
@@ -120,19 +115,12 @@ def sharded(second):
 
 
 def test_objects_of_a_container_in_shards_are_computed(sharded, login):
-    owner = login(sharded)
-    answer = owner.get(f"{MANY}/{SHARDS[0]}", ASKED)
-    assert len(received_rows(answer.content).facts) == 2
-    names = "\n".join(IMAGES).encode()
-    answer = owner.request("POST", f"{MANY}?hapi", dict(ASKED), names)
-    keys = [key for _, key, _ in received_rows(answer.content).facts]
-    assert keys == IMAGES
+    check_features(login(sharded), MANY, IMAGES)
 
 
 def test_container_in_shards_is_listed(sharded, monkeypatch):
     monkeypatch.setattr("hapi_client.swift.account.LIST_LIMIT", ROWS)
-    user = Credentials.v1(sharded.auth_url, sharded.user, sharded.key)
-    with Connection(user) as connection:
+    with connected(sharded) as connection:
         listed = [each.name for each in connection.list("many")]
         tars = [each.name for each in connection.list("many", "5.")]
     assert listed == sorted(SHARDS + IMAGES)

@@ -5,13 +5,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
 from children import family
+from waiting import until
 
 pytest.importorskip("swift", reason="needs swift-hapi[cluster]")
 
@@ -106,24 +106,13 @@ def test_every_difference_and_failure_is_told(cache, tmp_path):
             assert (logs / "plain" / side / file).exists(), file
 
 
-def test_without_the_sdist_it_fails_and_says_so(tmp_path):
-    offline = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": ""}
-    with start(tmp_path / "empty", **offline) as running:
-        _, err = running.communicate(timeout=SECONDS)
-    assert running.returncode == 2
-    assert f"swift=={version('swift')} cannot be fetched" in err
-
-
 def test_nothing_is_left_of_one_that_is_terminated(cache, tmp_path):
     (path,) = cache.rglob("test_info.py")
     path.write_text(TEST_HANGS)
     logs = tmp_path / "logs"
     with start(cache, "--logs", logs) as running:
         hangs = [logs / "plain" / s / "test.conf.hangs" for s in SIDES]
-        deadline = time.monotonic() + SECONDS
-        while not all(path.exists() for path in hangs):
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        until(lambda: all(path.exists() for path in hangs), SECONDS)
         processes = family(running.pid)
         folders = cluster_folders(processes)
         running.terminate()

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import requests
@@ -20,11 +19,11 @@ from access_methods import (
 from caller import SECONDS, Caller
 from hapi_cluster import Cluster
 from hapi_protocol.headers import CONTENT_TYPE_STREAM
-from hapi_splitter.freezing.split_model import split
 from local_rows import received_rows
-from networks import small_network, small_transform
+from networks import small_parts
 from photos import shard
-from second_swift import ASKED, put_model
+from second_swift import ASKED, put_model, second_swift
+from waiting import until
 
 OWNER, READER, STRANGER = "test:tester", "test:tester3", "test2:tester2"
 CONTENT = shard(3, seed=9)
@@ -69,8 +68,7 @@ def swift(open_cluster):
     owner = found.owner
     key = {"X-Account-Meta-Temp-URL-Key": TEMPURL_KEY}
     owner.request("POST", "/AUTH_test", key).raise_for_status()
-    parts = split(small_network(), "body", transform=small_transform())
-    put_model(owner, parts.frozen)
+    put_model(owner, small_parts().frozen)
     for container in (PLACE, PRIVATE):
         owner.put(container)
         owner.put(f"{container}/data.tar", CONTENT)
@@ -117,10 +115,7 @@ def test_slo_with_segments_that_cannot_be_read_is_its_plain_get(swift, user):
 
 
 def test_expired_object_is_its_plain_get(swift):
-    deadline = time.monotonic() + SECONDS
-    while swift.get(OWNER, f"{PLACE}/old.hapi").status_code == 200:
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    until(lambda: swift.get(OWNER, f"{PLACE}/old.hapi").status_code != 200)
     plain = swift.get(OWNER, f"{PLACE}/old.tar")
     answer = swift.get(OWNER, f"{PLACE}/old.tar", ASKED)
 
@@ -165,6 +160,89 @@ def test_quotas_are_kept(swift):
             assert_computed(caller.get(f"{place}/data.tar", ASKED))
         finally:
             setter.request("POST", path, {name: ""}).raise_for_status()
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "headers", "body"),
+    [
+        ("link", "link", {"X-Symlink-Target": "sem-private/a.hapi"}, b""),
+        ("dlo", "dlo", {"X-Object-Manifest": "sem-private/a"}, b""),
+        (
+            "slo",
+            "slo?multipart-manifest=put",
+            {},
+            b'[{"path": "/sem-private/a.hapi"}]',
+        ),
+    ],
+)
+def test_link_to_a_model_needs_the_right_on_it_and_manifests_are_refused(
+    swift, name, path, headers, body
+):
+    swift.owner.put(f"{PLACE}/{path}", body, headers)
+    asked = {**ASKED, "X-Hapi-Model": f"{PLACE}/{name}"}
+    answer = swift.get(OWNER, SOURCE, asked)
+
+    if name == "link":
+        assert_computed(answer)
+        assert swift.get(READER, SOURCE, asked).status_code == 403
+    else:
+        assert answer.status_code == 422
+        assert answer.json()["code"] == "package_is_manifest"
+
+
+@pytest.fixture(scope="module")
+def alone(open_cluster):
+    """Callers of a Swift without the filter, with the same object."""
+    with second_swift(open_cluster, hapi_filter=False) as cluster:
+        callers = {user: Caller(cluster, user) for user in (OWNER, READER)}
+        callers["admin:admin"] = Caller(cluster, "admin:admin")
+        callers[None] = Caller(cluster, None)
+        for container in (PLACE, PRIVATE):
+            callers[OWNER].put(container)
+        callers[OWNER].put(f"{PRIVATE}/data.tar", CONTENT)
+        yield Swift(cluster, callers)
+        for caller in callers.values():
+            caller.close()
+
+
+def test_deletion_of_the_cache_is_none_of_the_account_to_swift_alone(alone):
+    path = "/AUTH_test?hapi-cache"
+    answer = alone.callers["admin:admin"].request("DELETE", path)
+
+    assert answer.status_code == 400
+    assert "semantics" in alone.get(OWNER, "/AUTH_test").text.split()
+
+
+@pytest.mark.parametrize(
+    ("method", "name", "headers", "user"),
+    [
+        ("GET", "data.tar", {}, OWNER),
+        ("HEAD", "data.tar", {}, OWNER),
+        ("GET", "data.tar", {"Range": "bytes=3-9"}, OWNER),
+        ("GET", "data.tar", {"If-None-Match": "*"}, OWNER),
+        ("GET", "data.tar", {}, READER),
+        ("GET", "data.tar", {}, None),
+        ("GET", "none", {}, OWNER),
+        ("OPTIONS", "data.tar", {}, None),
+        ("POST", "data.tar", {"X-Object-Meta-Colour": "blue"}, OWNER),
+    ],
+)
+def test_plain_request_is_answered_as_without_the_filter(
+    swift, alone, method, name, headers, user
+):
+    answers = []
+    for each in (swift, alone):
+        caller = each.callers[user]
+        path = f"{PRIVATE}/{name}"
+        answer = Answer.of(caller.request(method, path, headers))
+        fields = dict(answer.headers)
+        for changing in ("last-modified", "x-timestamp"):
+            fields.pop(changing, None)
+        # Swift writes a set, in any order.
+        fields["allow"] = sorted(fields.get("allow", "").split(", "))
+        answers.append(replace(answer, headers=fields))
+
+    assert answers[0] == answers[1]
 
 
 @pytest.fixture(scope="module")
@@ -404,10 +482,12 @@ def test_s3_tells_nothing_of_models(swift, user):
     assert answers.pop()[:2] == (403, "AccessDenied")
 
 
+@pytest.mark.parametrize("method", ["GET", "DELETE"])
 @pytest.mark.parametrize("user", [READER, STRANGER, None])
-def test_cache_of_an_account_is_its_owners(swift, user):
+def test_cache_of_an_account_is_its_owners(swift, user, method):
+    caller = swift.callers[user]
     answers = {
-        told(swift.get(user, f"/{account}?hapi-cache"), account)
+        told(caller.request(method, f"/{account}?hapi-cache"), account)
         for account in ("AUTH_test", "AUTH_none")
     }
 
