@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 
 from hapi_protocol.feature_reader import read_features
+from hapi_protocol.feature_stream import FeatureBatch
 from hapi_protocol.transforms import Training
 from hapi_splitter.cuts import FrozenGraph
 from hapi_splitter.inputs.image_decode import decode_image
@@ -31,6 +32,16 @@ class Rows:
     facts: list[tuple[int, str, int | None]]
     features: npt.NDArray[np.float32]
 
+    @classmethod
+    def of(cls, batches: Sequence[FeatureBatch]) -> Rows:
+        """Those of batches without errors."""
+        rows = [row for batch in batches for row in batch.rows]
+        assert all(row.error is None for row in rows)
+        return cls(
+            [(row.index, row.key, row.label) for row in rows],
+            np.concatenate([b.features for b in batches if b.rows]),
+        )
+
     def assert_equal(self, other: Rows) -> None:
         """Asserts that all bits are equal."""
         assert self.facts == other.facts
@@ -39,13 +50,7 @@ class Rows:
 
 def received_rows(stream: bytes) -> Rows:
     """Reads a complete feature stream."""
-    batches = list(read_features(io.BytesIO(stream)))
-    rows = [row for batch in batches for row in batch.rows]
-    assert all(row.error is None for row in rows)
-    return Rows(
-        [(row.index, row.key, row.label) for row in rows],
-        np.concatenate([b.features for b in batches if b.rows]),
-    )
+    return Rows.of(list(read_features(io.BytesIO(stream))))
 
 
 def local_rows(

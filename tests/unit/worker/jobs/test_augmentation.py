@@ -69,16 +69,6 @@ def job_of(source, epoch, samples=None):
     )
 
 
-def rows_of(reader):
-    batches = reader.batches
-    rows = [row for batch in batches for row in batch.rows]
-    assert all(row.error is None for row in rows)
-    return Rows(
-        [(row.index, row.key, row.label) for row in rows],
-        np.concatenate([b.features for b in batches if b.rows]),
-    )
-
-
 def computed_here(source, epoch, wanted=None):
     return local_rows(
         parts().frozen,
@@ -93,7 +83,7 @@ def computed_here(source, epoch, wanted=None):
 def test_part_of_a_shard_is_changed_as_the_whole_is(worker, tar):
     wanted = range(5, 12)
     job = job_of(tar, 4, SampleRange(wanted.start, wanted.stop - 1))
-    rows = rows_of(worker.run(job, package(), tar))
+    rows = Rows.of(worker.run(job, package(), tar).batches)
     rows.assert_equal(computed_here(tar, 4, wanted))
     whole = computed_here(tar, 4).features[5:12]
     np.testing.assert_allclose(rows.features, whole, rtol=1e-4, atol=1e-4)
@@ -104,9 +94,9 @@ def test_jobs_of_two_epochs_at_once_are_each_their_own(worker, tar):
     body = in_two(tar, others_done)
     with worker.streaming(job_of(tar, 0), package(), body) as stream:
         answer = stream.answer()
-        other = rows_of(worker.run(job_of(tar, 1), package(), tar))
+        other = Rows.of(worker.run(job_of(tar, 1), package(), tar).batches)
         plain = replace(job_of(tar, 0), transform="eval")
-        evaluated = rows_of(worker.run(plain, package(), tar))
+        evaluated = Rows.of(worker.run(plain, package(), tar).batches)
         others_done.set()
         rows = received_rows(answer.read())
     rows.assert_equal(computed_here(tar, 0))
