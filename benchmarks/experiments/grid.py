@@ -14,6 +14,7 @@ from benchmarks.suite.lineup import lineup
 from benchmarks.suite.workloads import cells_of
 
 CELLS = "cells"
+QUICK_OPPONENTS = 2
 
 
 def measure(context: Context) -> None:
@@ -25,7 +26,8 @@ def measure(context: Context) -> None:
         todo = [cells[name] for name in missing(section, cells, CELLS)]
         if not todo:
             return
-        with lineup(bed, context, todo[0][0], EXTERNALS) as lined:
+        opponents = EXTERNALS[: QUICK_OPPONENTS if context.quick else None]
+        with lineup(bed, context, todo[0][0], opponents) as lined:
             for name, (workload, link) in cells.items():
                 if (workload, link) not in todo:
                     continue

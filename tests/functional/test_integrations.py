@@ -146,15 +146,14 @@ def test_lightning_resumes_within_an_epoch(connection, local, tmp_path, step):
     assert largest_difference(local, losses) <= TOLERANCE
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2])
 @pytest.mark.timeout(200)
-def test_accelerate_trains_as_the_local_run(
-    cluster, connection, local, tmp_path, num_ranks
+def test_accelerate_trains_on_two_ranks_as_the_local_run(
+    cluster, connection, local, tmp_path
 ):
     done = run_family(
         [
             *(sys.executable, "-m", "torch.distributed.run"),
-            *("--standalone", "--nproc-per-node", str(num_ranks)),
+            *("--standalone", "--nproc-per-node=2"),
             *(str(SUPPORT / "accelerate_trainer.py"), str(tmp_path / "r.pt")),
         ],
         150,

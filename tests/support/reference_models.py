@@ -44,7 +44,6 @@ REFERENCE_MODELS: Mapping[str, ReferenceModel] = MappingProxyType(
         "resnet18": ReferenceModel(models.resnet18, "layer4", 64, (512,)),
         "resnet50": ReferenceModel(models.resnet50, "layer4", 64, (2048,)),
         "vgg11": ReferenceModel(models.vgg11, "features", 64, (25088,)),
-        "vgg19": ReferenceModel(models.vgg19, "features", 64, (25088,)),
         "densenet121": ReferenceModel(
             models.densenet121, "features", 64, (1024,)
         ),
