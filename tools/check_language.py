@@ -2,7 +2,7 @@
 
     python tools/check_language.py [PATH ...]
 
-Reads Python files (names, docstrings, comments) and rst and md files.  Prints
+Reads Python files (names, strings, comments) and rst and md files.  Prints
 ``file:line: message`` for each finding; exits with 1 if there is one.  The
 words and their replacements are those of the project's glossary; a first line
 of a docstring states what the thing is or does.
@@ -71,6 +71,12 @@ RETIRED_PROSE = {
 _PROSE = re.compile(
     r"\b(" + "|".join(map(re.escape, RETIRED_PROSE)) + r")\b", re.IGNORECASE
 )
+_PROSE_TOKENS = {
+    tokenize.COMMENT,
+    tokenize.STRING,
+    # A part of an f-string is a token from Python 3.12 on.
+    getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING),
+}
 _PART = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -99,7 +105,7 @@ def check_prose(text: str, line: int) -> Iterator[Finding]:
 
 
 def check_docstrings(tree: ast.Module) -> Iterator[Finding]:
-    """Yields findings about first lines and words of all docstrings.
+    """Yields findings about the first lines of all docstrings.
 
     A string behind an assignment documents the constant and counts as one.
     """
@@ -115,7 +121,6 @@ def check_docstrings(tree: ast.Module) -> Iterator[Finding]:
             text = constant.value
             if not isinstance(text, str):
                 continue
-            yield from check_prose(text, value.lineno)
             first = text.strip().split(None, 1)[:1]
             if first and first[0] in FIRST_WORDS:
                 yield value.lineno, f"docstring begins with {first[0]!r}"
@@ -145,7 +150,7 @@ def check_python(source: str) -> Iterator[Finding]:
         if message:
             yield line, message
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type == tokenize.COMMENT:
+        if token.type in _PROSE_TOKENS:
             yield from check_prose(token.string, token.start[0])
 
 
