@@ -31,7 +31,7 @@ from waiting import until
 
 WORKER_SECONDS = 2.0
 NODE_SECONDS = 1.0
-SLACK_SECONDS = 5.0
+SLACK_SECONDS = 15.0
 """Added to deadlines for a busy machine."""
 SHORT_SECONDS = 0.5
 PIECE_BYTES = 65536

@@ -55,7 +55,7 @@ from worker_under_test import (
 
 IDLE_SECONDS = 2.0
 STALL_SECONDS = 2.0
-SLACK_SECONDS = 4.0
+SLACK_SECONDS = 15.0
 """Time for a busy machine to notice a deadline."""
 MAX_PIXELS = 1 << 22
 MAX_SAMPLES = 8000
@@ -605,7 +605,7 @@ def test_worker_ends_under_load(tmp_path):
         for caller in callers:
             caller.start()
             stack.callback(caller.join)
-        until(lambda: waiting_in(worker) == 2, 10, worker.log)
+        until(lambda: waiting_in(worker) == 2, 60, worker.log)
         started = time.monotonic()
         assert worker.stop() == 0
         assert time.monotonic() - started < 1 + SLACK_SECONDS + 1
@@ -665,7 +665,7 @@ def test_kill_under_load_gives_complete_or_broken_streams(tmp_path, alone):
                     client.ends["whole"] > number + 1
                     for client, number in zip(clients, before, strict=True)
                 ),
-                30,
+                120,
                 worker.log,
             )
 

