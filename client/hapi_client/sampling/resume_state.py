@@ -19,7 +19,9 @@ class DataState:
 
     A step counts once its samples are *delivered*, not when they are
     prefetched.  After the last step of an epoch the state is step 0 of the
-    next one.  The names of the fields are those of the state dict.
+    next one.  A run may resume with another number of ranks, because ``parts``
+    and ``turns`` keep the partition of the epoch.  The names of the fields are
+    those of the state dict.
 
     Attributes:
         data: digest of the data set's index.
