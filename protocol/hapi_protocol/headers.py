@@ -1,4 +1,4 @@
-"""The ``X-Hapi-*`` headers: parsing, writing, and the feature ETag.
+"""The ``X-Hapi-*`` headers: parsing and writing.
 
 An *annotation* is the set of ``X-Hapi-*`` headers on a GET or HEAD of a data
 object.  Parsing is strict: an unknown header or value is refused with the
@@ -8,7 +8,6 @@ be answered with raw bytes.
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -224,49 +223,6 @@ def parse_annotation(headers: Mapping[str, str], account: str) -> Annotation:
         if_source_etag=if_source_etag,
         cache=_choice(given, HEADER_CACHE, CACHE_MODES, "bad_cache"),
     )
-
-
-def feature_etag(
-    *,
-    source_etag: str,
-    model_digest: str,
-    cut: int,
-    transform: str,
-    encoding: str,
-    samples: SampleRange | None,
-    numerics_tag: str,
-) -> str:
-    """The weak ETag of a feature stream (RFC 9110, 8.8.3).
-
-    It is weak because streams with equal rows may differ in their batches
-    and timings.
-    """
-    parts = (
-        source_etag,
-        model_digest,
-        str(cut),
-        transform,
-        encoding,
-        str(samples or ""),
-        numerics_tag,
-    )
-    # With length prefixes, different tuples never join to the same string.
-    text = "".join(f"{len(part)}:{part}" for part in parts)
-    return f'W/"{hashlib.sha256(text.encode()).hexdigest()}"'
-
-
-def cache_key(etag: str, byte_range: ByteRange | None) -> str:
-    """The key of a feature cache entry among those of one source object.
-
-    Args:
-        etag: the feature ETag, see :func:`feature_etag`.
-        byte_range: the bytes of the source that are read; None for all.
-
-    Returns:
-        64 hexadecimal digits.
-    """
-    text = f"{etag} {byte_range or ''}"
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _own_headers(headers: Mapping[str, str]) -> dict[str, str]:

@@ -9,7 +9,7 @@ metric                         kind    meaning
                                        plain request (401, 403, 404, ...)
 ``hapi.headers_only``          counter of these, HEAD and 304
 ``hapi.profiles``              counter of these, answered with a profile
-``hapi.kept_answers``          counter of these, answered from the cache
+``hapi.cached_answers``        counter of these, answered from the cache
 ``hapi.cache_requests``        counter of these, that list or empty a cache
 ``hapi.streams.done``          counter of these, features read to their end
 ``hapi.streams.broken``        counter of these, broken off after their start

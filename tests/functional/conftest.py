@@ -1,11 +1,11 @@
 """A whole cluster, once per test session, for all functional tests."""
 
-import sys
+from functools import partial
 
 import pytest
 
 from caller import Caller
-from hapi_client.cli import main as cli
+from commands import run_hapi
 from hapi_cluster import Cluster
 from jobs import connected, store_package
 from networks import small_parts
@@ -51,16 +51,8 @@ def hapi(cluster, monkeypatch, tmp_path):
     """Runs a command in an empty folder; returns its exit status."""
     for variable, value in cluster.environment.items():
         monkeypatch.setenv(variable, value)
-    monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.chdir(tmp_path)
-
-    def run(*words):
-        monkeypatch.setattr(sys, "argv", ["hapi", *map(str, words)])
-        with pytest.raises(SystemExit) as caught:
-            cli.main()
-        return int(caught.value.code or 0)
-
-    return run
+    return partial(run_hapi, monkeypatch)
 
 
 @pytest.fixture(scope="module")

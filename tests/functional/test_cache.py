@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from cached_features import files_of_entries
 from caller import Caller, metrics
 from hapi_client.cli.main import app
 from hapi_client.planning.cache_listing import CacheListing
@@ -18,7 +19,6 @@ from hapi_protocol.feature_reader import read_features
 from hapi_splitter.planner.problem import RAW_ROUTE
 from hapi_training.loop import train_tail
 from jobs import connected, small_job, store_package, upload_shards
-from kept_features import files_of_entries
 from networks import small_parts
 from photos import shard, with_corrupt_member
 from slow_link import slow_link

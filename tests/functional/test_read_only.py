@@ -5,11 +5,7 @@ from contextlib import closing
 
 import pytest
 
-from caller import Caller
-from hapi_client.swift.cache_admin import CacheAdminClient
-from hapi_protocol.errors import HapiError
-from jobs import connected
-from kept_features import (
+from cached_features import (
     KEEP,
     READ,
     check_features,
@@ -18,6 +14,10 @@ from kept_features import (
     sources,
     state,
 )
+from caller import Caller
+from hapi_client.swift.cache_admin import CacheAdminClient
+from hapi_protocol.errors import HapiError
+from jobs import connected
 from local_rows import received_rows
 from networks import small_parts
 from photos import jpegs, shard

@@ -7,10 +7,7 @@ from contextlib import ExitStack, closing
 
 import pytest
 
-from caller import Caller
-from hapi_middleware.cache.entries import CONTAINER
-from jobs import connected
-from kept_features import (
+from cached_features import (
     KEEP,
     READ,
     check_features,
@@ -19,6 +16,9 @@ from kept_features import (
     sources,
     state,
 )
+from caller import Caller
+from hapi_middleware.cache.entries import CONTAINER
+from jobs import connected
 from networks import small_parts
 from photos import jpegs, shard
 from second_swift import OPEN, put_model, second_swift

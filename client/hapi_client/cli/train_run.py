@@ -20,7 +20,8 @@ from hapi_client.metrics.counters import JobStats
 from hapi_client.model.frozen_region import input_transform
 from hapi_client.model.registry import parse_freeze
 from hapi_client.model.torchvision_registry import build_model
-from hapi_client.planning.replanner import PlanChange, describe_mix
+from hapi_client.planning.replanner import PlanChange
+from hapi_client.planning.route_mix import describe_mix
 from hapi_client.progress import Reporter
 from hapi_client.reports.epoch_report import EpochReport, report_body
 from hapi_client.reports.run_tables import essentials

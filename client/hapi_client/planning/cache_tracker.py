@@ -14,13 +14,12 @@ from collections.abc import Callable, Collection
 from typing import TypeAlias
 
 from hapi_protocol.data_index import Span
+from hapi_protocol.feature_identity import cache_key, feature_etag
 from hapi_protocol.headers import (
     CACHE_HIT,
     CACHE_OFF,
     CACHE_READWRITE,
     CACHE_STORE,
-    cache_key,
-    feature_etag,
 )
 from hapi_protocol.transforms import Training, transform_text
 from hapi_splitter.planner.cache_plan import CacheState

@@ -28,8 +28,8 @@ from hapi_client.planning.replanner import (
     MIN_PUSH_GAIN,
     PlanChange,
     Replanner,
-    speedup_over,
 )
+from hapi_client.planning.route_mix import speedup_over
 from hapi_client.planning.route_scheduler import RouteScheduler
 from hapi_client.swift.transport import CancelScope
 from hapi_protocol.encodings import ENCODINGS, PRECISIONS

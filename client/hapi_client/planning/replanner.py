@@ -10,7 +10,6 @@ when nothing moves (as in Rprop: Riedmiller and Braun, ICNN 1993).
 from __future__ import annotations
 
 import logging
-import math
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +19,15 @@ from hapi_client.metrics.window_collector import MetricsCollector
 from hapi_client.metrics.window_metrics import WindowMetrics
 from hapi_client.planning.cache_tracker import CacheTracker
 from hapi_client.planning.cost_estimators import CostEstimators
+from hapi_client.planning.route_mix import (
+    describe_mix,
+    difference,
+    options_of,
+    speedup_over,
+    step,
+    weights_of,
+    without_minor_routes,
+)
 from hapi_client.planning.route_scheduler import RouteScheduler
 from hapi_splitter.planner.cache_plan import (
     CacheState,
@@ -30,7 +38,6 @@ from hapi_splitter.planner.cache_plan import (
 from hapi_splitter.planner.costs import Conditions
 from hapi_splitter.planner.plan import (
     LINK,
-    Option,
     Plan,
     Problem,
     evaluate,
@@ -49,9 +56,6 @@ SMALLER, LARGER = 0.5, 1.5
 """Factors of that limit after a reversal, and after anything else."""
 MIN_GAIN = 1.02
 """Minimum modelled speed-up for which the weights change."""
-MIN_WEIGHT = 0.02
-"""Weight below which a route is dropped: it gains little, and one slow span
-makes many fast ones wait."""
 MIN_PUSH_GAIN = 1.05
 """Minimum speed-up over raw reads to start push-down; :data:`MIN_GAIN` is
 enough to continue it.  A late span costs more than a smaller gain."""
@@ -161,7 +165,7 @@ class Replanner:
         self._metrics.take()
         problem = self._current_problem()
         plan = self._best_plan(problem, MIN_PUSH_GAIN)
-        self._apply(problem, _weights(plan.mix), plan)
+        self._apply(problem, weights_of(plan.mix), plan)
         return plan
 
     def span_arrived(self) -> None:
@@ -199,14 +203,14 @@ class Replanner:
         target = self._best_plan(
             problem, MIN_GAIN if is_pushing else MIN_PUSH_GAIN
         )
-        present = evaluate(problem, _options(problem, current), "auto")
+        present = evaluate(problem, options_of(problem, current), "auto")
         gives_up = is_pushing and not target.pushes
         if self._gain(problem, present, target) < MIN_GAIN and not gives_up:
             self._set_plan(present)
             self._use_cached(problem, present)
             self._max_moved = min(MAX_MOVED, LARGER * self._max_moved)
             return
-        weights = _weights(target.mix)
+        weights = weights_of(target.mix)
         direction = difference(weights, current)
         self._max_moved = self._next_max_moved(direction)
         self._direction = direction
@@ -307,7 +311,7 @@ class Replanner:
             self._is_worker_lost = False  # nothing is pushed down any more
         elif window.fell_back > num_features:
             streaming = {RAW_ROUTE: 1.0}
-            plan = evaluate(problem, _options(problem, streaming), "auto")
+            plan = evaluate(problem, options_of(problem, streaming), "auto")
             if not self._is_worker_lost:
                 self._is_worker_lost = True
                 self._record(
@@ -319,7 +323,7 @@ class Replanner:
             self._set_plan(plan)
         elif self._is_worker_lost and num_features:
             self._is_worker_lost = False
-            plan = evaluate(problem, _options(problem, current), "auto")
+            plan = evaluate(problem, options_of(problem, current), "auto")
             self._record(current, plan, "The worker answers again.")
         return self._is_worker_lost
 
@@ -332,7 +336,7 @@ class Replanner:
         # The first sentence of the reasons only repeats the weights.
         why = " ".join(target.reasons[1:2] or target.reasons)
         self._scheduler.change(weights)
-        plan = evaluate(problem, _options(problem, weights), target.rule)
+        plan = evaluate(problem, options_of(problem, weights), target.rule)
         self._use_cached(problem, plan)
         self._record(weights, plan, why)
 
@@ -359,94 +363,3 @@ class Replanner:
         jitter = 0.75 + 0.5 * self._random()
         self._pause = self._options.seconds * jitter
         self._spans = 0
-
-
-def without_minor_routes(problem: Problem, plan: Plan) -> Plan:
-    """Returns the plan without routes below :data:`MIN_WEIGHT`.
-
-    A job keeps some push-down if it has any: the responses show when the
-    worker has more capacity.
-    """
-    major = [each for each in plan.mix if each[1] >= MIN_WEIGHT]
-    pushes = any(option.cut for option, _ in plan.mix)
-    if pushes and not any(option.cut for option, _ in major):
-        return plan
-    if len(major) == len(plan.mix):
-        return plan
-    return evaluate(problem, major, plan.rule)
-
-
-def speedup_over(other: Plan | None, plan: Plan) -> float:
-    """Returns the speed-up of a plan over another, which may be impossible.
-
-    Returns:
-        A factor; infinity without another plan.
-    """
-    if other is None or not other.samples_per_second:
-        return math.inf
-    return plan.samples_per_second / other.samples_per_second
-
-
-def step(
-    current: Mapping[Route, float],
-    target: Mapping[Route, float],
-    max_moved: float,
-) -> dict[Route, float]:
-    """Moves weights towards a target.
-
-    Args:
-        current: current weights, which sum to 1.
-        target: target weights, which sum to 1.
-        max_moved: largest weight to move.
-    """
-    change = difference(target, current)
-    distance = sum(abs(each) for each in change.values()) / 2
-    part = min(1.0, max_moved / distance) if distance > 0 else 1.0
-    moved = {
-        route: current.get(route, 0.0) + part * change[route]
-        for route in change
-    }
-    major = {
-        route: weight
-        for route, weight in moved.items()
-        if weight >= MIN_WEIGHT or route in target
-    }
-    total = sum(major.values())
-    return {route: weight / total for route, weight in major.items()}
-
-
-def difference(
-    target: Mapping[Route, float], current: Mapping[Route, float]
-) -> dict[Route, float]:
-    """Returns the change of each route's weight."""
-    return {
-        route: target.get(route, 0.0) - current.get(route, 0.0)
-        for route in sorted({*current, *target})
-    }
-
-
-def describe_mix(weights: Mapping[Route, float]) -> str:
-    """Returns weights as text: ``60 % cut 21 float32, 40 % stream``."""
-    parts = sorted(weights.items(), key=lambda part: -part[1])
-    return ", ".join(
-        f"{100 * weight:.0f} % "
-        + (f"cut {cut} {encoding}" if cut else "stream")
-        for (cut, encoding), weight in parts
-    )
-
-
-def route_label(route: Route) -> str:
-    """Returns the text that :attr:`Option.label` gives a route."""
-    cut, encoding = route
-    return f"cut {cut} · {encoding}" if cut else "stream"
-
-
-def _weights(mix: Sequence[tuple[Option, float]]) -> dict[Route, float]:
-    return {each.route: weight for each, weight in mix}
-
-
-def _options(
-    problem: Problem, weights: Mapping[Route, float]
-) -> list[tuple[Option, float]]:
-    known = {each.route: each for each in problem.options}
-    return [(known[route], weight) for route, weight in weights.items()]

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from functools import partial
 
 from hapi_client.planning.job_planner import JobPlanner
-from hapi_client.planning.replanner import route_label
 from hapi_client.planning.route_scheduler import RouteScheduler
 from hapi_client.reports.epoch_recorder import (
     EpochRecorder,
@@ -19,7 +18,7 @@ from hapi_client.reports.epoch_recorder import (
 from hapi_client.reports.epoch_report import EpochReport, epoch_name
 from hapi_client.reports.progress_bar import start_progress_bar
 from hapi_client.swift.traffic_counters import Traffic
-from hapi_splitter.planner.problem import Route
+from hapi_splitter.planner.problem import Route, route_label
 from hapi_splitter.units import percent_text
 
 

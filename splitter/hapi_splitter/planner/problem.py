@@ -25,6 +25,13 @@ Route: TypeAlias = tuple[int, str]
 
 RAW_ROUTE: Route = (0, RAW)
 
+
+def route_label(route: Route) -> str:
+    """Returns text for people: ``stream``, or such as ``cut 9 · uint8``."""
+    cut, encoding = route
+    return f"cut {cut} · {encoding}" if cut else "stream"
+
+
 LINK = "link"
 SERVER_CPU = "server cpu"
 SERVER_DEVICE = "server device"
@@ -108,10 +115,8 @@ class Option:
 
     @property
     def label(self) -> str:
-        """Text for people."""
-        if self.cut == 0:
-            return "stream"
-        return f"cut {self.cut} · {self.encoding}"
+        """Text for people; see :func:`route_label`."""
+        return route_label(self.route)
 
     @property
     def rounding(self) -> int:

@@ -35,7 +35,8 @@ def entry_name(container: str, name: str, key: str) -> str:
     Args:
         container: container of the source.
         name: object name of the source.
-        key: of the entry, see :func:`hapi_protocol.headers.cache_key`.
+        key: of the entry, see
+            :func:`hapi_protocol.feature_identity.cache_key`.
     """
     return str(get_reserved_name(container, name, key))
 

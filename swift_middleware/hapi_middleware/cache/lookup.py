@@ -14,12 +14,12 @@ from hapi_middleware.requests.annotation_request import Env, FeatureRequest
 from hapi_middleware.requests.authorization import is_owner
 from hapi_middleware.requests.subrequests import ObjectHead
 from hapi_middleware.worker.feature_stream import FeatureStream
+from hapi_protocol.feature_identity import cache_key
 from hapi_protocol.headers import (
     CACHE_MISS,
     CACHE_OFF,
     CACHE_READWRITE,
     CACHE_STORE,
-    cache_key,
 )
 from hapi_protocol.tee_stream import CONTENT_TYPE_TEE
 

@@ -205,7 +205,7 @@ class FeatureHandler:
         self, head: ObjectHead, etag: str, cached: CacheEntryBody
     ) -> Response:
         add_entry(self._env, HIT_ENTRY)
-        self._metrics.count("kept_answers")
+        self._metrics.count("cached_answers")
         headers = stream_headers(head.etag, etag, CACHE_HIT)
         headers["Content-Length"] = str(cached.length_bytes)
         return Response(status=200, headers=headers, app_iter=cached)

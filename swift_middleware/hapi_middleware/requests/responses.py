@@ -12,6 +12,7 @@ from typing import Any
 from swift.common.swob import Response
 
 from hapi_protocol.errors import HapiError
+from hapi_protocol.feature_identity import feature_etag
 from hapi_protocol.headers import (
     CACHE_OFF,
     CONTENT_TYPE_STREAM,
@@ -19,7 +20,6 @@ from hapi_protocol.headers import (
     HEADER_SOURCE_ETAG,
     REQUEST_HEADERS,
     Annotation,
-    feature_etag,
 )
 
 INDEX_NUMERICS = "index"

@@ -1,10 +1,10 @@
 """A scripted Swift, a connection to it, and commands in this process."""
 
-import sys
+from functools import partial
 
 import pytest
 
-from hapi_client.cli import main as cli
+from commands import run_hapi
 from hapi_client.swift.connection import Connection
 from hapi_client.swift.credentials import Credentials
 from hapi_client.swift.http_client import ConnectionOptions
@@ -45,12 +45,4 @@ def connection(credentials):
 @pytest.fixture
 def hapi(monkeypatch):
     """Runs a command and returns its exit status."""
-    monkeypatch.setenv("COLUMNS", "200")
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["hapi", *map(str, arguments)])
-        with pytest.raises(SystemExit) as caught:
-            cli.main()
-        return int(caught.value.code or 0)
-
-    return run
+    return partial(run_hapi, monkeypatch)

@@ -166,7 +166,7 @@ def test_exactly_the_documented_metrics_are_counted(world, statsd):
 
 
 def is_of_cache(name):
-    return name.startswith("cache") or name == "kept_answers"
+    return name.startswith("cache") or name == "cached_answers"
 
 
 def test_outcomes_of_the_cache_are_counted(world, statsd):
@@ -203,7 +203,7 @@ def test_outcomes_of_the_cache_are_counted(world, statsd):
     expect("cache.misses", "cache.with_errors")
     world.worker.num_errors = 0
     expect("cache.misses", "cache.stores")
-    expect("cache.hits", "kept_answers", mode="read")
+    expect("cache.hits", "cached_answers", mode="read")
     world.swift.on_private = lambda _: Response(status=503)
     expect("cache.read_failures", mode="read")
     world.swift.on_private = None

@@ -1,6 +1,4 @@
-"""Annotations: accepted and refused headers, and the feature ETag."""
-
-import hashlib
+"""Annotations: accepted and refused headers."""
 
 import pytest
 
@@ -10,8 +8,6 @@ from hapi_protocol.headers import (
     ByteRange,
     ModelPath,
     SampleRange,
-    cache_key,
-    feature_etag,
     is_annotated,
     parse_annotation,
 )
@@ -125,45 +121,3 @@ def test_any_hapi_header_makes_an_annotation():
 def test_sample_range_contains_its_ends():
     assert [i for i in range(9) if i in SampleRange(2, 4)] == [2, 3, 4]
     assert 10**6 in SampleRange(2)
-
-
-ETAG = {
-    "source_etag": "s",
-    "model_digest": "m",
-    "cut": 1,
-    "transform": "eval",
-    "encoding": "float32",
-    "samples": None,
-    "numerics_tag": "exact",
-}
-
-
-def test_feature_etag_changes_with_each_of_its_inputs():
-    changes = [
-        {},
-        {"source_etag": "t"},
-        {"model_digest": "n"},
-        {"cut": 2},
-        *(
-            {"transform": f"train;seed={n // 2};epoch={n % 2}"}
-            for n in range(4)
-        ),
-        {"encoding": "float16"},
-        {"samples": SampleRange(0)},
-        {"numerics_tag": "fast"},
-        {"source_etag": "s1:m", "model_digest": ""},
-    ]
-    etags = {feature_etag(**ETAG | changed) for changed in changes}
-    assert len(etags) == len(changes)
-    assert all(etag.startswith('W/"') for etag in etags)
-
-
-def test_cache_key_is_the_hash_of_etag_and_range():
-    keys = {
-        cache_key(etag, part)
-        for etag in ('W/"a"', 'W/"b"')
-        for part in (None, ByteRange(0, 9), ByteRange(0, 8))
-    }
-    assert len(keys) == 6
-    text = b'W/"a" bytes=0-9'
-    assert hashlib.sha256(text).hexdigest() in keys

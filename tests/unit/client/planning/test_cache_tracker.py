@@ -4,7 +4,7 @@ import pytest
 
 from hapi_client.planning.cache_tracker import CacheTracker
 from hapi_protocol.data_index import IndexRow, Span
-from hapi_protocol.headers import cache_key, feature_etag
+from hapi_protocol.feature_identity import cache_key, feature_etag
 from hapi_protocol.transforms import Training
 from hapi_splitter.planner.cache_plan import CacheState
 from simulated_tiers import Clock

@@ -19,7 +19,8 @@ from hapi_client.planning.cost_estimators import CostEstimators
 from hapi_client.planning.inputs import RemainingWork
 from hapi_client.planning.job_planner import JobPlanner
 from hapi_client.planning.loop_probe import TrainingThreadProbe
-from hapi_client.planning.replanner import MIN_PUSH_GAIN, speedup_over
+from hapi_client.planning.replanner import MIN_PUSH_GAIN
+from hapi_client.planning.route_mix import speedup_over
 from hapi_client.planning.route_scheduler import RouteScheduler
 from hapi_client.planning.sample_probe import ProbeSamples
 from hapi_client.swift.transport import CancelScope

@@ -10,9 +10,8 @@ from hapi_client.metrics.window_metrics import WindowMetrics
 from hapi_client.planning.cache_tracker import CacheTracker
 from hapi_client.planning.inputs import RemainingWork
 from hapi_client.planning.link_estimator import LinkEstimator
-from hapi_client.planning.replanner import (
-    MAX_MOVED,
-    MIN_MOVED,
+from hapi_client.planning.replanner import MAX_MOVED, MIN_MOVED
+from hapi_client.planning.route_mix import (
     describe_mix,
     difference,
     step,

@@ -6,11 +6,11 @@ from swift.common.swob import Request, Response
 
 from filter_under_test import MODEL, PACKAGE, SHARD, SOURCE, annotation, s3_env
 from hapi_protocol.encodings import ENCODINGS
+from hapi_protocol.feature_identity import feature_etag
 from hapi_protocol.headers import (
     CONTENT_TYPE_STREAM,
     REQUEST_HEADERS,
     SampleRange,
-    feature_etag,
 )
 from stub_worker import NUMERICS_TAG
 

@@ -1,0 +1,100 @@
+"""Arithmetic of route weights: steps, differences and texts.  No I/O."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from hapi_splitter.planner.plan import Option, Plan, Problem, evaluate
+from hapi_splitter.planner.problem import Route
+
+MIN_WEIGHT = 0.02
+"""Weight below which a route is dropped: it gains little, and one slow span
+makes many fast ones wait."""
+
+
+def without_minor_routes(problem: Problem, plan: Plan) -> Plan:
+    """Returns the plan without routes below :data:`MIN_WEIGHT`.
+
+    A job keeps some push-down if it has any: the responses show when the
+    worker has more capacity.
+    """
+    major = [each for each in plan.mix if each[1] >= MIN_WEIGHT]
+    pushes = any(option.cut for option, _ in plan.mix)
+    if pushes and not any(option.cut for option, _ in major):
+        return plan
+    if len(major) == len(plan.mix):
+        return plan
+    return evaluate(problem, major, plan.rule)
+
+
+def speedup_over(other: Plan | None, plan: Plan) -> float:
+    """Returns the speed-up of a plan over another, which may be impossible.
+
+    Returns:
+        A factor; infinity without another plan.
+    """
+    if other is None or not other.samples_per_second:
+        return math.inf
+    return plan.samples_per_second / other.samples_per_second
+
+
+def step(
+    current: Mapping[Route, float],
+    target: Mapping[Route, float],
+    max_moved: float,
+) -> dict[Route, float]:
+    """Moves weights towards a target.
+
+    Args:
+        current: current weights, which sum to 1.
+        target: target weights, which sum to 1.
+        max_moved: largest weight to move.
+    """
+    change = difference(target, current)
+    distance = sum(abs(each) for each in change.values()) / 2
+    part = min(1.0, max_moved / distance) if distance > 0 else 1.0
+    moved = {
+        route: current.get(route, 0.0) + part * change[route]
+        for route in change
+    }
+    major = {
+        route: weight
+        for route, weight in moved.items()
+        if weight >= MIN_WEIGHT or route in target
+    }
+    total = sum(major.values())
+    return {route: weight / total for route, weight in major.items()}
+
+
+def difference(
+    target: Mapping[Route, float], current: Mapping[Route, float]
+) -> dict[Route, float]:
+    """Returns the change of each route's weight."""
+    return {
+        route: target.get(route, 0.0) - current.get(route, 0.0)
+        for route in sorted({*current, *target})
+    }
+
+
+def describe_mix(weights: Mapping[Route, float]) -> str:
+    """Returns weights as text: ``60 % cut 21 float32, 40 % stream``."""
+    parts = sorted(weights.items(), key=lambda part: -part[1])
+    return ", ".join(
+        f"{100 * weight:.0f} % "
+        + (f"cut {cut} {encoding}" if cut else "stream")
+        for (cut, encoding), weight in parts
+    )
+
+
+def weights_of(mix: Sequence[tuple[Option, float]]) -> dict[Route, float]:
+    """Returns the weights of a plan's mix, by route."""
+    return {each.route: weight for each, weight in mix}
+
+
+def options_of(
+    problem: Problem, weights: Mapping[Route, float]
+) -> list[tuple[Option, float]]:
+    """Returns a mix of the problem's options with given weights."""
+    known = {each.route: each for each in problem.options}
+    return [(known[route], weight) for route, weight in weights.items()]

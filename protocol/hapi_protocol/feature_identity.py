@@ -1,0 +1,50 @@
+"""Identity of computed features: their ETag, and their key in the cache."""
+
+from __future__ import annotations
+
+import hashlib
+
+from hapi_protocol.headers import ByteRange, SampleRange
+
+
+def feature_etag(
+    *,
+    source_etag: str,
+    model_digest: str,
+    cut: int,
+    transform: str,
+    encoding: str,
+    samples: SampleRange | None,
+    numerics_tag: str,
+) -> str:
+    """The weak ETag of a feature stream (RFC 9110, 8.8.3).
+
+    It is weak because streams with equal rows may differ in their batches
+    and timings.
+    """
+    parts = (
+        source_etag,
+        model_digest,
+        str(cut),
+        transform,
+        encoding,
+        str(samples or ""),
+        numerics_tag,
+    )
+    # With length prefixes, different tuples never join to the same string.
+    text = "".join(f"{len(part)}:{part}" for part in parts)
+    return f'W/"{hashlib.sha256(text.encode()).hexdigest()}"'
+
+
+def cache_key(etag: str, byte_range: ByteRange | None) -> str:
+    """The key of a feature cache entry among those of one source object.
+
+    Args:
+        etag: the feature ETag, see :func:`feature_etag`.
+        byte_range: the bytes of the source that are read; None for all.
+
+    Returns:
+        64 hexadecimal digits.
+    """
+    text = f"{etag} {byte_range or ''}"
+    return hashlib.sha256(text.encode()).hexdigest()
