@@ -18,7 +18,7 @@ from hapi_client.swift.connection import Connection
 from hapi_protocol.errors import ClientError
 from hapi_protocol.headers import ModelPath
 from hapi_splitter.freezing.freeze_selector import Freeze
-from hapi_splitter.freezing.fx_trace import unwrapped
+from hapi_splitter.freezing.model_checks import unwrapped
 from hapi_splitter.freezing.split_model import split
 from hapi_splitter.inputs.array_transform import ArrayTransform
 from hapi_splitter.inputs.augmentation import Augmentation

@@ -1,182 +1,254 @@
-"""Finds the freeze point in a ``torch.fx`` trace of a model."""
+"""Finds the freeze point in the record of a model's forward."""
 
 from __future__ import annotations
 
-import operator as operator_module
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import torch
-from torch import fx, nn
-from torch.nn.modules.batchnorm import _NormBase as _Normalisation
+from torch import nn
 
 from hapi_protocol.errors import FreezeError
-from hapi_splitter.freezing.fake_propagation import (
-    BATCHES,
-    add_field,
-    propagate,
-    source_of,
-)
 from hapi_splitter.freezing.freeze_selector import FreezeSpec, nearest, similar
-from hapi_splitter.freezing.fx_trace import trace_graph
-from hapi_splitter.freezing.movable_ops import (
-    MOVABLE_FUNCTIONS,
-    MOVABLE_METHODS,
-    MOVABLE_MODULES,
+from hapi_splitter.freezing.model_run import (
+    ALIAS,
+    ModelRun,
+    ModuleEvent,
+    Operation,
+    Recorded,
 )
-from hapi_splitter.inputs.sample_format import SampleForm
+from hapi_splitter.freezing.stand_ins import Frontier, TensorForm
+from hapi_splitter.freezing.tail_call import Source, TailPlan
 
-_PLAIN = (int, float, str, bool, type(None))
+_MOVABLE_OPERATIONS = frozenset(
+    {
+        "__add__",
+        "__get__",
+        "__getitem__",
+        "__iadd__",
+        "__radd__",
+        "adaptive_avg_pool2d",
+        "add",
+        "add_",
+        ALIAS,
+        "avg_pool2d",
+        "contiguous",
+        "elu",
+        "flatten",
+        "gelu",
+        "hardsigmoid",
+        "hardswish",
+        "leaky_relu",
+        "max_pool2d",
+        "mean",
+        "permute",
+        "relu",
+        "relu6",
+        "relu_",
+        "reshape",
+        "sigmoid",
+        "silu",
+        "squeeze",
+        "tanh",
+        "transpose",
+        "unsqueeze",
+        "view",
+    }
+)
+"""Torch functions over which the freeze point may move: deterministic, and
+without parameters or numbers that training could change."""
+
+_MOVABLE_MODULES = (
+    nn.modules.pooling._MaxPoolNd,
+    nn.modules.pooling._AvgPoolNd,
+    nn.modules.pooling._AdaptiveAvgPoolNd,
+    nn.modules.pooling._AdaptiveMaxPoolNd,
+    nn.ReLU,
+    nn.ReLU6,
+    nn.Hardtanh,
+    nn.Hardswish,
+    nn.Hardsigmoid,
+    nn.SiLU,
+    nn.GELU,
+    nn.Mish,
+    nn.ELU,
+    nn.LeakyReLU,
+    nn.Sigmoid,
+    nn.Tanh,
+    nn.Softplus,
+    nn.Flatten,
+    nn.Unflatten,
+    nn.Identity,
+)
+
+_MAX_NAMES = 4
 
 
 @dataclass(frozen=True)
 class FreezePoint:
-    """A position in a trace up to which all nodes are frozen.
+    """A module event at which the frozen region ends.
 
     Args:
-        name: the requested freeze.
-        index: position in the trace.
-        last: name of the last frozen operation.
+        step: of the event in the record.
+        end: event at which the requested modules end, at or before it.
+        sources: tensors that are sent; the last is of the event.
     """
 
-    name: str
-    index: int
-    last: str
+    step: int
+    end: ModuleEvent
+    sources: tuple[Source, ...]
 
 
-class ModelTrace:
-    """A trace of a model in its current mode.
+class FreezePoints:
+    """The freeze points of a model.
 
     Args:
-        model: a module of one tensor argument.
-        form: of one sample.
-        targets: see :func:`hapi_splitter.freezing.fx_trace.trace_graph`.
-
-    Raises:
-        FreezeError: ``cannot_trace``.
+        model: the model of the records.
+        runs: records of forwards of two batch sizes, in eval mode.
+        batches: the two batch sizes.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        form: SampleForm,
-        targets: Sequence[str] | None = None,
+        runs: Sequence[ModelRun],
+        batches: Sequence[int],
     ) -> None:
         self._model = model
-        self._form = form
-        self._graph = trace_graph(model, targets)
-        self._nodes = [n for n in self._graph.nodes if n.op != "output"]
+        self._runs = runs
+        self._run = runs[0]
+        self._batches = batches
+        self._names: dict[int, list[str]] = {}
+        for named in (model.named_parameters, model.named_buffers):
+            for name, tensor in named(remove_duplicate=False):
+                self._names.setdefault(id(tensor), []).append(name)
 
-    @cached_property
-    def _values(self) -> list[dict[fx.Node, Any]]:
-        """Values of all nodes for each of two batch sizes."""
-        return [
-            propagate(self._model, self._graph, self._form, batch)
-            for batch in BATCHES
-        ]
+    def find(self, spec: FreezeSpec) -> list[FreezePoint]:
+        """Returns the freeze points of a specification, the best first.
 
-    def take_values(self, other: ModelTrace, point: FreezePoint) -> None:
-        """Copies the values before a point from another trace.
-
-        A model in training mode must not be run to get them: batch norm would
-        count the batch in the model's own buffer.
-        """
-        shared = list(
-            zip(
-                self._nodes[: point.index + 1],
-                other._nodes[: point.index + 1],
-                strict=True,
-            )
-        )
-        self._values = [
-            {mine: found[theirs] for mine, theirs in shared}
-            for found in other._values
-        ]
-        for found in self._values:
-            for node in self._nodes[point.index + 1 :]:
-                if source_of(node) in found:
-                    add_field(node, found)
-
-    @cached_property
-    def _ends(self) -> dict[str, int]:
-        """Position of the last node of each module.
-
-        A container that is never called (``ModuleList``) ends with its last
-        module.
-        """
-        ends: dict[str, int] = {}
-        for index, node in enumerate(self._nodes):
-            stack = node.meta.get("nn_module_stack") or {}
-            for path, _ in stack.values():
-                if path:
-                    ends[path] = index
-            if node.op == "call_module":
-                ends[str(node.target)] = index
-        called = dict(ends)
-        for name, _ in self._model.named_modules():
-            within = [e for n, e in called.items() if n.startswith(f"{name}.")]
-            if name and within:
-                ends.setdefault(name, max(within))
-        return ends
-
-    @cached_property
-    def _reads(self) -> dict[str, int]:
-        """Position of the last reader of each parameter."""
-        return {
-            str(node.target): self._last_use[node]
-            for node in self._nodes
-            if node.op == "get_attr"
-        }
-
-    def freeze_point(self, spec: FreezeSpec) -> FreezePoint:
-        """Returns the freeze point of a specification.
+        The others end earlier or send more tensors.
 
         Raises:
             FreezeError: ``unknown_freeze`` or ``cannot_freeze``.
         """
         ends = self._spec_ends(spec)
         end = max(ends.values())
-        if spec.exact:
+        found = self._reachable(end)[::-1] or self._several(end)
+        if spec.exact and not self._sends_exactly(spec, found):
             self._check_exact(spec, ends, end)
-        index = self._advance(end)
-        if index is None:
-            live = self._live(end)
-            tensors = ", ".join(self._describe(node) for node in live)
-            problem = (
-                f"{len(live)} tensors are needed after it ({tensors}) and "
-                "only one can be sent"
-                if len(live) != 1
-                else f"the value needed after it, {tensors}, is not a batch "
-                "of samples in one tensor"
-            )
+        if not found:
+            live = ", ".join(map(self._describe, self._run.live(end)))
             raise FreezeError(
                 "cannot_freeze",
-                f"freeze {spec.text!r}: {problem}; nearest valid freeze "
-                f"points: {nearest(end, self._valid)}",
+                f"freeze {spec.text!r}: the tensors that are needed after it "
+                f"({live or 'none'}) cannot be sent as batches of samples; "
+                f"nearest valid freeze points: {nearest(end, self._valid)}",
             )
-        self._check_shared(spec.text, index)
-        return FreezePoint(spec.text, index, self._nodes[index].name)
+        self._check_shared(spec.text, found[-1].step)
+        self._check_trainable(spec.text, found[-1].step)
+        return found
+
+    def automatic(self) -> str:
+        """Returns the deepest module before all trainable parameters.
+
+        Raises:
+            FreezeError: ``cannot_freeze`` if there is none.
+        """
+        first = min(
+            (
+                self._run.reads[name][0]
+                for name, parameter in self._parameters.items()
+                if parameter.requires_grad and name in self._run.reads
+            ),
+            default=None,
+        )
+        model = type(self._model).__name__
+        if first is None:
+            raise FreezeError(
+                "cannot_freeze",
+                f"freeze 'auto': no parameter that {model} uses has "
+                "requires_grad, so that there is nothing to train; set it on "
+                "those to train, or name a module",
+            )
+        found = self._deepest(first)
+        if found is None:
+            raise FreezeError(
+                "cannot_freeze",
+                f"freeze 'auto': no module of {model} ends before its first "
+                "trainable parameter is used; set requires_grad_(False) on "
+                "those to freeze, or name a module",
+            )
+        return found
+
+    def plan(self, point: FreezePoint, spec: FreezeSpec) -> TailPlan:
+        """Returns the model's forward after a point, as plain values."""
+        frontier = self._frontier(point.step)
+        begin = next(iter(self._run.events.values()))
+        stand_ins = frontier.stand_ins
+        inside = [f"{each.module}." for each in stand_ins]
+        frozen = set()
+        for names in self._names.values():
+            reads = [self._run.reads[n] for n in names if n in self._run.reads]
+            if any(last > point.step for _, last in reads):
+                continue
+            is_covered = spec.exact and any(map(spec.covers, names))
+            is_inside = any(name.startswith(tuple(inside)) for name in names)
+            if reads or is_covered or is_inside:
+                frozen.update(names)
+        return TailPlan(
+            point.sources,
+            stand_ins,
+            frontier.described(begin),
+            begin.spec,
+            tuple(dict.fromkeys(e.module for e in frontier.begins.values())),
+            tuple(frontier.run_modules),
+            tuple(
+                name
+                for name in sorted(frozen & self._parameters.keys())
+                if not name.startswith(tuple(inside))
+            ),
+            frozenset(frozen),
+        )
+
+    def _frontier(self, step: int) -> Frontier:
+        return Frontier(self._runs, self._batches, step)
 
     def _spec_ends(self, spec: FreezeSpec) -> dict[str, int]:
         ends = {}
         for name in spec.names:
-            end = self._ends.get(name, self._reads.get(name))
-            if end is not None:
-                ends[name] = end
+            if name in self._ends:
+                ends[name] = self._ends[name]
+            elif name in self._run.reads and self._is_of_container(name):
+                ends[name] = self._run.reads[name][1]
             elif not spec.from_function:
                 raise self._unknown(name)
+            num_calls = len(self._run.spans.get(name, ()))
+            if num_calls > 1 and not spec.exact:
+                raise FreezeError(
+                    "cannot_freeze",
+                    f"freeze {name!r}: it runs {num_calls} times in one "
+                    "forward; name a module that runs once, such as "
+                    f"{nearest(ends[name], self._valid)}",
+                )
         if not ends:
             raise self._unknown(spec.names[0])
         return ends
 
+    def _is_of_container(self, name: str) -> bool:
+        owner = self._modules[name.rpartition(".")[0]]
+        return owner is self._model or any(True for _ in owner.children())
+
+    @cached_property
+    def _modules(self) -> Mapping[str, nn.Module]:
+        return dict(self._model.named_modules(remove_duplicate=False))
+
     def _unknown(self, name: str) -> FreezeError:
-        if name in dict(self._model.named_parameters()):
+        if name in dict(self._model.named_parameters(remove_duplicate=False)):
             owner = name.rpartition(".")[0]
             problem = f"this parameter belongs to {owner!r}; name {owner!r}"
         else:
-            is_module = name in dict(self._model.named_modules())
+            is_module = name in self._modules
             reason = "is never called" if is_module else "is not in the model"
             problem = (
                 f"that module {reason}; "
@@ -184,19 +256,31 @@ class ModelTrace:
             )
         return FreezeError("unknown_freeze", f"freeze {name!r}: {problem}")
 
+    def _sends_exactly(
+        self, spec: FreezeSpec, points: Sequence[FreezePoint]
+    ) -> bool:
+        """Returns True if a list names the tensors that are sent."""
+        return len(spec.names) > 1 and any(
+            {source.module for source in point.sources} == {*spec.names}
+            for point in points
+        )
+
     def _check_exact(
         self, spec: FreezeSpec, ends: dict[str, int], end: int
     ) -> None:
         """Refuses other modules with parameters before the end."""
         others: dict[str, int] = {}
-        for index, node in enumerate(self._nodes[: end + 1]):
-            found = [*self._parameters([node]).values()]
-            # Functions are not called for modules without parameters.
-            if not spec.from_function:
-                found += self._statistics(node)
-            for name in found:
-                if not spec.covers(name):
-                    others.setdefault(spec.outside(name), index)
+        for step, each in enumerate(self._run.steps[: end + 1]):
+            if not isinstance(each, Operation):
+                continue
+            for name in sorted(each.parameters):
+                is_statistic = name.endswith("running_mean")
+                is_parameter = name in self._parameters
+                # Functions are not called for modules without parameters.
+                if is_parameter or (is_statistic and not spec.from_function):
+                    names = self._aliases(name)
+                    if not any(map(spec.covers, names)):
+                        others.setdefault(spec.outside(name), step)
         if not others:
             return
         first = min(others, key=others.__getitem__)
@@ -215,41 +299,124 @@ class ModelTrace:
             f"{nearest(others[first], self._valid)}",
         )
 
+    def _aliases(self, name: str) -> list[str]:
+        return next(names for names in self._names.values() if name in names)
+
+    @cached_property
+    def _parameters(self) -> Mapping[str, nn.Parameter]:
+        return dict(self._model.named_parameters(remove_duplicate=False))
+
+    def _check_shared(self, freeze: str, step: int) -> None:
+        for names in self._names.values():
+            reads = [self._run.reads[n] for n in names if n in self._run.reads]
+            if not reads or names[0] not in self._parameters:
+                continue
+            is_both = min(reads)[0] <= step < max(r for _, r in reads)
+            if is_both and self._parameters[names[0]].requires_grad:
+                raise FreezeError(
+                    "cannot_freeze",
+                    f"freeze {freeze!r}: parameter {names[0]!r} is used "
+                    "before and after it, and cannot be both frozen and "
+                    "trained; freeze elsewhere, or set requires_grad_(False) "
+                    "on it",
+                )
+
+    def _check_trainable(self, freeze: str, step: int) -> None:
+        """Refuses trainable parameters among parameters that are not.
+
+        A model whose parameters all have ``requires_grad`` says nothing about
+        what to train, also not if only its position tables are fixed.
+        """
+        trainable, has_frozen = [], False
+        for name, parameter in self._parameters.items():
+            if self._run.reads.get(name, (step + 1, 0))[0] > step:
+                continue
+            if parameter.requires_grad:
+                trainable.append(name)
+            else:
+                has_frozen |= not self._is_table(name)
+        if not trainable or not has_frozen:
+            return
+        try:
+            earlier = f"freeze {self.automatic()!r}, the last module before it"
+        except FreezeError:
+            earlier = "freeze nothing"
+        shown = ", ".join(map(repr, trainable[:_MAX_NAMES]))
+        more = len(trainable) - _MAX_NAMES
+        raise FreezeError(
+            "cannot_freeze",
+            f"freeze {freeze!r}: {len(trainable)} trainable parameters are "
+            f"used before its end and would not be trained ({shown}"
+            f"{f' and {more} more' if more > 0 else ''}); {earlier}, or set "
+            "requires_grad_(False) on them",
+        )
+
+    def _is_table(self, name: str) -> bool:
+        owner = self._model.get_submodule(name.rpartition(".")[0])
+        return isinstance(owner, nn.Embedding) or self._is_of_container(name)
+
     def default_freeze(self) -> str:
         """Returns the last freezable module before the last Linear.
 
         Of several with the same end, the outermost.
         """
-        last = self._head()
+        found = self._deepest(self._head())
+        if found is None:
+            raise FreezeError(
+                "cannot_freeze",
+                f"{type(self._model).__name__} has no freeze point before its "
+                "last linear layer; name a module",
+            )
+        return found
+
+    def _deepest(self, limit: int) -> str | None:
+        """Returns the last freezable module that ends before a step.
+
+        It has parameters, and one tensor is sent.
+        """
         best: tuple[int, int, str] | None = None
         for name, end in self._ends.items():
             module = self._model.get_submodule(name)
-            index = self._advance(end) if end < last else None
-            trained = any(True for _ in module.parameters())
-            if index is not None and index < last and trained:
-                found = (index, -name.count("."), name)
+            if end >= limit or not any(True for _ in module.parameters()):
+                continue
+            steps = [p.step for p in self._reachable(end) if p.step <= limit]
+            if steps:
+                found = (steps[-1], -name.count("."), name)
                 best = found if best is None else max(best, found)
-        if best is not None:
-            return best[2]
-        raise FreezeError(
-            "cannot_freeze",
-            f"{type(self._model).__name__} has no freeze point before its "
-            "last linear layer; name a module",
-        )
+        return best and best[2]
 
     def _head(self) -> int:
-        """Returns the position of the last Linear.
+        """Returns the first step of the last Linear.
 
         Without one, that of the last module with parameters.
         """
-        trained = {
-            index: self._model.get_submodule(str(node.target))
-            for index, node in enumerate(self._nodes)
-            if node.op == "call_module"
-        }
-        linear = [i for i, m in trained.items() if _has_linear(m)]
-        others = [i for i, m in trained.items() if list(m.parameters())]
+        linear, others = [], []
+        for name, spans in self._run.spans.items():
+            module = self._model.get_submodule(name)
+            if isinstance(module, nn.Linear):
+                linear.append(spans[-1][0])
+            elif any(True for _ in module.parameters(recurse=False)):
+                others.append(spans[-1][0])
         return max(linear or others, default=0)
+
+    @cached_property
+    def _ends(self) -> dict[str, int]:
+        """Last step of each module.
+
+        A container that is never called (``ModuleList``) ends with its last
+        module.
+        """
+        called = {
+            name: spans[-1][1]
+            for name, spans in self._run.spans.items()
+            if name
+        }
+        ends = dict(called)
+        for name, _ in self._model.named_modules():
+            within = [e for n, e in called.items() if n.startswith(f"{name}.")]
+            if name and within:
+                ends.setdefault(name, max(within))
+        return ends
 
     @cached_property
     def _valid(self) -> dict[str, int]:
@@ -257,173 +424,190 @@ class ModelTrace:
         return {
             name: end
             for name, end in self._ends.items()
-            if self._advance(end) is not None
+            if self._reachable(end) or self._several(end)
         }
 
-    def _advance(self, index: int) -> int | None:
-        """Returns the last valid position reachable over movable nodes."""
-        best = index if self._sole(index) is not None else None
-        for later in range(index + 1, len(self._nodes)):
-            if not self._movable(self._nodes[later]):
+    def _reachable(self, end: int) -> list[FreezePoint]:
+        """Returns points with one tensor, over movable steps after an end."""
+        found: list[FreezePoint] = []
+        sent = None  # number of the last point's tensor
+        for step in range(end, len(self._run.steps) - 1):
+            each = self._run.steps[step]
+            is_event = isinstance(each, ModuleEvent)
+            if step > end and not is_event and not _is_movable(each):
                 break
-            if self._sole(later) is not None:
-                best = later
-        return best
-
-    def _movable(self, node: fx.Node) -> bool:
-        if node.op == "call_module":
-            module = self._model.get_submodule(str(node.target))
-            return isinstance(module, MOVABLE_MODULES)
-        if node.op == "call_method":
-            return node.target in MOVABLE_METHODS
-        return node.op == "call_function" and node.target in MOVABLE_FUNCTIONS
-
-    def _live(self, index: int) -> list[fx.Node]:
-        """Returns nodes up to ``index`` whose values are used after it."""
-        return [
-            node
-            for node in self._nodes[: index + 1]
-            if self._last_use[node] > index and node in self._crossing
-        ]
-
-    @cached_property
-    def _crossing(self) -> set[fx.Node]:
-        """Nodes that must be sent if they are used after a split."""
-        return {
-            node
-            for node in self._nodes
-            if node.op != "get_attr" and not self._is_size(node)
-        }
-
-    @cached_property
-    def _last_use(self) -> dict[fx.Node, int]:
-        positions = {node: i for i, node in enumerate(self._graph.nodes)}
-        return {
-            node: max(
-                (positions[u] for u in node.users if not self.is_field(u)),
-                default=-1,
-            )
-            for node in self._nodes
-        }
-
-    def _sole(self, index: int) -> fx.Node | None:
-        live = self._live(index)
-        if len(live) != 1:
-            return None
-        values = [found.get(live[0]) for found in self._values]
-        if not all(isinstance(value, torch.Tensor) for value in values):
-            return None
-        batched = all(
-            list(value.shape[:1]) == [batch]
-            for value, batch in zip(values, BATCHES, strict=True)
-            if isinstance(value, torch.Tensor)
-        )
-        return live[0] if batched else None
-
-    def _is_size(self, node: fx.Node) -> bool:
-        return all(
-            node in found and isinstance(found[node], _PLAIN)
-            for found in self._values
-        )
-
-    def is_field(self, node: fx.Node) -> bool:
-        """Returns True if a node reads a constant plain value of a structure.
-
-        The structure need not be sent for it.
-        """
-        source = source_of(node)
-        return (
-            source is not None
-            and self._is_size(node)
-            and len({found[node] for found in self._values}) == 1
-            and not any(
-                isinstance(found[source], torch.Tensor)
-                for found in self._values
-            )
-        )
-
-    def _describe(self, node: fx.Node) -> str:
-        value = self._values[0].get(node)
-        if isinstance(value, torch.Tensor):
-            return f"{node.name} {list(value.shape[1:])}"
-        return f"{node.name} ({type(value).__name__})"
-
-    def _check_shared(self, name: str, index: int) -> None:
-        frozen = self._parameters(self._nodes[: index + 1])
-        trained = self._parameters(self._nodes[index + 1 :])
-        shared = frozen.keys() & trained.keys()
-        if shared:
-            raise FreezeError(
-                "cannot_freeze",
-                f"freeze {name!r}: parameter {frozen[shared.pop()]!r} is "
-                "used before and after it, and cannot be both frozen and "
-                "trained",
-            )
-
-    def _parameters(self, nodes: Sequence[fx.Node]) -> dict[int, str]:
-        found: dict[int, str] = {}
-        for node in nodes:
-            target = str(node.target)
-            if node.op == "call_module":
-                module = self._model.get_submodule(target)
-                for name, parameter in module.named_parameters(target):
-                    found[id(parameter)] = name
-            elif node.op == "get_attr":
-                value = operator_module.attrgetter(target)(self._model)
-                if isinstance(value, nn.Parameter):
-                    found[id(value)] = target
+            live = self._run.live(step)
+            source = self._sole_source(step, *live) if len(live) == 1 else None
+            if source is not None and is_event and live == sent:
+                # The same tensor: a module's result rather than that of an
+                # operation, and that of the first module.
+                if found[-1].sources[0].operations:
+                    found.pop()
+                else:
+                    source = None
+            if source is not None:
+                sent = live
+                found.append(self._point(step, end, [source]))
+            if step > end and is_event and not self._is_passable(each):
+                break
         return found
 
-    def _statistics(self, node: fx.Node) -> list[str]:
-        """Returns names of running statistics, which training changes."""
-        if node.op != "call_module":
-            return []
-        path = str(node.target)
-        return [
-            f"{path}.{name}.running_mean" if name else f"{path}.running_mean"
-            for name, module in self._model.get_submodule(path).named_modules()
-            if isinstance(module, _Normalisation)
-            and module.running_mean is not None
-        ]
-
-    @property
-    def nodes(self) -> Sequence[fx.Node]:
-        """All nodes but the output, in order of execution."""
-        return self._nodes
-
-    @property
-    def result(self) -> Any:
-        """The trace's result: a node, or nodes in a structure."""
-        return next(n for n in self._graph.nodes if n.op == "output").args[0]
-
-    @property
-    def model(self) -> nn.Module:
-        return self._model
-
-    def boundary(self, point: FreezePoint) -> fx.Node:
-        """Returns the one tensor that is sent.
-
-        Raises:
-            FreezeError: ``cannot_freeze``; in training mode a model may
-                read more after the point than in eval mode.
-        """
-        crossing = self._sole(point.index)
-        if crossing is None:
-            tensors = ", ".join(map(self._describe, self._live(point.index)))
-            raise FreezeError(
-                "cannot_freeze",
-                f"freeze {point.name!r}: in training mode the tail also "
-                f"needs other tensors than the last ({tensors}); freeze "
-                "before them, or build the model without auxiliary outputs",
-            )
-        return crossing
-
-    def size_of(self, node: fx.Node) -> tuple[Any, Any] | None:
-        """Returns a size's values for both batch sizes; None for others."""
-        if not self._is_size(node):
+    def _sole_source(self, step: int, number: int) -> Source | None:
+        """Returns the place of the only tensor that is needed after a step."""
+        each = self._run.steps[step]
+        index = _index(each.values, number)
+        if index is None or getattr(each, "name", "") == ALIAS:
             return None
-        return self._values[0][node], self._values[1][node]
+        if isinstance(each, Operation):
+            return self._operation_source(step, index, number)
+        # An argument is replaced only inside the module that it is given to.
+        end = self._run.spans[each.module][each.call][1]
+        if not each.is_end and self._run.last_use[number] > end:
+            return None
+        return self._source(step, index)
+
+    def _operation_source(
+        self, step: int, index: int, number: int
+    ) -> Source | None:
+        operation = self._run.steps[step]
+        is_in_place = number in operation.reads
+        if is_in_place and not operation.name.startswith("__i"):
+            return None  # its result is not what the code goes on with
+        frontier = self._frontier(step)
+        form = frontier.described_result(step)[index]
+        if not isinstance(form, TensorForm) or not form.is_batch:
+            return None
+        anchor = max((*frontier.ends, *frontier.begins))
+        event = self._run.events[anchor]
+        count = sum(
+            isinstance(each, Operation) and each.name != ALIAS
+            for each in self._run.steps[anchor : step + 1]
+        )
+        return Source(
+            event.module, event.call, event.is_end, index, form, count
+        )
+
+    def _point(
+        self, step: int, end: int, sources: Sequence[Source]
+    ) -> FreezePoint:
+        first = next(e for s, e in self._run.events.items() if s >= end)
+        return FreezePoint(step, first, tuple(sources))
+
+    def _source(self, step: int, index: int) -> Source | None:
+        """Returns a place for features; None if no batch can be sent."""
+        event = self._run.events[step]
+        described = self._frontier(step).described(event)
+        form = described[index] if index < len(described) else None
+        if not isinstance(form, TensorForm) or not form.is_batch:
+            return None
+        return Source(event.module, event.call, event.is_end, index, form)
+
+    def _is_passable(self, event: ModuleEvent) -> bool:
+        """Returns True if the freeze point may move over a module event."""
+        module = self._model.get_submodule(event.module)
+        if module._forward_hooks or module._forward_pre_hooks:
+            return False
+        if event.is_end or isinstance(module, _MOVABLE_MODULES):
+            return True
+        has_parts = any(True for _ in module.children())
+        return has_parts and "forward" not in vars(module)
+
+    def _several(self, end: int) -> list[FreezePoint]:
+        """Returns points at an end from which several tensors are sent.
+
+        The first sends the tensors themselves, the second what the model's
+        code computes them from.
+        """
+        step = next(s for s in self._run.events if s >= end)
+        live = self._run.live(step)
+        frontier = self._frontier(step)
+        events = {**frontier.ends, **frontier.begins}
+        root = next(iter(frontier.begins), None)
+        origins = dict(frontier.ends)
+        if root is not None:
+            origins[root] = frontier.begins[root]
+        found = []
+        for numbers, places in (
+            (live, events),
+            (self._origins(live, origins), origins),
+        ):
+            sources = self._sources(numbers, places, step)
+            if sources:
+                found.append(self._point(step, end, sources))
+        return found
+
+    def _sources(
+        self, numbers: set[int], events: Mapping[int, ModuleEvent], step: int
+    ) -> list[Source]:
+        """Returns places of all tensors, that of ``step`` last, or none."""
+        found: dict[int, Source] = {}
+        for number in numbers:
+            for place in sorted(events):
+                index = _index(events[place].values, number)
+                source = None if index is None else self._source(place, index)
+                if source is not None:
+                    found.setdefault(number, source)
+        last = self._run.events[step]
+        ends = [
+            s
+            for s in found.values()
+            if (s.module, s.call) == (last.module, last.call)
+            and s.is_end == last.is_end
+        ]
+        if numbers - found.keys() or not ends:
+            return []
+        others = [s for s in found.values() if s not in ends]
+        return [*others, *ends]
+
+    def _origins(
+        self, numbers: set[int], events: Mapping[int, ModuleEvent]
+    ) -> set[int]:
+        """Returns the results of modules that tensors are computed from."""
+        known = {
+            value.number
+            for event in events.values()
+            for value in event.values
+            if isinstance(value, Recorded)
+        }
+        pending, found = [*numbers], set()
+        producers: dict[int, frozenset[int]] = {}
+        for each in self._run.steps:
+            if isinstance(each, Operation):
+                for value in each.values:
+                    if (
+                        isinstance(value, Recorded)
+                        and value.number is not None
+                    ):
+                        producers.setdefault(value.number, each.reads)
+        seen = set()
+        while pending:
+            number = pending.pop()
+            if number in seen:
+                continue
+            seen.add(number)
+            if number in known:
+                found.add(number)
+            else:
+                pending += producers.get(number, ())
+        return found
+
+    def _describe(self, number: int) -> str:
+        for event in self._run.events.values():
+            index = _index(event.values, number)
+            if index is not None:
+                shape = list(event.values[index].shape[1:])
+                return f"{event.module or 'the input'} {shape}"
+        return "a tensor computed between modules"
 
 
-def _has_linear(module: nn.Module) -> bool:
-    return any(isinstance(inner, nn.Linear) for inner in module.modules())
+def _index(values: Sequence[Any], number: int) -> int | None:
+    """Returns the position of a tensor among values."""
+    for index, value in enumerate(values):
+        if isinstance(value, Recorded) and value.number == number:
+            return index
+    return None
+
+
+def _is_movable(operation: Operation) -> bool:
+    is_known = operation.name in _MOVABLE_OPERATIONS
+    return is_known and not operation.parameters

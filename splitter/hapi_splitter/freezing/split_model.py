@@ -1,50 +1,53 @@
 """Splits a user's model into a frozen region and a trainable tail.
 
-The model is traced by ``torch.fx``. The freeze point is the end of the frozen
-modules, moved over subsequent deterministic operations without parameters:
-they cost the storage side little and mostly shrink the features. The part
-before it is exported (:mod:`hapi_splitter.graph.export`) in eval mode; the
-part after it becomes a :class:`hapi_splitter.freezing.tail.Tail`.
-
-If a model cannot be traced as a whole, only the forwards of the modules that
-contain the frozen ones are traced. If that fails too, the user must give two
-modules.
+The model's own forward is recorded (:mod:`hapi_splitter.freezing.model_run`).
+It shows where the requested modules end and which tensors are needed after
+them. The freeze point is there, moved over subsequent deterministic operations
+without parameters: they cost the storage side little and mostly shrink the
+features. The part before it is exported (:mod:`hapi_splitter.graph.export`) in
+eval mode; after it the model's own code runs
+(:class:`hapi_splitter.freezing.tail.Tail`). Both are compared with the model
+before they are returned.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import inspect
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import fx, nn
+from torch import nn
 
 from hapi_protocol.errors import FreezeError
 from hapi_splitter.cuts import FrozenGraph, cuttable
 from hapi_splitter.freezing import two_modules
-from hapi_splitter.freezing.fake_propagation import example_for
-from hapi_splitter.freezing.freeze_point import FreezePoint, ModelTrace
+from hapi_splitter.freezing.freeze_point import FreezePoint, FreezePoints
 from hapi_splitter.freezing.freeze_selector import (
     Freeze,
     FreezeSpec,
     parse_freeze,
 )
-from hapi_splitter.freezing.fx_trace import check_has_shapes, unwrapped
-from hapi_splitter.freezing.partition import (
-    ModesDifferError,
-    frozen_module,
-    same_point,
-    tail_graph,
+from hapi_splitter.freezing.model_checks import (
+    check_splittable,
+    device_of,
+    unwrapped,
 )
+from hapi_splitter.freezing.model_run import ModelRun, record
+from hapi_splitter.freezing.preserved_state import preserved_state
+from hapi_splitter.freezing.region import Region
 from hapi_splitter.freezing.tail import Tail
-from hapi_splitter.graph.batch_independence import Value
+from hapi_splitter.freezing.tail_call import TailPlan
+from hapi_splitter.freezing.tail_check import TailCheck, same
 from hapi_splitter.graph.export import ExportedRegion, export_region
 from hapi_splitter.graph.shapes import infer
 from hapi_splitter.inputs.sample_format import InputTransform, SampleForm
 from hapi_splitter.package.writer import digest_of
 
 DEFAULT_SAMPLE_SHAPE = (3, 224, 224)
+AUTO = "auto"
+"""Freezes everything before the first trainable parameter."""
+_BATCHES = (2, 3)
 
 
 @dataclass(frozen=True)
@@ -56,13 +59,11 @@ class SplitModel:
             model's parameters until the model moves to another device.
         tail: the rest, with the model's own submodules and parameters.
         freeze: the requested freeze: module names, or ``(frozen, tail)``.
-        last: name of the last frozen operation.
     """
 
     frozen: FrozenGraph
     tail: nn.Module
     freeze: str
-    last: str
 
 
 def split(
@@ -74,19 +75,20 @@ def split(
 ) -> SplitModel:
     """Splits a model into a frozen region and a tail.
 
-    torch's random state does not change.
+    Neither the model nor any random state changes, mode and caches included.
 
     Args:
-        model: a module of one tensor ``[B, *sample_shape]``. It does not
-            change, mode included. Of a compiled model the original is split;
-            compile the tail instead. Or two modules ``(frozen, tail)``, of
-            which the second takes the one tensor that the first yields.
+        model: a module of one tensor ``[B, *sample_shape]``. Of a compiled
+            model the original is split; compile the tail instead. Or two
+            modules ``(frozen, tail)``, of which the second takes the one
+            tensor that the first yields.
         freeze: dotted name of a submodule: everything that runs up to its end
             is frozen. Or a list of names: exactly these modules are frozen.
             Or a function ``freeze(name, module)`` that returns True for the
             modules to freeze; it is called for modules with parameters of
-            their own (the model itself has the name ``""``). None for two
-            modules.
+            their own (the model itself has the name ``""``). Or ``"auto"``:
+            all that runs before the first parameter with ``requires_grad``.
+            None for two modules.
         transform: input transform from stored bytes to a sample, or None.
         sample_shape: of one sample; the default is the transform's, or
             ``(3, 224, 224)`` without one.
@@ -100,36 +102,17 @@ def split(
     form = _sample_form(transform, sample_shape)
     if not isinstance(model, nn.Module):
         frozen, tail = two_modules.check_two_modules(model, freeze)
-        with _preserved_random_state(frozen, tail):
+        with preserved_state(frozen, tail):
             return _split_two_modules(frozen, tail, form, transform)
-    with _preserved_random_state(model):
-        return _split(unwrapped(model), freeze, form, transform)
-
-
-@contextmanager
-def _preserved_random_state(*models: nn.Module) -> Iterator[None]:
-    devices = {each.device for model in models for each in model.parameters()}
-    with torch.random.fork_rng([d for d in devices if d.type == "cuda"]):
-        yield
-
-
-def _split(
-    model: nn.Module,
-    freeze: Freeze | None,
-    form: SampleForm,
-    transform: InputTransform | None,
-) -> SplitModel:
-    check_has_shapes(model)
+    model = unwrapped(model)
+    check_splittable(model)
     spec = parse_freeze(model, freeze)
-    parts = _partition(model, spec, form)
-    with _mode(model, training=False):
-        exported = export_region(parts.region, example_for(model, form))
-    return SplitModel(
-        _frozen_graph(exported, form, transform, parts.point),
-        Tail(model, parts.training, parts.evaluation),
-        spec.text,
-        parts.point.last,
-    )
+    with preserved_state(model), torch.compiler.set_stance("force_eager"):
+        splitter = _Splitter(model, form)
+        if freeze == AUTO and AUTO not in dict(model.named_modules()):
+            spec = parse_freeze(model, splitter.points.automatic())
+        graph, plan = splitter.split(spec, transform)
+    return SplitModel(graph, Tail(model, plan), spec.text)
 
 
 def default_freeze(
@@ -149,78 +132,95 @@ def default_freeze(
         FreezeError: if the model has no such freeze point.
     """
     model, form = unwrapped(model), _sample_form(transform, sample_shape)
-    check_has_shapes(model)
-    with _mode(model, training=False):
+    check_splittable(model)
+    with preserved_state(model), torch.compiler.set_stance("force_eager"):
+        return _Splitter(model, form).points.default_freeze()
+
+
+class _Splitter:
+    """Splits one model; the caller preserves its state."""
+
+    def __init__(self, model: nn.Module, form: SampleForm) -> None:
+        self._model = model
+        self._form = form
+        _check_signature(model)
+        model.eval()
+        self._samples = [
+            form.examples(n).to(device_of(model)) for n in _BATCHES
+        ]
+        self._runs = [self._record(each) for each in self._samples]
+        self.points = FreezePoints(model, self._runs, _BATCHES)
+
+    def _record(self, samples: torch.Tensor) -> ModelRun:
         try:
-            trace = ModelTrace(model, form)
-        except FreezeError:
-            children = [name for name, _ in model.named_children()]
-            trace = ModelTrace(model, form, children)
-        return trace.default_freeze()
+            return record(self._model, lambda: self._model(samples), samples)
+        except Exception as error:  # the user's own code
+            raise FreezeError(
+                "cannot_trace",
+                f"{type(self._model).__name__} does not run on a batch of "
+                f"samples of shape {self._form.shape}: "
+                f"{type(error).__name__}: {str(error)[:500]}",
+            ) from error
 
+    def split(
+        self, spec: FreezeSpec, transform: InputTransform | None
+    ) -> tuple[FrozenGraph, TailPlan]:
+        """Returns the parts at the first freeze point that is right."""
+        failure: FreezeError | None = None
+        for point in self.points.find(spec):
+            plan = self.points.plan(point, spec)
+            try:
+                graph = self._graph(plan, spec, transform)
+                self._check_tail(plan, point, spec)
+            except FreezeError as error:
+                failure = error
+            else:
+                return graph, plan
+        assert failure is not None, "there is a point, or find() fails"
+        raise failure
 
-@dataclass(frozen=True)
-class _Parts:
-    """A model on both sides of a freeze point, as graphs."""
+    def _graph(
+        self,
+        plan: TailPlan,
+        spec: FreezeSpec,
+        transform: InputTransform | None,
+    ) -> FrozenGraph:
+        """Exports the model up to a freeze point and compares the results."""
+        self._model.eval()
+        region = Region(self._model, plan.sources, plan.samples_spec)
+        with torch.no_grad():
+            exported = export_region(region, self._samples[0], "model")
+            graph = _frozen_graph(exported, self._form, transform, spec.text)
+            for samples in self._samples:
+                if not same(graph.suffix(0)(samples), region(samples)):
+                    raise FreezeError(
+                        "cannot_freeze",
+                        f"freeze {spec.text!r}: exported by torch.export, the "
+                        "frozen modules compute something else than in the "
+                        "model; freeze an earlier module",
+                    )
+        return graph
 
-    point: FreezePoint
-    region: fx.GraphModule
-    training: fx.Graph
-    evaluation: fx.Graph
-
-
-def _partition(model: nn.Module, spec: FreezeSpec, form: SampleForm) -> _Parts:
-    try:
-        return _partition_at(model, spec, form, None)
-    except FreezeError as error:
-        if not _shallow_may_help(error, model, spec):
-            raise
-        full = error
-    try:
-        return _partition_at(model, spec, form, spec.names)
-    except FreezeError as error:
-        if full.code != "cannot_trace":
-            raise full from error
-        if error.code != "cannot_trace":
-            raise
-        inner = ""
-        if error.message != full.message:
-            inner = (
-                f", nor only the modules that contain {spec.text!r}: "
-                f"{error.message}"
+    def _check_tail(
+        self, plan: TailPlan, point: FreezePoint, spec: FreezeSpec
+    ) -> None:
+        check = TailCheck(self._model, self._samples[0], point.end)
+        cause = None
+        try:
+            problem = check.problem(plan)
+        except Exception as error:  # the user's own code
+            cause = error
+            problem = (
+                "the code after it does not run without the frozen modules: "
+                f"{type(error).__name__}: {str(error)[:500]}"
             )
-        raise FreezeError(
-            "cannot_trace",
-            f"{full.message}{inner}; or give two modules (frozen, tail) "
-            "instead of the model: the second takes the first one's output",
-        ) from error
-
-
-def _shallow_may_help(
-    error: FreezeError, model: nn.Module, spec: FreezeSpec
-) -> bool:
-    if error.code == "unknown_freeze":
-        # The name may be inside a module that the full trace does not enter.
-        known = {name for name, _ in model.named_modules()}
-        return known.issuperset(spec.names)
-    return error.code == "cannot_trace" or isinstance(error, ModesDifferError)
-
-
-def _partition_at(
-    model: nn.Module,
-    spec: FreezeSpec,
-    form: SampleForm,
-    targets: Sequence[str] | None,
-) -> _Parts:
-    with _mode(model, training=False):
-        trace = ModelTrace(model, form, targets)
-        point = trace.freeze_point(spec)
-        region = frozen_module(trace, point)
-        evaluation = tail_graph(trace, point)
-    with _mode(model, training=True):
-        other = ModelTrace(model, form, targets)
-        training = tail_graph(other, same_point(trace, other, point))
-    return _Parts(point, region, training, evaluation)
+        if problem is not None:
+            raise FreezeError(
+                "cannot_freeze",
+                f"freeze {spec.text!r}: {problem}; or give two modules "
+                "(frozen, tail) instead of the model: the second takes the "
+                "first one's output",
+            ) from cause
 
 
 def _split_two_modules(
@@ -230,26 +230,29 @@ def _split_two_modules(
     transform: InputTransform | None,
 ) -> SplitModel:
     frozen = unwrapped(frozen)
-    example = example_for(frozen, form)
-    with _mode(frozen, training=False):
-        two_modules.check_result(frozen, example)
-        exported = export_region(frozen, example)
-    last = exported.names[-1]
-    point = FreezePoint(two_modules.DESCRIPTION, len(exported.names), last)
-    graph = _frozen_graph(exported, form, transform, point)
-    with _mode(tail, training=False):
-        two_modules.check_accepts(tail, graph.cuts[-1].shape, example.device)
-    return SplitModel(graph, tail, two_modules.DESCRIPTION, last)
+    example = form.examples(_BATCHES[0]).to(device_of(frozen))
+    frozen.eval()
+    two_modules.check_result(frozen, example)
+    exported = export_region(frozen, example)
+    graph = _frozen_graph(exported, form, transform, two_modules.DESCRIPTION)
+    tail.eval()
+    two_modules.check_accepts(tail, graph.cuts[-1].shape, example.device)
+    return SplitModel(graph, tail, two_modules.DESCRIPTION)
 
 
 def _frozen_graph(
     exported: ExportedRegion,
     form: SampleForm,
     transform: InputTransform | None,
-    point: FreezePoint,
+    freeze: str,
 ) -> FrozenGraph:
     values = infer(exported.program, exported.weights, form)
-    _check_output(values[-1], point)
+    if not cuttable(values[-1]):
+        raise FreezeError(
+            "cannot_freeze",
+            f"freeze {freeze!r}: the tensor after {exported.names[-1]!r} is "
+            "not a batch of float32 samples and cannot be sent",
+        )
     frozen = FrozenGraph(
         exported.program,
         {i: weight.cpu() for i, weight in exported.weights.items()},
@@ -278,26 +281,21 @@ def _sample_form(
     return SampleForm.of(transform, transform.output_shape)
 
 
-def _check_output(value: Value, point: FreezePoint) -> None:
-    if not cuttable(value):
-        raise FreezeError(
-            "cannot_freeze",
-            f"freeze {point.name!r}: the tensor after {point.last!r} is not "
-            "a batch of float32 samples and cannot be sent",
-        )
-
-
-@contextmanager
-def _mode(model: nn.Module, *, training: bool) -> Iterator[None]:
-    """Sets the mode of all submodules for a block, then restores each.
-
-    Compiled submodules run uncompiled in the block.
-    """
-    before = [(module, module.training) for module in model.modules()]
-    model.train(training)
+def _check_signature(model: nn.Module) -> None:
     try:
-        with torch.compiler.set_stance("force_eager"):
-            yield
-    finally:
-        for module, was in before:
-            module.training = was
+        parameters = inspect.signature(model.forward).parameters.values()
+    except ValueError:
+        return  # no signature to read
+    required = [
+        parameter
+        for parameter in parameters
+        if parameter.default is parameter.empty
+        and parameter.kind
+        not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+    ]
+    if len(required) > 1:
+        raise FreezeError(
+            "cannot_trace",
+            f"{type(model).__name__} takes {len(required)} tensors; the model "
+            "must take one batch of samples",
+        )

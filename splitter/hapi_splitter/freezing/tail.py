@@ -1,72 +1,145 @@
-"""The trainable part of a model after the freeze point."""
+"""The trainable part of a model after the freeze point.
+
+The user's own forward runs. Modules that end before the freeze point answer
+with stand-ins, and the freeze point with the features, so that every statement
+after it is the user's own: gradients that are off, autocast, hooks, random
+numbers, attributes and modes. Up to the freeze point the model's code runs in
+eval mode, as the frozen region does; after it in the model's mode.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import copy
+import threading
+from collections.abc import Collection, Iterator, Mapping, MutableMapping
+from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import nn
+
+from hapi_splitter.freezing.tail_call import TailCall, TailPlan
 
 
 class Tail(nn.Module):
-    """A module with the user's own submodules after the freeze point.
+    """A model after its freeze point.
 
-    They are the same objects under the same names, so that an optimiser or a
-    ``state_dict`` of the whole model includes what is trained here. Tracing
-    fixes arguments such as ``training=self.training``, so there is one trace
-    per mode and :meth:`forward` uses that of the current mode.
+    Its parameters, buffers and submodules are the model's own under the same
+    names, without those that only the frozen region uses. An optimiser or a
+    ``state_dict`` of the model includes what is trained here.
 
     Args:
         model: the user's model.
-        training: graph of the tail traced in training mode.
-        evaluation: graph of the tail traced in eval mode.
+        plan: its forward after the freeze point.
     """
 
-    def __init__(
-        self, model: nn.Module, training: fx.Graph, evaluation: fx.Graph
-    ) -> None:
+    def __init__(self, model: nn.Module, plan: TailPlan) -> None:
         super().__init__()
-        for target in _targets((training, evaluation)):
-            self._adopt(model, target)
-        self._forwards = {
-            True: _forward(model, training),
-            False: _forward(model, evaluation),
+        # A plain attribute: it must not become a submodule.
+        self.__dict__["_model"] = model
+        self.__dict__["_lock"] = threading.RLock()
+        self._plan = plan
+        replaced = frozenset(each.module for each in plan.stand_ins)
+        _share(self, model, "", plan.frozen, replaced)
+        self.training = model.training
+
+    def forward(self, features: torch.Tensor) -> Any:
+        """Computes the model's output from features ``[B, *shape]``.
+
+        Raises:
+            FreezeError: ``cannot_freeze`` if the model did not run the module
+                at the freeze point.
+        """
+        with self._lock:
+            return TailCall(self._model, self._plan, features).run()
+
+    def train(self, mode: bool = True) -> Tail:
+        """Sets the mode of the tail's modules and of those around it."""
+        super().train(mode)
+        for name in self._plan.open_modules:
+            self._model.get_submodule(name).training = mode
+        return self
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Tail:
+        """Converts also what runs before the freeze point."""
+        super()._apply(fn, recurse)
+        for name in (*self._plan.open_modules, *self._plan.run_modules):
+            module = self._model.get_submodule(name)
+            nn.Module._apply(module, fn, recurse=False)
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tail:
+        """Copies the tail; the copy shares the frozen parameters."""
+        model = self._model
+        for name, tensor in (
+            *model.named_parameters(),
+            *model.named_buffers(),
+        ):
+            if name in self._plan.frozen:
+                memo[id(tensor)] = tensor
+        return Tail(copy.deepcopy(model, memo), self._plan)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Tail, (self._model, self._plan)
+
+
+class _Remaining(MutableMapping[str, Any]):
+    """A module's parameters, buffers or modules without the frozen ones."""
+
+    def __init__(
+        self,
+        entries: MutableMapping[str, Any],
+        hidden: Collection[str],
+        replaced: Mapping[str, nn.Module],
+    ) -> None:
+        self._entries = entries
+        self._hidden = hidden
+        self._replaced = replaced
+
+    def __getitem__(self, name: str) -> Any:
+        if name in self._hidden:
+            raise KeyError(name)
+        return self._replaced.get(name) or self._entries[name]
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self._entries[name] = value
+
+    def __delitem__(self, name: str) -> None:
+        del self._entries[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in self._entries if name not in self._hidden)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def copy(self) -> dict[str, Any]:
+        return dict(self)
+
+
+def _share(
+    part: nn.Module,
+    module: nn.Module,
+    path: str,
+    frozen: frozenset[str],
+    replaced: frozenset[str],
+) -> None:
+    """Makes ``part`` show a module's entries without the frozen ones."""
+    prefix = f"{path}." if path else ""
+    hidden, partly = set(), {}
+    for name, child in module.named_children():
+        tensors = {
+            f"{prefix}{name}.{key}"
+            for named in (child.named_parameters, child.named_buffers)
+            for key, _ in named(remove_duplicate=False)
         }
-        self.train(model.training)
-
-    def forward(self, features: torch.Tensor) -> torch.Tensor:
-        """Computes the output from features ``[B, *shape]``."""
-        result: torch.Tensor = self._forwards[self.training](self, features)
-        return result
-
-    def _adopt(self, model: nn.Module, target: str) -> None:
-        """Adds a module, parameter or buffer under its name in the model."""
-        *parents, name = target.split(".")
-        owner: nn.Module = self
-        for parent in parents:
-            model = model.get_submodule(parent)
-            if parent not in owner._modules:
-                owner.add_module(parent, nn.Module())
-            owner = owner.get_submodule(parent)
-        value = getattr(model, name)
-        is_buffer = isinstance(value, torch.Tensor)
-        if is_buffer and not isinstance(value, nn.Parameter):
-            persistent = name not in model._non_persistent_buffers_set
-            owner.register_buffer(name, value, persistent=persistent)
-        else:
-            setattr(owner, name, value)
-
-
-def _targets(graphs: Iterable[fx.Graph]) -> list[str]:
-    targets = {
-        str(node.target)
-        for graph in graphs
-        for node in graph.nodes
-        if node.op in ("call_module", "get_attr")
-    }
-    # Modules precede their submodules.
-    return sorted(targets, key=lambda target: (target.count("."), target))
-
-
-def _forward(model: nn.Module, graph: fx.Graph):  # type: ignore[no-untyped-def]
-    return type(fx.GraphModule(model, graph, "Tail")).forward
+        if prefix + name in replaced or (tensors and tensors <= frozen):
+            hidden.add(name)
+        elif tensors & frozen:
+            partly[name] = nn.Module()
+            _share(partly[name], child, prefix + name, frozen, replaced)
+    own = {name[len(prefix) :] for name in frozen if name.startswith(prefix)}
+    entries = module.__dict__
+    part.__dict__["_parameters"] = _Remaining(entries["_parameters"], own, {})
+    part.__dict__["_buffers"] = _Remaining(entries["_buffers"], own, {})
+    part.__dict__["_modules"] = _Remaining(entries["_modules"], hidden, partly)
+    part._non_persistent_buffers_set = module._non_persistent_buffers_set

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import (
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from hapi_protocol.errors import FreezeError
-from hapi_splitter.freezing.fx_trace import check_has_shapes
+from hapi_splitter.freezing.model_checks import check_splittable
 
 DESCRIPTION = "(frozen, tail)"
 _BATCH = 2
@@ -49,7 +49,7 @@ def check_two_modules(
         )
     frozen, tail = modules
     for module in modules:
-        check_has_shapes(module)
+        check_splittable(module)
     _check_shared(frozen, tail)
     return frozen, tail
 

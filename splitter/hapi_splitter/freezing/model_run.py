@@ -1,0 +1,381 @@
+"""Records one forward of a model: its module calls and tensor operations.
+
+The model's own Python runs on real tensors. Nothing is traced symbolically,
+so that branches, hooks and library code need no support here. A record shows
+which tensors of the samples are still needed at each module call.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+from torch.utils.weak import WeakTensorKeyDictionary
+
+ALIAS = "alias"
+"""Name of the operation of a module that returns its argument. It makes the
+result a tensor of its own in the record."""
+_READS_SHAPE_ONLY = frozenset(
+    f"{prefix}{kind}{suffix}"
+    for kind in ("zeros", "ones", "full", "empty", "rand", "randn")
+    for prefix, suffix in (("new_", ""), ("", "_like"))
+)
+_READS_FIRST_ONLY = frozenset(
+    ("expand_as", "view_as", "reshape_as", "type_as")
+)
+_READS_VALUES = frozenset(
+    {
+        "__array__",
+        "__bool__",
+        "__contains__",
+        "__float__",
+        "__index__",
+        "__int__",
+        "allclose",
+        "equal",
+        "is_nonzero",
+        "item",
+        "numpy",
+        "tolist",
+    }
+)
+"""Functions that return no tensor but read a tensor's values."""
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One call of a torch function.
+
+    Args:
+        name: of the function.
+        reads: numbers of the tensors that it reads and that depend on the
+            samples.
+        values: flattened results, tensors as :class:`Recorded`.
+        parameters: names of the parameters and buffers that it reads.
+    """
+
+    name: str
+    reads: frozenset[int]
+    values: tuple[Any, ...]
+    parameters: frozenset[str]
+
+
+@dataclass(frozen=True)
+class ModuleEvent:
+    """The begin or the end of a module's call.
+
+    Args:
+        module: dotted name; "" is the model.
+        call: 0 for the module's first call in the forward.
+        is_end: False for the begin.
+        values: flattened arguments or results, tensors as :class:`Recorded`.
+        spec: structure of the values.
+    """
+
+    module: str
+    call: int
+    is_end: bool
+    values: tuple[Any, ...]
+    spec: pytree.TreeSpec = field(compare=False)
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A tensor in a record.
+
+    Args:
+        number: of the tensor; None if it does not depend on the samples.
+        shape: its shape.
+        dtype: its dtype.
+        memory: equal for tensors that share memory.
+    """
+
+    number: int | None
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    memory: int
+
+
+@dataclass(frozen=True)
+class ModelRun:
+    """The record of one forward.
+
+    Attributes:
+        steps: operations and module events, in order.
+        created: step after which each tensor depends on the samples.
+        last_use: last step that reads each tensor; infinite for results.
+        written: memory that in-place operations wrote to.
+        result: what the model returned.
+    """
+
+    steps: Sequence[Operation | ModuleEvent]
+    created: Mapping[int, int]
+    last_use: Mapping[int, float]
+    written: frozenset[int]
+    result: Any
+
+    @cached_property
+    def events(self) -> Mapping[int, ModuleEvent]:
+        """Module events by step."""
+        return {
+            step: each
+            for step, each in enumerate(self.steps)
+            if isinstance(each, ModuleEvent)
+        }
+
+    @cached_property
+    def spans(self) -> Mapping[str, Sequence[tuple[int, int]]]:
+        """First and last step of each call, by module."""
+        spans: dict[str, list[tuple[int, int]]] = {}
+        for step, event in self.events.items():
+            calls = spans.setdefault(event.module, [])
+            if event.is_end:
+                calls[event.call] = calls[event.call][0], step
+            else:
+                calls.append((step, len(self.steps)))
+        return spans
+
+    def find(self, event: ModuleEvent) -> ModuleEvent | None:
+        """Returns the same event of this record; None if there is none."""
+        calls = self.spans.get(event.module, ())
+        if event.call >= len(calls):
+            return None
+        return self.events.get(calls[event.call][event.is_end])
+
+    def live(self, step: int) -> set[int]:
+        """Returns the tensors of the samples that are read after a step."""
+        return {
+            number
+            for number, created in self.created.items()
+            if created <= step < self.last_use.get(number, -1)
+        }
+
+    @cached_property
+    def reads(self) -> Mapping[str, tuple[int, int]]:
+        """First and last step that reads each parameter and buffer."""
+        found: dict[str, tuple[int, int]] = {}
+        for step, each in enumerate(self.steps):
+            if isinstance(each, Operation):
+                for name in each.parameters:
+                    found[name] = found.get(name, (step, step))[0], step
+        return found
+
+
+def record(
+    model: nn.Module, call: Callable[[], Any], samples: Any
+) -> ModelRun:
+    """Records a forward in the model's current mode, without gradients.
+
+    Args:
+        model: the module that runs.
+        call: calls it with the samples.
+        samples: tensors, or a structure of tensors.
+
+    Raises:
+        Exception: any error of the model.
+    """
+    recorder = _Recorder(model, samples)
+    with ExitStack() as stack:
+        for name, module in model.named_modules():
+            if not isinstance(module, torch.jit.ScriptModule):
+                recorder.watch(module, name, stack)
+        with torch.no_grad(), recorder:
+            result = call()
+    return recorder.run(result)
+
+
+class _Recorder(TorchFunctionMode):
+    def __init__(self, model: nn.Module, samples: Any) -> None:
+        super().__init__()
+        self._steps: list[Operation | ModuleEvent] = []
+        self._numbers = WeakTensorKeyDictionary()
+        self._created: dict[int, int] = {}
+        self._last_use: dict[int, float] = {}
+        self._written: set[int] = set()
+        self._calls: Counter[str] = Counter()
+        self._open: list[tuple[str, int]] = []
+        self._parameters = {
+            id(tensor): name
+            for named in (model.named_buffers, model.named_parameters)
+            for name, tensor in named(remove_duplicate=False)
+        }
+        for tensor in _tensors(samples):
+            self._number(tensor)
+
+    def watch(self, module: nn.Module, name: str, stack: ExitStack) -> None:
+        """Records a module's calls until the stack closes."""
+
+        def begin(_: Any, args: Any, kwargs: Any) -> None:
+            self._open.append((name, self._calls[name]))
+            self._calls[name] += 1
+            self._add_event(*self._open[-1], False, (args, kwargs))
+
+        def end(_: Any, args: Any, result: Any) -> None:
+            self._add_event(*self._open.pop(), True, result)
+
+        def separate(_: Any, args: Any, kwargs: Any, result: Any) -> Any:
+            """Makes results that are arguments tensors of their own."""
+            given = {id(each) for each in _tensors((args, kwargs))}
+            return pytree.tree_map_only(
+                torch.Tensor,
+                lambda each: self._alias(each) if id(each) in given else each,
+                result,
+            )
+
+        for handle in (
+            module.register_forward_pre_hook(
+                begin, prepend=True, with_kwargs=True
+            ),
+            module.register_forward_hook(separate, with_kwargs=True),
+            module.register_forward_hook(end),
+        ):
+            stack.callback(handle.remove)
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        if not is_operation(func, result):
+            return result
+        name, given = func.__name__, _tensors((args, kwargs))
+        if name in _READS_FIRST_ONLY:
+            given = given[:1]
+        reads = {self._numbers.get(each) for each in given} - {None}
+        parameters = {self._parameters.get(id(each)) for each in given}
+        step = len(self._steps)
+        self._last_use.update(dict.fromkeys(reads, step))
+        results = _tensors(result)
+        if name.startswith("__set"):
+            results = given[:1]
+        if given and any(each is given[0] for each in results):
+            self._written.add(_memory(given[0]))
+        for each in results if reads else ():
+            self._number(each, step)
+        self._steps.append(
+            Operation(
+                name,
+                frozenset(reads),
+                self._values(result)[0],
+                frozenset(parameters - {None}),
+            )
+        )
+        return result
+
+    def _alias(self, tensor: torch.Tensor) -> torch.Tensor:
+        number = self._numbers.get(tensor)
+        if number is None:
+            return tensor
+        with torch._C.DisableTorchFunction():
+            same = tensor.view(tensor.shape)
+        step = len(self._steps)
+        self._last_use[number] = step
+        self._number(same, step)
+        values = self._values(same)[0]
+        self._steps.append(
+            Operation(ALIAS, frozenset({number}), values, frozenset())
+        )
+        return same
+
+    def _number(self, tensor: torch.Tensor, created: int = 0) -> int:
+        if tensor not in self._numbers:
+            self._numbers[tensor] = len(self._created)
+            self._created[self._numbers[tensor]] = created
+        number: int = self._numbers[tensor]
+        return number
+
+    def _add_event(
+        self, module: str, call: int, is_end: bool, values: Any
+    ) -> None:
+        self._steps.append(
+            ModuleEvent(module, call, is_end, *self._values(values))
+        )
+
+    def _values(self, value: Any) -> tuple[tuple[Any, ...], pytree.TreeSpec]:
+        leaves, spec = pytree.tree_flatten(value)
+        with torch._C.DisableTorchFunction():
+            values = tuple(
+                Recorded(
+                    self._numbers.get(leaf),
+                    tuple(leaf.shape),
+                    leaf.dtype,
+                    _memory(leaf),
+                )
+                if isinstance(leaf, torch.Tensor)
+                else leaf
+                for leaf in leaves
+            )
+        return values, spec
+
+    def run(self, result: Any) -> ModelRun:
+        for tensor in _tensors(result):
+            number = self._numbers.get(tensor)
+            if number is not None:
+                self._last_use[number] = math.inf
+        return ModelRun(
+            self._steps,
+            self._created,
+            self._last_use,
+            frozenset(self._written),
+            result,
+        )
+
+
+class OperationWatch(TorchFunctionMode):
+    """Calls a function with the result of one operation.
+
+    Args:
+        act: takes the result and returns another in its place.
+    """
+
+    def __init__(self, act: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self._act = act
+        self._left = 0
+
+    def start(self, count: int) -> None:
+        """Begins to count: the function gets the result of the last one."""
+        self._left = count
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if self._left and is_operation(func, result):
+            self._left -= 1
+            if not self._left:
+                return self._act(result)
+        return result
+
+
+def is_operation(func: Any, result: Any) -> bool:
+    """Returns True if a call of torch counts as a step of a record."""
+    name = getattr(func, "__name__", "")
+    if name in _READS_SHAPE_ONLY:
+        return False
+    return (
+        name in _READS_VALUES
+        or name.startswith("__set")
+        or bool(_tensors(result))
+    )
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    return [
+        leaf
+        for leaf in pytree.tree_leaves(value)
+        if isinstance(leaf, torch.Tensor)
+    ]
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata

@@ -1,0 +1,185 @@
+"""Leaves a model and the random states as they were before a block.
+
+Models keep caches, counters and running statistics in attributes, and
+``torch.export`` leaves tensors without data there. So every attribute that
+can be reached from a model is restored, and every tensor that is written to.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FunctionType, MethodType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_PLAIN = (int, float, complex, str, bytes, bool, type(None), type, ModuleType)
+_BATCH_NORMS = ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm")
+
+
+@contextmanager
+def preserved_state(*models: nn.Module) -> Iterator[None]:
+    """Restores attributes, tensors and random states after a block.
+
+    Args:
+        models: modules that run in the block, also on fake tensors.
+    """
+    devices = {each.device for model in models for each in model.parameters()}
+    attributes, python, numpy = (
+        _Attributes(),
+        random.getstate(),
+        _numpy_state(),
+    )
+    for model in models:
+        attributes.save(model)
+    writes = _SavedWrites(attributes.tensors)
+    with torch.random.fork_rng([d for d in devices if d.type == "cuda"]):
+        try:
+            with writes:
+                yield
+        finally:
+            attributes.restore()
+            writes.restore()
+            random.setstate(python)
+            np.random.set_state(numpy)
+
+
+def _numpy_state() -> Any:
+    return np.random.get_state()
+
+
+class _Attributes:
+    """Copies of all containers and attributes that a model can reach.
+
+    Attributes:
+        tensors: all tensors among them.
+    """
+
+    def __init__(self) -> None:
+        self.tensors: list[torch.Tensor] = []
+        self._saved: dict[int, tuple[Any, Any]] = {}
+        self._memories: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def save(self, root: Any) -> None:
+        pending = [root]
+        while pending:
+            value = pending.pop()
+            if isinstance(value, _PLAIN) or id(value) in self._saved:
+                continue
+            copy, inner = self._copied(value)
+            # The value is held, so that its id is not used again.
+            self._saved[id(value)] = value, copy
+            pending += inner
+
+    def _copied(self, value: Any) -> tuple[Any, list[Any]]:
+        """Returns a shallow copy of what can change, and what is inside."""
+        if isinstance(value, torch.Tensor):
+            self.tensors.append(value)
+            self._memories.append((value, value.detach()))
+            return None, []
+        if isinstance(value, dict):
+            return dict(value), [*value.keys(), *value.values()]
+        if isinstance(value, list | deque | set):
+            return list(value), list(value)
+        if isinstance(value, tuple | frozenset):
+            return None, list(value)
+        if isinstance(value, MethodType):
+            return None, [value.__self__, value.__func__]
+        if isinstance(value, FunctionType):
+            cells = [c for c in value.__closure__ or () if _is_filled(c)]
+            held = [cell.cell_contents for cell in cells]
+            return list(zip(cells, held, strict=True)), held
+        inner = list(getattr(value, "args", ())) if callable(value) else []
+        if hasattr(value, "func"):  # functools.partial
+            inner.append(value.func)
+        attributes = getattr(value, "__dict__", None)
+        return None, [*inner, attributes]
+
+    def restore(self) -> None:
+        for value, copy in self._saved.values():
+            if isinstance(value, dict) and not _same(value, copy):
+                dict.clear(value)
+                dict.update(value, copy)
+            elif isinstance(value, list | deque | set):
+                if len(value) != len(copy) or any(
+                    a is not b for a, b in zip(value, copy, strict=True)
+                ):
+                    value.clear()
+                    add = (
+                        value.update
+                        if isinstance(value, set)
+                        else (value.extend)
+                    )
+                    add(copy)
+            elif isinstance(value, FunctionType):
+                for cell, held in copy:
+                    cell.cell_contents = held
+        for tensor, before in self._memories:
+            if tensor.data_ptr() != before.data_ptr():
+                tensor.data = before
+
+
+def _is_filled(cell: Any) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018 (raises if it is empty)
+    except ValueError:
+        return False
+    return True
+
+
+def _same(value: dict[Any, Any], copy: dict[Any, Any]) -> bool:
+    return list(value) == list(copy) and all(
+        value[key] is copy[key] for key in copy
+    )
+
+
+class _SavedWrites(TorchDispatchMode):
+    """Copies the memory of known tensors before an operator writes to it."""
+
+    def __init__(self, tensors: list[torch.Tensor]) -> None:
+        super().__init__()
+        self._known = {_address(each): each for each in tensors}
+        self._copies: dict[int, torch.Tensor] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        schema = func._schema
+        if schema.is_mutable or schema.name[6:] in _BATCH_NORMS:
+            for index, argument in enumerate(schema.arguments):
+                is_written = (
+                    argument.alias_info and argument.alias_info.is_write
+                )
+                if is_written or argument.name.startswith("running_"):
+                    given = args[index] if index < len(args) else None
+                    self._save(kwargs.get(argument.name, given))
+        return func(*args, **kwargs)
+
+    def _save(self, written: Any) -> None:
+        for each in (
+            written if isinstance(written, list | tuple) else [written]
+        ):
+            if isinstance(each, torch.Tensor):
+                address = _address(each)
+                if address in self._known and address not in self._copies:
+                    storage = each.untyped_storage()
+                    self._copies[address] = storage.clone()
+
+    def restore(self) -> None:
+        for address, copy in self._copies.items():
+            self._known[address].untyped_storage().copy_(copy)
+
+
+def _address(tensor: torch.Tensor) -> int:
+    """Returns the address of a tensor's memory, 0 without memory."""
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError):
+        return 0  # on the meta device, fake, or sparse

@@ -1,0 +1,188 @@
+"""Compares a tail with the model it was taken from, on one batch."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from hapi_protocol.errors import FreezeError
+from hapi_splitter.freezing.model_run import ModuleEvent, OperationWatch
+from hapi_splitter.freezing.region import Region
+from hapi_splitter.freezing.tail_call import Source, TailCall, TailPlan
+
+_RTOL = 1e-4
+_OTHER_FILLING = 1.0
+
+
+class TailCheck:
+    """Compares tails of a model with the model itself.
+
+    The model runs in the mode that it has, and must be preserved by the
+    caller.
+
+    Args:
+        model: the user's model.
+        samples: a batch, ``[B, *sample_shape]``.
+        end: module event at which the requested frozen modules end.
+    """
+
+    def __init__(
+        self, model: nn.Module, samples: torch.Tensor, end: ModuleEvent
+    ) -> None:
+        self._model = model
+        self._samples = samples
+        self._end = end
+
+    def problem(self, plan: TailPlan) -> str | None:
+        """Returns how a tail differs from the model; None if it does not.
+
+        It is compared in eval and in training mode, with two values of the
+        stand-ins, and with all of the model's code in training mode.
+        """
+        return self._evaluation_problem(plan) or self._training_problem(plan)
+
+    def features(self, plan: TailPlan) -> torch.Tensor:
+        """Returns what is sent for the samples, ``[B, *shape]``."""
+        self._model.eval()
+        region = Region(self._model, plan.sources, plan.samples_spec)
+        with torch.no_grad():
+            features: torch.Tensor = region(self._samples)
+        return features
+
+    def _evaluation_problem(self, plan: TailPlan) -> str | None:
+        features = self.features(plan)
+        expected = self._of_model(plan)
+        for filling in (plan.filling, _OTHER_FILLING):
+            actual = self._of_tail(replace(plan, filling=filling), features)
+            if not same(actual, expected):
+                return (
+                    "after it the model computes something else from the "
+                    "features than in its whole forward"
+                )
+        return None
+
+    def _training_problem(self, plan: TailPlan) -> str | None:
+        features = self.features(plan)
+        self._model.train()
+        for stand_in in plan.stand_ins:
+            self._model.get_submodule(stand_in.module).eval()
+        try:
+            expected = self._of_model(plan)
+        except Exception:
+            # The model cannot be trained on samples alone. Its own error is
+            # that of the tail as well.
+            return None
+        if not same(self._of_tail(plan, features), expected):
+            return (
+                "in training mode the tail also needs other tensors from "
+                "before it; freeze before them, or build the model without "
+                "auxiliary outputs"
+            )
+        try:
+            whole = self._of_tail(replace(plan, open_modules=()), features)
+        except FreezeError:
+            return None  # training skips modules at random
+        if not same(whole, expected):
+            return (
+                "code before it depends on the training mode and changes the "
+                "result after it"
+            )
+        return None
+
+    def _of_tail(self, plan: TailPlan, features: torch.Tensor) -> Any:
+        call = TailCall(self._model, plan, features.clone(), _seed)
+        with torch.no_grad():
+            return call.run()
+
+    def _of_model(self, plan: TailPlan) -> Any:
+        """Runs the whole model; its code is in eval mode before the end."""
+        source = plan.sources[-1]
+        modes = [
+            module
+            for module in map(self._model.get_submodule, plan.open_modules)
+            if module.training
+        ]
+
+        def restore() -> None:
+            for module in modes:
+                module.training = True
+
+        args, kwargs = pytree.tree_unflatten(
+            [self._samples.clone()], plan.samples_spec
+        )
+        end = self._end
+        with ExitStack() as stack, torch.no_grad():
+            self._at(end, restore, stack)
+            if source.operations:
+                watch = stack.enter_context(OperationWatch(_seeded))
+                self._at(source, lambda: watch.start(source.operations), stack)
+            else:
+                self._at(source, _seed, stack)
+            for module in modes:
+                module.training = False
+            return self._model(*args, **kwargs)
+
+    def _at(
+        self,
+        event: ModuleEvent | Source,
+        act: Callable[[], None],
+        stack: ExitStack,
+    ) -> None:
+        calls = iter(range(event.call + 1))
+
+        def hook(*_: object) -> None:
+            if next(calls, None) == event.call:
+                act()
+
+        module = self._model.get_submodule(event.module)
+        register = (
+            module.register_forward_hook
+            if event.is_end
+            else module.register_forward_pre_hook
+        )
+        stack.callback(register(hook).remove)
+
+
+def _seeded(result: Any) -> Any:
+    _seed()
+    return result
+
+
+def _seed() -> None:
+    torch.manual_seed(0)
+    random.seed(0)
+    np.random.seed(0)
+
+
+def same(actual: Any, expected: Any) -> bool:
+    """Compares two results in all tensors and numbers that they hold."""
+    actual_leaves, actual_spec = pytree.tree_flatten(actual)
+    leaves, spec = pytree.tree_flatten(expected)
+    if len(actual_leaves) != len(leaves) or actual_spec != spec:
+        return False
+    return all(map(_same_leaf, actual_leaves, leaves))
+
+
+def _same_leaf(actual: Any, expected: Any) -> bool:
+    if isinstance(expected, torch.Tensor):
+        if actual.shape != expected.shape or actual.dtype != expected.dtype:
+            return False
+        if not expected.is_floating_point():
+            return torch.equal(actual, expected)
+        rtol = _RTOL if expected.dtype == torch.float32 else 0.02
+        finite = expected[expected.isfinite()]
+        atol = rtol * finite.abs().max().item() if finite.numel() else 0.0
+        return torch.allclose(actual, expected, rtol, atol, equal_nan=True)
+    if isinstance(expected, Mapping):
+        return same(dict(actual), dict(expected))
+    if isinstance(expected, int | float | str | bool):
+        return bool(actual == expected)
+    return True
