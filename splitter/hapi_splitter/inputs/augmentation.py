@@ -244,7 +244,7 @@ class SampleAugmentation:
     def apply(
         self,
         image: torch.Tensor,
-        size: int,
+        size: tuple[int, int],
         interpolation: str,
         antialias: bool,
     ) -> torch.Tensor:
@@ -252,12 +252,12 @@ class SampleAugmentation:
 
         Args:
             image: uint8 ``[3, H, W]`` of the height and width drawn for.
-            size: pixels of both sides of the result.
+            size: height and width of the result, in pixels.
             interpolation: mode of :func:`torch.nn.functional.interpolate`.
-            antialias: for ``bilinear`` and ``bicubic`` only.
+            antialias: for ``bilinear``, ``bicubic`` and ``lanczos`` only.
 
         Returns:
-            uint8 ``[3, size, size]``.
+            uint8 ``[3, *size]``.
         """
         crop = self.crop
         cropped = image.narrow(1, crop.top, crop.height)
@@ -265,7 +265,7 @@ class SampleAugmentation:
         # torchvision's resized_crop uses floats on some processors.
         pixels: torch.Tensor = interpolate(
             cropped[None],
-            (size, size),
+            size,
             mode=interpolation,
             antialias=antialias,
         )[0]

@@ -1,9 +1,10 @@
 """The input transform of models that take images.
 
-It follows torchvision's classification preset. By default bytes are resized
-with integers, as in Pillow, which gives the pixels that most training sees, on
-every processor. With floats the result equals ``weights.transforms()`` of a
-tensor bit for bit.
+It follows torchvision's classification preset, and has the other resizes and
+crops of timm, open_clip and Hugging Face transformers. By default bytes are
+resized with integers, as in Pillow, which gives the pixels that most training
+sees, on every processor. With floats the result equals
+``weights.transforms()`` of a tensor bit for bit.
 
 torchvision takes seconds to import and is imported inside functions: a process
 that only validates packages does not need it.
@@ -13,14 +14,14 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import FunctionType
-from typing import Any
+from types import FunctionType, MappingProxyType
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from torch.nn.functional import interpolate, pad
+from torch.nn.functional import interpolate
 
 from hapi_protocol.shards import IMAGE, Medium
 from hapi_protocol.transforms import Training
@@ -28,31 +29,48 @@ from hapi_splitter.inputs.augmentation import MAX_AUGMENTED_SIDE, Augmentation
 from hapi_splitter.inputs.image_decode import SampleError
 
 MAX_RESIZED_PIXELS = 1 << 26
-"""Most pixels after a resize, whose size grows with the aspect ratio."""
+"""Most pixels after each of the two passes of a resize, first of the width,
+then of the height.  They grow with the aspect ratio."""
 
 MAX_SIDE = 4096
 """Largest ``resize_size`` and ``crop_size``."""
 
 MAX_BYTE = 255
 
-_INTERPOLATIONS = ("nearest", "nearest-exact", "bilinear", "bicubic")
-_ANTIALIASED = ("bilinear", "bicubic")
-_OPTIONAL = frozenset({"augmentation", "integer_resize"})
-"""Fields that JSON omits: ``augmentation`` if None, ``integer_resize`` if
-False."""
+_INTERPOLATIONS = ("nearest", "nearest-exact", "bilinear", "bicubic") + (
+    # Older releases of torch have none.
+    ("lanczos",) if hasattr(torch.ops.aten, "_upsample_lanczos2d_aa") else ()
+)
+_ANTIALIASED = ("bilinear", "bicubic", "lanczos")
+_FITS = (None, "cover", "contain")
+_OPTIONAL: Mapping[str, Any] = MappingProxyType(
+    {
+        "augmentation": None,
+        "integer_resize": False,
+        "fit": None,
+        "fill": (0, 0, 0),
+        "floor_crop": False,
+    }
+)
+"""Fields that JSON omits if they have these values."""
+
+Size: TypeAlias = int | tuple[int, int]
+"""One number of pixels, or height and width."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImageTransform:
-    """torchvision's classification preset as plain values.
+    """A resize, a central crop and a normalisation as plain values.
 
     Args:
-        resize_size: pixels of the shorter side after the resize.
-        crop_size: pixels of both sides of the central crop.
+        resize_size: pixels of the shorter side after the resize, or height
+            and width, to which images are then stretched; see ``fit``.
+        crop_size: pixels of both sides of the central crop, or height and
+            width.
         mean: of each channel, subtracted from values in 0 to 1.
         std: of each channel, divided by.
-        interpolation: ``nearest``, ``nearest-exact``, ``bilinear`` or
-            ``bicubic``.
+        interpolation: ``nearest``, ``nearest-exact``, ``bilinear``,
+            ``bicubic``, or ``lanczos`` if torch has it.
         antialias: of the resize.
         augmentation: random augmentation of training images; None for none.
         integer_resize: True to resize bytes with integers, as Pillow and
@@ -60,27 +78,38 @@ class ImageTransform:
             photographs one value in 500 differs from Pillow, by 1 of 255.
             False to resize with floats, as torchvision's presets do for
             tensors: several times slower, one value in six differs.
+        fit: ``cover`` or ``contain`` to keep the aspect ratio: the smallest
+            image that covers ``resize_size`` (a square if it is one number),
+            or the largest inside it, with sides rounded to the nearest
+            pixel.  None to resize the shorter side and round the longer one
+            down, or to stretch.
+        fill: colour of the borders of images smaller than the crop, three
+            bytes.
+        floor_crop: True to round the crop's top and left down, as Hugging
+            Face's processors do; False to round to even, as torchvision does.
 
     Raises:
         ValueError: naming the field, its value and what is allowed.
     """
 
-    resize_size: int
-    crop_size: int
+    resize_size: Size
+    crop_size: Size
     mean: tuple[float, ...] = (0.485, 0.456, 0.406)
     std: tuple[float, ...] = (0.229, 0.224, 0.225)
     interpolation: str = "bilinear"
     antialias: bool = True
     augmentation: Augmentation | None = None
     integer_resize: bool = True
+    fit: str | None = None
+    fill: tuple[int, int, int] = (0, 0, 0)
+    floor_crop: bool = False
 
     def __post_init__(self) -> None:
         for name in ("resize_size", "crop_size"):
-            side = getattr(self, name)
-            if type(side) is not int or not 1 <= side <= MAX_SIDE:
-                raise ValueError(
-                    f"{name} must be 1 to {MAX_SIDE} pixels, not {side!r}"
-                )
+            _check_size(name, getattr(self, name))
+        if len({*self._crop_sides}) == 1:
+            # Equal transforms have equal JSON.
+            object.__setattr__(self, "crop_size", self._crop_sides[0])
         for name in ("mean", "std"):
             _check_channels(name, getattr(self, name))
         if not np.asarray(self.std, np.float32).all():
@@ -90,13 +119,29 @@ class ImageTransform:
                 f"interpolation must be one of {', '.join(_INTERPOLATIONS)}, "
                 f"not {self.interpolation!r:.80}"
             )
-        for name in ("antialias", "integer_resize"):
+        if self.interpolation == "lanczos" and not (
+            self.antialias and self.integer_resize
+        ):
+            raise ValueError(
+                "interpolation is lanczos, which needs antialias and "
+                "integer_resize"
+            )
+        if self.fit not in _FITS:
+            raise ValueError(
+                f"fit must be null, 'cover' or 'contain', not {self.fit!r:.80}"
+            )
+        if not _are_integers(self.fill, 3, 0, MAX_BYTE):
+            raise ValueError(
+                f"fill must be three bytes, 0 to {MAX_BYTE}, not "
+                f"{self.fill!r:.80}"
+            )
+        for name in ("antialias", "integer_resize", "floor_crop"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(
                     f"{name} must be true or false, not"
                     f" {getattr(self, name)!r:.80}"
                 )
-        if self.augmentation and self.crop_size > MAX_AUGMENTED_SIDE:
+        if self.augmentation and max(self._crop_sides) > MAX_AUGMENTED_SIDE:
             raise ValueError(
                 f"crop_size must be 1 to {MAX_AUGMENTED_SIDE} pixels with an "
                 f"augmentation, not {self.crop_size}"
@@ -104,20 +149,28 @@ class ImageTransform:
 
     @classmethod
     def from_preset(cls, preset: Any) -> ImageTransform:
-        """Converts a transform of torchvision.
+        """Converts a transform of another library.
 
         Args:
-            preset: ``weights.transforms()``, that function itself, or a
-                ``Compose`` of ``Resize``, ``CenterCrop``, ``ToTensor`` (or an
-                equivalent) and ``Normalize`` in that order.
+            preset: torchvision's ``weights.transforms()``, that function
+                itself, a ``Compose`` of ``Resize``, ``CenterCrop``,
+                ``ToTensor`` (or an equivalent) and ``Normalize`` in that
+                order, timm's or open_clip's transform for evaluation, or an
+                image processor of Hugging Face transformers.
 
         Raises:
             TypeError: for anything else, naming it and the remedy.
+            ValueError: for a value that no field can have.
         """
         from torchvision.transforms._presets import ImageClassification
 
-        from hapi_splitter.inputs import torchvision_compose
+        from hapi_splitter.inputs import (
+            huggingface_processor,
+            torchvision_compose,
+        )
 
+        if huggingface_processor.is_processor(preset):
+            return cls(**huggingface_processor.transform_fields(preset))
         if torchvision_compose.is_composition(preset):
             return cls(**torchvision_compose.transform_fields(preset))
         if isinstance(preset, functools.partial | FunctionType):
@@ -128,8 +181,8 @@ class ImageTransform:
                 f"supported; {torchvision_compose.REMEDY}"
             )
         return cls(
-            resize_size=_single(preset.resize_size, "resize_size"),
-            crop_size=_single(preset.crop_size, "crop_size"),
+            resize_size=_size(preset.resize_size),
+            crop_size=_size(preset.crop_size),
             mean=tuple(preset.mean),
             std=tuple(preset.std),
             interpolation=preset.interpolation.value,
@@ -143,8 +196,8 @@ class ImageTransform:
 
     @property
     def output_shape(self) -> tuple[int, int, int]:
-        """Shape of one sample, ``(3, crop_size, crop_size)``."""
-        return (3, self.crop_size, self.crop_size)
+        """Shape of one sample, 3 and the crop's height and width."""
+        return (3, *self._crop_sides)
 
     @property
     def output_dtype(self) -> torch.dtype:
@@ -153,13 +206,14 @@ class ImageTransform:
 
     def to_json(self) -> dict[str, Any]:
         fields = {n: getattr(self, n) for n in self.__dataclass_fields__}
-        fields |= {"mean": list(self.mean), "std": list(self.std)}
-        if not self.integer_resize:
-            del fields["integer_resize"]
-        if self.augmentation is None:
-            del fields["augmentation"]
-        else:
+        for name, value in fields.items():
+            if isinstance(value, tuple):
+                fields[name] = list(value)
+        if self.augmentation is not None:
             fields["augmentation"] = self.augmentation.to_json()
+        for name, default in _OPTIONAL.items():
+            if getattr(self, name) == default:
+                del fields[name]
         return fields
 
     @classmethod
@@ -172,18 +226,21 @@ class ImageTransform:
         if not isinstance(document, dict):
             raise ValueError(f"a transform is an object, not {document!r:.80}")
         expected = set(cls.__dataclass_fields__)
-        if set(document) | _OPTIONAL != expected:
+        if set(document) | set(_OPTIONAL) != expected:
             raise ValueError(
                 f"a transform has the fields {sorted(expected)} "
-                f"({' and '.join(sorted(_OPTIONAL))} are optional), not "
+                f"({', '.join(sorted(_OPTIONAL))} are optional), not "
                 f"{sorted(map(str, document))!r:.200}"
             )
-        channels = {name: document[name] for name in ("mean", "std")}
-        for name, value in channels.items():
-            if not isinstance(value, list):
-                raise ValueError(f"{name} must be a list, not {value!r:.80}")
-            channels[name] = tuple(value)
-        fields = {"integer_resize": False} | document | channels
+        for name in ("mean", "std"):
+            if not isinstance(document[name], list):
+                raise ValueError(
+                    f"{name} must be a list, not {document[name]!r:.80}"
+                )
+        fields: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in {**_OPTIONAL, **document}.items()
+        }
         if "augmentation" in document:
             fields["augmentation"] = Augmentation.from_json(
                 document["augmentation"]
@@ -193,7 +250,7 @@ class ImageTransform:
     def sample(
         self, image: torch.Tensor, key: str, training: Training | None
     ) -> torch.Tensor:
-        """Converts uint8 ``[3, H, W]`` to float32 ``[3, crop, crop]``.
+        """Converts uint8 ``[3, H, W]`` to float32, :attr:`output_shape`.
 
         Args:
             image: decoded by :func:`decode_image`.
@@ -212,7 +269,7 @@ class ImageTransform:
     def training_pixels(
         self, image: torch.Tensor, key: str, training: Training
     ) -> torch.Tensor:
-        """Returns augmented pixels, uint8 ``[3, crop, crop]``.
+        """Returns augmented pixels, uint8, :attr:`output_shape`.
 
         Raises:
             ValueError: if there is no augmentation.
@@ -221,30 +278,30 @@ class ImageTransform:
             raise ValueError("this transform has no augmentation")
         drawn = self.augmentation.draw(training, key, *image.shape[-2:])
         return drawn.apply(
-            image, self.crop_size, self.interpolation, self._is_antialiased
+            image, self._crop_sides, self.interpolation, self._is_antialiased
         )
 
     def __call__(self, image: torch.Tensor) -> torch.Tensor:
-        """Converts uint8 ``[3, H, W]`` to float32 ``[3, crop, crop]``.
+        """Converts uint8 ``[3, H, W]`` to float32, :attr:`output_shape`.
 
         Raises:
-            SampleError: if the resized image would have more than
+            SampleError: if the resize would need more than
                 :data:`MAX_RESIZED_PIXELS` pixels.
         """
         height, width = image.shape[-2:]
-        shorter, longer = sorted((height, width))
-        num_pixels = self.resize_size**2 * longer // max(shorter, 1)
+        sides = self._resized_sides(height, width)
+        num_pixels = max(height, sides[0]) * sides[1]
         if num_pixels > MAX_RESIZED_PIXELS:
             raise SampleError(
                 f"an image of {width}x{height} pixels would be resized to "
-                f"{num_pixels} pixels, more than {MAX_RESIZED_PIXELS}"
+                f"{sides[1]}x{sides[0]} with {num_pixels} pixels after one "
+                f"pass, more than {MAX_RESIZED_PIXELS}"
             )
         if self.integer_resize:
-            sides = self._resized_sides(height, width)
-            resized = self._resize(image[None], *sides)
-            pixels = _center_crop(resized, self.crop_size)
-            return self._normalize(pixels[0].to(torch.float32))
-        pixels = self._resize_floats(image[None].to(torch.float32))[0].round()
+            pixels = self._crop(self._resize(image[None], *sides))[0]
+            return self._normalize(pixels.to(torch.float32))
+        floats = image[None].to(torch.float32)
+        pixels = self._resize_floats(floats, *sides)[0].round()
         if self.interpolation == "bicubic":
             pixels.clamp_(0, MAX_BYTE)
         return self._normalize(pixels)
@@ -253,22 +310,23 @@ class ImageTransform:
         mean, std = _channels(self.mean), _channels(self.std)
         return pixels.div_(MAX_BYTE).sub_(mean).div_(std)
 
-    def _resize_floats(self, pixels: torch.Tensor) -> torch.Tensor:
+    def _resize_floats(
+        self, pixels: torch.Tensor, height: int, width: int
+    ) -> torch.Tensor:
         """Resizes and crops floats; the result is not yet rounded.
 
         The preset rounds the whole resized image to bytes before its crop,
         which gives the same values.
         """
-        height, width = self._resized_sides(*pixels.shape[-2:])
-        if self._is_antialiased and 1 < self.crop_size < width:
+        columns = self._crop_sides[1]
+        if self._is_antialiased and 1 < columns < width:
             # torch resizes one side after the other as well. Here columns
             # outside the crop are skipped in between. A single column is
             # excluded because torch would take it for a row.
             pixels = self._resize(pixels, pixels.shape[-2], width)
-            pixels = _narrow_to_middle(pixels, -1, self.crop_size)
-            width = self.crop_size
-        resized = self._resize(pixels, height, width)
-        return _center_crop(resized, self.crop_size)
+            pixels = self._narrow_to_middle(pixels, -1, columns)
+            width = columns
+        return self._crop(self._resize(pixels, height, width))
 
     def _resize(
         self, pixels: torch.Tensor, height: int, width: int
@@ -286,34 +344,52 @@ class ImageTransform:
     def _is_antialiased(self) -> bool:
         return self.antialias and self.interpolation in _ANTIALIASED
 
+    @property
+    def _crop_sides(self) -> tuple[int, int]:
+        return _sides(self.crop_size)
+
     def _resized_sides(self, height: int, width: int) -> tuple[int, int]:
-        """Returns height and width; rounds the longer side down like
-        torchvision."""
+        """Returns height and width after the resize.
+
+        Without ``fit``, the longer side is rounded down like torchvision's.
+        """
+        target = _sides(self.resize_size)
+        if self.fit is not None:
+            ratios = (height / target[0], width / target[1])
+            ratio = min(ratios) if self.fit == "cover" else max(ratios)
+            return max(round(height / ratio), 1), max(round(width / ratio), 1)
+        if isinstance(self.resize_size, tuple):
+            return target
         shorter, longer = sorted((height, width))
-        side = int(self.resize_size * longer / shorter)
-        if height <= width:
-            return self.resize_size, side
-        return side, self.resize_size
+        side = int(target[0] * longer / shorter)
+        return (target[0], side) if height <= width else (side, target[0])
 
+    def _crop(self, pixels: torch.Tensor) -> torch.Tensor:
+        """Crops the centre and adds borders like torchvision.
 
-def _center_crop(pixels: torch.Tensor, size: int) -> torch.Tensor:
-    """Crops the centre and pads smaller images with zeros like torchvision."""
-    pixels = _narrow_to_middle(pixels, -2, size)
-    pixels = _narrow_to_middle(pixels, -1, size)
-    height, width = (size - side for side in pixels.shape[-2:])
-    if not height and not width:
-        return pixels
-    top, left = height // 2, width // 2
-    return pad(pixels, [left, width - left, top, height - top])
+        Args:
+            pixels: ``[1, 3, H, W]``.
+        """
+        rows, columns = self._crop_sides
+        pixels = self._narrow_to_middle(pixels, -2, rows)
+        pixels = self._narrow_to_middle(pixels, -1, columns)
+        height, width = pixels.shape[-2:]
+        if (height, width) == (rows, columns):
+            return pixels
+        colour = torch.tensor(self.fill, dtype=pixels.dtype).view(1, 3, 1, 1)
+        bordered = colour.repeat(1, 1, rows, columns)
+        top, left = (rows - height) // 2, (columns - width) // 2
+        bordered[..., top : top + height, left : left + width] = pixels
+        return bordered
 
-
-def _narrow_to_middle(
-    pixels: torch.Tensor, dim: int, size: int
-) -> torch.Tensor:
-    excess = pixels.shape[dim] - size
-    if excess <= 0:
-        return pixels
-    return pixels.narrow(dim, round(excess / 2), size)
+    def _narrow_to_middle(
+        self, pixels: torch.Tensor, dim: int, size: int
+    ) -> torch.Tensor:
+        excess = pixels.shape[dim] - size
+        if excess <= 0:
+            return pixels
+        start = excess // 2 if self.floor_crop else round(excess / 2)
+        return pixels.narrow(dim, start, size)
 
 
 @functools.lru_cache(maxsize=64)
@@ -321,10 +397,34 @@ def _channels(values: tuple[float, ...]) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float32).view(-1, 1, 1)
 
 
-def _single(sizes: Sequence[int], name: str) -> int:
-    if len(sizes) != 1:
-        raise TypeError(f"{name} must be one number, not {list(sizes)}")
-    return sizes[0]
+def _size(sizes: Sequence[int]) -> Size:
+    """Returns torchvision's list of one or two sides as one value."""
+    if len(sizes) == 1:
+        return sizes[0]
+    height, width = sizes
+    return height, width
+
+
+def _sides(size: Size) -> tuple[int, int]:
+    return size if isinstance(size, tuple) else (size, size)
+
+
+def _check_size(name: str, size: Any) -> None:
+    if not _are_integers(
+        size if isinstance(size, tuple) else (size, size), 2, 1, MAX_SIDE
+    ):
+        raise ValueError(
+            f"{name} must be 1 to {MAX_SIDE} pixels, or height and width, not "
+            f"{size!r:.80}"
+        )
+
+
+def _are_integers(values: Any, count: int, low: int, high: int) -> bool:
+    return (
+        isinstance(values, tuple)
+        and len(values) == count
+        and all(type(v) is int and low <= v <= high for v in values)
+    )
 
 
 def _check_channels(name: str, values: Any) -> None:

@@ -2,12 +2,15 @@
 
 The storage side never runs user code.  So a composition is accepted only if
 :class:`hapi_splitter.inputs.image_transform.ImageTransform` does the same:
-resize the shorter side, crop the centre, convert to floats, normalise.
+resize, crop the centre, convert to floats, normalise.  Steps of timm,
+open_clip and OpenAI's clip are detected by their names, because an import of
+these libraries takes seconds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -24,6 +27,13 @@ _NO_OPS = (
     *(nn.Identity, v2.Identity),
 )
 """Steps without effect here: images are always decoded to RGB tensors."""
+_TO_RGB = ("MaybeConvertMode", "_convert_to_rgb", "_convert_image_to_rgb")
+_LIBRARIES = ("timm", "open_clip", "clip")
+_RANDOM = (
+    *("Rand", "ColorJitter", "AutoAugment", "TrivialAugment", "AugMix"),
+    *("MixUp", "CutMix", "color_jitter", "gray_scale"),
+)
+"""How the names of random steps begin."""
 REMEDY = (
     "use Resize(size), CenterCrop(size), ToTensor() or "
     "ToDtype(torch.float32, scale=True), and Normalize(mean, std) in that "
@@ -43,14 +53,14 @@ def transform_fields(composition: Any) -> dict[str, Any]:
     """
     is_float = False
     steps = list(_steps(composition))
+    from_pillow = [isinstance(step, _FROM_PILLOW) for step in steps]
     # Only torchvision's v1 resizes tensors with floats.
     fields: dict[str, Any] = {
-        "integer_resize": any(
-            isinstance(step, (*_FROM_PILLOW, v2.Resize)) for step in steps
-        )
+        "integer_resize": any(from_pillow)
+        or any(isinstance(step, v2.Resize) for step in steps)
     }
-    for step in steps:
-        if isinstance(step, _NO_OPS):
+    for number, step in enumerate(steps):
+        if isinstance(step, _NO_OPS) or _name(step) in _TO_RGB:
             continue
         if isinstance(step, (v1.Normalize, v2.Normalize)):
             _check(is_float, step, "it precedes the conversion to floats")
@@ -61,7 +71,10 @@ def transform_fields(composition: Any) -> dict[str, Any]:
             is_float = True
             continue
         _check(not is_float, step, "it follows the conversion to floats")
-        _add_resize_or_crop(step, fields)
+        _add_resize_or_crop(step, fields, any(from_pillow[number:]))
+    size = fields.get("resize_size")
+    if isinstance(size, tuple) and "fit" not in fields:
+        fields.setdefault("crop_size", size)
     for name, needed in (
         ("resize_size", "Resize"),
         ("crop_size", "CenterCrop"),
@@ -92,23 +105,43 @@ def _converts_to_floats(step: Any) -> bool:
     return True
 
 
-def _add_resize_or_crop(step: Any, fields: dict[str, Any]) -> None:
+def _add_resize_or_crop(
+    step: Any, fields: dict[str, Any], is_pillow: bool
+) -> None:
     if isinstance(step, (v1.Resize, v2.Resize)):
-        _check("crop_size" not in fields, step, "it follows CenterCrop")
         _check(step.max_size is None, step, "it has a max_size")
-        _add(
-            fields,
+        sizes = [step.size] if isinstance(step.size, int) else step.size
+        _add_resize(
             step,
-            resize_size=_side(step, "it changes the aspect ratio"),
-            interpolation=str(
-                getattr(step.interpolation, "value", step.interpolation)
-            ),
-            antialias=bool(step.antialias),
+            fields,
+            is_pillow,
+            resize_size=int(sizes[0]) if len(sizes) == 1 else _pair(sizes),
+        )
+    elif _name(step) == "ResizeKeepRatio":
+        _check(
+            step.random_scale_prob == step.random_aspect_prob == 0,
+            step,
+            "it is random",
+        )
+        _check(step.longest in (0, 1), step, "longest is neither 0 nor 1")
+        _add_resize(
+            step,
+            fields,
+            is_pillow,
+            resize_size=_pair(step.size),
+            fit="contain" if step.longest else "cover",
         )
     elif isinstance(step, (v1.CenterCrop, v2.CenterCrop)):
         _check("resize_size" in fields, step, "it precedes Resize")
-        _add(fields, step, crop_size=_side(step, "it is not square", 2))
-    elif isinstance(step, _random_types()):
+        sizes = [step.size] if isinstance(step.size, int) else step.size
+        _add(fields, step, crop_size=_pair(sizes))
+    elif _name(step) == "CenterCropOrPad":
+        _check("resize_size" in fields, step, "it precedes Resize")
+        mode = getattr(step, "padding_mode", "constant")
+        _check(mode == "constant", step, f"its padding_mode is {mode}")
+        fill = [step.fill] * 3 if isinstance(step.fill, int) else step.fill
+        _add(fields, step, crop_size=_pair(step.size), fill=tuple(fill))
+    elif any(c.__name__.startswith(_RANDOM) for c in type(step).__mro__):
         _refuse(
             step,
             "it is random; use augment=Augmentation(…), which gives the same "
@@ -118,24 +151,44 @@ def _add_resize_or_crop(step: Any, fields: dict[str, Any]) -> None:
         _refuse(step, "the store has no such step")
 
 
-def _random_types() -> tuple[type, ...]:
-    names = ("Random", "ColorJitter", "AutoAugment", "TrivialAugment")
-    return tuple(
-        each
-        for module in (v1, v2)
-        for name, each in vars(module).items()
-        if isinstance(each, type)
-        and (name.startswith(names) or name in ("AugMix", "MixUp", "CutMix"))
-    )
+def _add_resize(
+    step: Any, fields: dict[str, Any], is_pillow: bool, **new: Any
+) -> None:
+    """Adds the fields of a resize.
+
+    Args:
+        step: has ``interpolation``, a mode of torchvision or its name.
+        fields: changed in place.
+        is_pillow: True if the step's input is an image of Pillow, which
+            always antialiases and whose ``nearest`` is torch's exact one.
+        new: further fields.
+    """
+    _check("crop_size" not in fields, step, "it follows CenterCrop")
+    mode = step.interpolation
+    interpolation = str(getattr(mode, "value", mode))
+    if is_pillow and interpolation == "nearest":
+        interpolation = "nearest-exact"
+    antialias = is_pillow or bool(step.antialias)
+    _add(fields, step, interpolation=interpolation, antialias=antialias, **new)
 
 
-def _side(step: Any, reason: str, max_sizes: int = 1) -> int:
-    sizes = [step.size] if isinstance(step.size, int) else list(step.size)
-    _check(len(sizes) <= max_sizes and len(set(sizes)) == 1, step, reason)
-    return int(sizes[0])
+def _name(step: Any) -> str | None:
+    """Returns the name of a class or function of another library."""
+    kind = step if isinstance(step, FunctionType) else type(step)
+    is_known = kind.__module__.partition(".")[0] in _LIBRARIES
+    return kind.__name__ if is_known else None
+
+
+def _pair(sizes: Any) -> tuple[int, int]:
+    height, width = sizes if len(sizes) == 2 else (sizes[0], sizes[0])
+    return int(height), int(width)
 
 
 def _floats(values: Any) -> tuple[float, ...]:
+    """Returns Python's floats; a tensor's are the shortest that round to
+    its."""
+    if isinstance(values, torch.Tensor):
+        return tuple(float(str(value)) for value in values.numpy())
     return tuple(float(value) for value in values)
 
 
