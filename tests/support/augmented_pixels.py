@@ -19,6 +19,8 @@ EVERYTHING = Augmentation(
     saturation=(0.0, 2.0),
     hue=(-0.3, 0.3),
 )
+LANCZOS = hasattr(torch.ops.aten, "_upsample_lanczos2d_aa")
+"""True if this release of torch has this interpolation."""
 FIRST = Training(seed=7, epoch=0)
 
 
@@ -37,8 +39,11 @@ def pixels_digest() -> str:
     digest = hashlib.sha256()
     images = [photo(), noise(611, 340), noise(1, 977), noise(40, 31)]
     images.append(noise(300, 300)[:1].expand(3, -1, -1))
-    for interpolation in ("nearest", "nearest-exact", "bilinear", "bicubic"):
-        for antialias in (True, False):
+    modes = ["nearest", "nearest-exact", "bilinear", "bicubic"]
+    if LANCZOS:
+        modes.append("lanczos")
+    for interpolation in modes:
+        for antialias in (True, interpolation == "lanczos"):
             transform = ImageTransform(
                 256,
                 288,

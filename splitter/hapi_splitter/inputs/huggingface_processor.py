@@ -144,7 +144,11 @@ def _interpolation(processor: Any) -> str:
     if not isinstance(resample, int):
         _refuse(processor, f"its resample is {resample}")
     name = Resampling(resample).name.lower()
-    return "nearest-exact" if name == "nearest" else name
+    if name != "nearest":
+        return name
+    if processor.backend == "pil":
+        _refuse(processor, "the nearest pixels of Pillow are not torch's")
+    return "nearest-exact"
 
 
 def _normalisation(processor: Any) -> dict[str, Any]:

@@ -76,6 +76,9 @@ class ImageTransform:
         integer_resize: True to resize bytes with integers, as Pillow and
             torchvision's v2 do: the same on every processor, and on
             photographs one value in 500 differs from Pillow, by 1 of 255.
+            Images are resized in width first; Pillow from release 13 starts
+            with the height where that is faster, so that stretched images
+            differ more from it than from earlier ones.
             False to resize with floats, as torchvision's presets do for
             tensors: several times slower, one value in six differs.
         fit: ``cover`` or ``contain`` to keep the aspect ratio: the smallest

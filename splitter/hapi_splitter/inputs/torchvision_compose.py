@@ -160,14 +160,17 @@ def _add_resize(
         step: has ``interpolation``, a mode of torchvision or its name.
         fields: changed in place.
         is_pillow: True if the step's input is an image of Pillow, which
-            always antialiases and whose ``nearest`` is torch's exact one.
+            always antialiases.
         new: further fields.
     """
     _check("crop_size" not in fields, step, "it follows CenterCrop")
     mode = step.interpolation
     interpolation = str(getattr(mode, "value", mode))
-    if is_pillow and interpolation == "nearest":
-        interpolation = "nearest-exact"
+    _check(
+        not is_pillow or interpolation not in ("nearest", "nearest-exact"),
+        step,
+        "the nearest pixels of Pillow are not always torch's",
+    )
     antialias = is_pillow or bool(step.antialias)
     _add(fields, step, interpolation=interpolation, antialias=antialias, **new)
 

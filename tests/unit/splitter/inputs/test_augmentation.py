@@ -241,7 +241,7 @@ def test_pixels_equal_torchvision(
     if drawn.vertical_flip:
         expected = functional.vertical_flip(expected)
     without_colour = replace(drawn, jitter=())
-    arguments = (size, interpolation, antialias)
+    arguments = ((size, size), interpolation, antialias)
     assert torch.equal(without_colour.apply(image, *arguments), expected)
     for name, amount in drawn.jitter:
         step = replace(without_colour, jitter=((name, amount),))
@@ -255,10 +255,12 @@ def test_pixels_equal_torchvision(
 def test_few_pixels_differ_from_torchvision():
     image = photo()
     drawn = EVERYTHING.draw(FIRST, "k", HEIGHT, WIDTH)
-    plain = replace(drawn, jitter=()).apply(image, 224, "bilinear", True)
+    plain = replace(drawn, jitter=()).apply(
+        image, (224, 224), "bilinear", True
+    )
     for name, factor in product(("contrast", "saturation"), FACTORS):
         step = replace(drawn, jitter=((name, factor),))
-        found = step.apply(image, 224, "bilinear", True)
+        found = step.apply(image, (224, 224), "bilinear", True)
         expected = getattr(functional, f"adjust_{name}")(plain, factor)
         assert (found != expected).float().mean() < 0.02
 
@@ -268,17 +270,18 @@ def colour(image, *jitter):
     side = image.shape[-1]
     whole = Crop(0, 0, side, side)
     drawn = SampleAugmentation(whole, False, False, jitter)
-    return drawn.apply(image, side, "nearest", False)
+    return drawn.apply(image, (side, side), "nearest", False)
 
 
 def test_colour_steps_are_applied_in_the_order_drawn():
     image = photo()
     drawn = EVERYTHING.draw(FIRST, "k", HEIGHT, WIDTH)
     assert len(drawn.jitter) == 4
-    pixels = replace(drawn, jitter=()).apply(image, 64, "bilinear", True)
+    options = ((64, 64), "bilinear", True)
+    pixels = replace(drawn, jitter=()).apply(image, *options)
     for step in drawn.jitter:
         pixels = colour(pixels, step)
-    assert torch.equal(drawn.apply(image, 64, "bilinear", True), pixels)
+    assert torch.equal(drawn.apply(image, *options), pixels)
 
 
 def test_hue_in_strips_equals_torchvision():
@@ -319,6 +322,16 @@ def test_sample_is_the_normalised_pixels():
     sample = transform.sample(photo(), "k", FIRST)
     assert sample.dtype == torch.float32
     assert torch.equal(sample, expected)
+
+
+def test_crop_of_augmentation_may_be_rectangular():
+    stretched = ImageTransform((72, 72), 64, augmentation=EVERYTHING)
+    shorter = ImageTransform(72, 64, augmentation=EVERYTHING)
+    sample = stretched.sample(photo(), "k", FIRST)
+    assert torch.equal(sample, shorter.sample(photo(), "k", FIRST))
+    wide = ImageTransform((40, 80), (40, 80), augmentation=EVERYTHING)
+    assert wide.sample(photo(), "k", FIRST).shape == wide.output_shape
+    assert wide.output_shape == (3, 40, 80)
 
 
 def test_augmentation_is_of_training_only():
@@ -398,5 +411,5 @@ def test_invalid_field_is_named(change, message):
 
 def test_augmentation_of_large_crops_is_refused():
     with pytest.raises(ValueError, match="1 to 2048 pixels with an augm"):
-        ImageTransform(2304, 2049, augmentation=Augmentation())
+        ImageTransform(2304, (64, 2049), augmentation=Augmentation())
     assert ImageTransform(2304, 2049).augmentation is None

@@ -1,5 +1,6 @@
 """The input transform of images, and conversions from torchvision."""
 
+import hashlib
 import io
 import json
 import random
@@ -32,16 +33,21 @@ def with_floats(transform):
     return replace(transform, integer_resize=False)
 
 
+def sides(size):
+    return [*size] if isinstance(size, tuple) else [size]
+
+
 def float_reference(transform, pixels):
     """Applies torchvision's equivalent of the transform."""
     preset = ImageClassification(
-        crop_size=transform.crop_size,
-        resize_size=transform.resize_size,
+        crop_size=0,
         mean=transform.mean,
         std=transform.std,
         interpolation=InterpolationMode(transform.interpolation),
         antialias=transform.antialias,
     )
+    preset.crop_size = sides(transform.crop_size)
+    preset.resize_size = sides(transform.resize_size)
     return preset(pixels)
 
 
@@ -49,13 +55,15 @@ def integer_reference(transform, pixels):
     """Applies torchvision's preset to bytes that torch has resized."""
     height, width = pixels.shape[-2:]
     shorter, longer = sorted((height, width))
-    sides = [transform.resize_size, transform.resize_size * longer // shorter]
-    if height > width:
-        sides.reverse()
-    if [height, width] != sides:
+    resized = sides(transform.resize_size)
+    if len(resized) == 1:
+        resized.append(resized[0] * longer // shorter)
+        if height > width:
+            resized.reverse()
+    if [height, width] != resized:
         pixels = interpolate(
             pixels[None],
-            sides,
+            resized,
             mode=transform.interpolation,
             antialias=transform.antialias
             and transform.interpolation in ("bilinear", "bicubic"),
@@ -85,11 +93,11 @@ def test_transform_equals_torchvision_for_any_size(
     interpolation, antialias, integers
 ):
     rng = random.Random(0)
-    for sides in (30, 120, 400) * 8:
-        resize, crop, height, width = (rng.randint(1, sides) for _ in range(4))
+    for limit in (30, 120, 400) * 8:
+        resize, crop, height, width = (rng.randint(1, limit) for _ in range(4))
         transform = ImageTransform(
-            rng.choice([resize, height]),
-            rng.choice([1, crop, crop]),
+            rng.choice([resize, height, (resize, crop)]),
+            rng.choice([1, crop, crop, (resize, crop)]),
             interpolation=interpolation,
             antialias=antialias,
             integer_resize=integers,
@@ -171,10 +179,19 @@ def test_from_preset_takes_the_weights_function_and_no_other():
         ({"std": [1, 0, 1]}, "std must not be zero"),
         ({"std": [1, 1, 1e-50]}, "std must not be zero"),
         ({"std": [1, 1, "x"]}, "std must be three finite numbers"),
-        ({"interpolation": "lanczos"}, "interpolation must be one of"),
+        ({"resize_size": [24]}, "resize_size must be 1 to"),
+        ({"resize_size": [24, 4097]}, "resize_size must be 1 to"),
+        ({"crop_size": [24, 0]}, "crop_size must be 1 to"),
+        ({"crop_size": [24, [24]]}, "crop_size must be 1 to"),
+        ({"interpolation": "hamming"}, "interpolation must be one of"),
         ({"interpolation": None}, "interpolation must be one of"),
         ({"antialias": 1}, "antialias must be true or false"),
         ({"integer_resize": 0}, "integer_resize must be true or false"),
+        ({"fit": "fill"}, "fit must be null, 'cover' or 'contain'"),
+        ({"fit": ["cover"]}, "fit must be null, 'cover' or 'contain'"),
+        ({"fill": [0, 0, 256]}, "fill must be three bytes"),
+        ({"fill": 0}, "fill must be three bytes"),
+        ({"floor_crop": 0}, "floor_crop must be true or false"),
         ({"code": "import os"}, "a transform has the fields"),
     ],
 )
@@ -197,6 +214,12 @@ def test_elongated_image_is_refused_before_the_resize():
     image = torch.zeros(3, 1, 1 << 20, dtype=torch.uint8)
     with pytest.raises(SampleError, match=r"1048576x1 .* would be resized"):
         ImageTransform(256, 224)(image)
+    # Stretched, it is small in the end, but not after its width is resized.
+    with pytest.raises(SampleError, match=r"1x1048576 .* would be resized"):
+        ImageTransform((224, 224), 224)(image.mT)
+    assert (
+        ImageTransform(224, 224, fit="contain")(image).shape[1:] == (224,) * 2
+    )
 
 
 MEAN, STD = [0.4, 0.5, 0.6], (0.2, 0.25, 0.3)
@@ -206,6 +229,7 @@ FLOATS = v2.ToDtype(torch.float32, scale=True)
 NATIVE = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
 TOLERANCE = 1e-5 if NATIVE else 2.002 / 255 / min(STD)
 
+NEAREST = v1.Resize(64, InterpolationMode.NEAREST)
 BICUBIC = v2.Resize([64], interpolation=v2.InterpolationMode.BICUBIC)
 NORMALIZED = [FLOATS, v2.Normalize(MEAN, STD)]
 SUPPORTED = [
@@ -218,6 +242,8 @@ SUPPORTED = [
         nn.Identity(), v2.Resize(64), v2.CenterCrop(56), v2.Compose([FLOATS])
     ),
     v2.Compose([v2.Resize(64, antialias=False), v2.CenterCrop(60), FLOATS]),
+    v1.Compose([v1.Resize((56, 64)), v1.ConvertImageDtype(torch.float32)]),
+    v2.Compose([v2.ToImage(), v2.Resize((64, 80)), SHAPES[1], *NORMALIZED]),
 ]
 
 
@@ -235,21 +261,32 @@ def test_converted_transform_gives_the_same_pixels(composition):
 
 
 def test_to_tensor_is_supported():
+    # Pillow's images are always antialiased.
+    resize = v1.Resize(64, antialias=False)
     transform = ImageTransform.from_preset(
-        v1.Compose([*SHAPES, v1.ToTensor(), v1.Normalize(MEAN, STD)])
+        v1.Compose([resize, SHAPES[1], v1.ToTensor(), NORMALIZED[1]])
     )
     assert transform == ImageTransform(64, 56, tuple(MEAN), STD)
+
+
+def test_transform_of_the_shorter_side_keeps_its_json():
+    digest = hashlib.sha256(
+        json.dumps(ImageTransform(256, 224).to_json()).encode()
+    ).hexdigest()
+    assert (
+        digest
+        == "a44d9a1e33715c5c818293e6eac1952dddb7d9e5168d9df0d887331699d8ef06"
+    )
 
 
 @pytest.mark.parametrize(
     ("steps", "reason"),
     [
-        ([v1.Resize((64, 64)), v1.CenterCrop(56), FLOATS], "aspect ratio"),
         ([v1.Resize(64, max_size=80), v1.CenterCrop(5), FLOATS], "max_size"),
-        ([v1.Resize(64), v1.CenterCrop((56, 60)), FLOATS], "not square"),
         ([v1.CenterCrop(56), v1.Resize(64), FLOATS], "precedes Resize"),
         ([*SHAPES, v1.Resize(32), FLOATS], "follows CenterCrop"),
         ([v1.Resize(64), v1.Resize(64), FLOATS], "twice"),
+        ([NEAREST, v1.CenterCrop(64), v1.ToTensor()], "nearest pixels of Pil"),
         ([v1.ToTensor(), *SHAPES], "follows the conversion to floats"),
         ([*SHAPES, v1.Normalize(MEAN, STD)], "precedes the conversion"),
         ([*SHAPES, FLOATS, v1.Normalize(MEAN, STD), FLOATS], "follows Norm"),
@@ -275,6 +312,6 @@ def test_unsupported_composition_is_refused_with_a_remedy(
 
 
 def test_unsupported_interpolation_is_named():
-    resize = v2.Resize(64, v2.InterpolationMode.LANCZOS)
+    resize = v2.Resize(64, v2.InterpolationMode.HAMMING)
     with pytest.raises(ValueError, match="interpolation must be one of"):
         ImageTransform.from_preset(v2.Compose([resize, SHAPES[1], FLOATS]))
