@@ -53,11 +53,11 @@ def transform_fields(processor: Any) -> dict[str, Any]:
     Raises:
         TypeError: naming the attribute or step that is not supported.
     """
-    names = _class_names(processor)
     for name, value in sorted(vars(processor).items()):
         is_on = value is True or (value and name.startswith("do_"))
         if is_on and name not in _SWITCHES:
             _refuse(processor, f"{name} is on")
+    names = _class_names(processor)
     if not processor.do_resize:
         _refuse(processor, "do_resize is off")
     if processor.do_center_crop and names & _WITHOUT_CROP:
