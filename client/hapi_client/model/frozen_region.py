@@ -40,8 +40,8 @@ class FrozenRegion(ClientRegion):
         model: the whole network, or ``(frozen, tail)``.
         freeze: freeze point, see
             :func:`hapi_splitter.freezing.split_model.split`.
-        transform: ``ImageTransform``, a torchvision preset,
-            ``ArrayTransform``, or None for ImageNet's.
+        transform: ``ImageTransform``, a transform of another library (see
+            :func:`split_model`), ``ArrayTransform``, or None for ImageNet's.
         device: device of the tail and of the client's frozen layers.
         forward_samples: samples of one forward pass on the client; None for
             a default that suits the device.
@@ -169,9 +169,11 @@ def split_model(
             modules; or a function ``freeze(name, module)`` that returns True
             for modules to freeze.  None for two modules.
         transform: torchvision's ``weights.transforms()``, a ``Compose`` of
-            resize, centre crop, conversion and normalisation, an
-            ``ImageTransform``, or an ``ArrayTransform`` for arrays; None for
-            ImageNet's evaluation transform.
+            resize, centre crop, conversion and normalisation, the evaluation
+            transform of timm or open_clip, an image processor of Hugging
+            Face transformers, an ``ImageTransform``, or an
+            ``ArrayTransform`` for arrays; None for ImageNet's evaluation
+            transform.
         augment: random augmentation of training images, equal on client and
             storage; None for none.
         augment_period_epochs: epochs after which the augmentations repeat,

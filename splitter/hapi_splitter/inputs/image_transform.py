@@ -12,6 +12,7 @@ that only validates packages does not need it.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 from collections.abc import Mapping, Sequence
@@ -177,7 +178,9 @@ class ImageTransform:
         if torchvision_compose.is_composition(preset):
             return cls(**torchvision_compose.transform_fields(preset))
         if isinstance(preset, functools.partial | FunctionType):
-            preset = preset()
+            # Functions of an image are refused below.
+            with contextlib.suppress(TypeError):
+                preset = preset()
         if not isinstance(preset, ImageClassification):
             raise TypeError(
                 f"a transform of type {type(preset).__name__} is not "

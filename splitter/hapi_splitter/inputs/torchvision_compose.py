@@ -33,7 +33,7 @@ _RANDOM = (
     *("Rand", "ColorJitter", "AutoAugment", "TrivialAugment", "AugMix"),
     *("MixUp", "CutMix", "color_jitter", "gray_scale"),
 )
-"""How the names of random steps begin."""
+"""Prefixes of the names of random steps."""
 REMEDY = (
     "use Resize(size), CenterCrop(size), ToTensor() or "
     "ToDtype(torch.float32, scale=True), and Normalize(mean, std) in that "
@@ -188,10 +188,6 @@ def _pair(sizes: Any) -> tuple[int, int]:
 
 
 def _floats(values: Any) -> tuple[float, ...]:
-    """Returns Python's floats; a tensor's are the shortest that round to
-    its."""
-    if isinstance(values, torch.Tensor):
-        return tuple(float(str(value)) for value in values.numpy())
     return tuple(float(value) for value in values)
 
 

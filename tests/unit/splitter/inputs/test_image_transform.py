@@ -165,6 +165,8 @@ def test_from_preset_takes_the_weights_function_and_no_other():
     assert (transform.resize_size, transform.crop_size) == (256, 224)
     with pytest.raises(TypeError, match="type Identity is not supported"):
         ImageTransform.from_preset(lambda: torch.nn.Identity())
+    with pytest.raises(TypeError, match="type function is not supported"):
+        ImageTransform.from_preset(lambda image: image / 255)
 
 
 @pytest.mark.parametrize(
