@@ -16,6 +16,7 @@ import torch
 from PIL import Image
 from torchvision import transforms as v1
 
+from augmented_pixels import LANCZOS
 from hapi_splitter.inputs.image_decode import decode_image
 from hapi_splitter.inputs.image_transform import ImageTransform
 from photos import PHOTOS, photo
@@ -96,6 +97,8 @@ TRANSFORMS = {
     "open_clip-wide": partial(open_clip, (160, 224)),
     "torchvision": lambda: v1.Compose([v1.Resize((224, 99)), v1.ToTensor()]),
 }
+if LANCZOS:
+    TRANSFORMS["ViT-lanczos"] = partial(processor, "ViTPil", resample=1)
 
 
 @pytest.fixture(scope="module")
