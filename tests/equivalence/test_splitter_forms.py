@@ -1,10 +1,9 @@
-"""Equivalence of models that torch.fx cannot trace as a whole."""
+"""Equivalence of models that branch on sizes, whole and as two modules."""
 
 import pytest
 import torch
 from torch import nn
 
-from hapi_protocol.errors import FreezeError
 from hapi_splitter.freezing.split_model import default_freeze, split
 from hapi_splitter.package.reader import load_package
 from hapi_splitter.package.writer import package_bytes
@@ -24,8 +23,8 @@ class Output(dict[str, torch.Tensor | None]):
         return self["hidden"]
 
 
-class Untraceable(nn.Module):
-    """A module that branches on a size, which torch.fx cannot trace."""
+class Branching(nn.Module):
+    """A module that branches on a size."""
 
     def __init__(self):
         super().__init__()
@@ -39,7 +38,7 @@ class Untraceable(nn.Module):
         return Output(last=x, hidden=None)
 
 
-class UntraceableTail(nn.Module):
+class BranchingTail(nn.Module):
     def __init__(self):
         super().__init__()
         self.norm = nn.BatchNorm1d(128)
@@ -52,12 +51,12 @@ class UntraceableTail(nn.Module):
 
 
 class Net(nn.Module):
-    """A model with untraceable ``body`` and ``neck``."""
+    """A model with branching ``body`` and ``neck``."""
 
     def __init__(self):
         super().__init__()
-        self.body = Untraceable()
-        self.neck = UntraceableTail()
+        self.body = Branching()
+        self.neck = BranchingTail()
         self.head = nn.Linear(128, 4)
 
     def forward(self, x, labels=None):
@@ -95,7 +94,7 @@ def network():
 
 
 def parts_of(net, form):
-    if form == "shallow":
+    if form == "name":
         return split(net, "body", sample_shape=SHAPE)
     return split((Body(net), Head(net)), sample_shape=SHAPE)
 
@@ -109,11 +108,11 @@ def gradients(net):
     }
 
 
-FORMS = pytest.mark.parametrize("form", ["shallow", "two modules"])
+FORMS = pytest.mark.parametrize("form", ["name", "two modules"])
 
 
 @FORMS
-def test_untraceable_model_is_equivalent_at_every_cut(form):
+def test_branching_model_is_equivalent_at_every_cut(form):
     net = network().eval()
     parts = parts_of(net, form)
     loaded = load_package(package_bytes(parts.frozen))
@@ -131,7 +130,7 @@ def test_untraceable_model_is_equivalent_at_every_cut(form):
 
 @FORMS
 @pytest.mark.parametrize("training", [True, False])
-def test_tail_of_an_untraceable_model_has_the_models_gradients(form, training):
+def test_tail_of_a_branching_model_has_the_models_gradients(form, training):
     net = network()
     parts = parts_of(net, form)
     net.train(training)
@@ -167,7 +166,11 @@ def test_split_does_not_change_mode_or_statistics(form):
     assert tail.get_submodule("neck") is net.neck
 
 
-def test_freeze_points_of_an_untraceable_model_are_its_children():
-    assert default_freeze(network(), sample_shape=SHAPE) == "neck"
-    with pytest.raises(FreezeError, match=r"two modules .*\(frozen, tail\)"):
-        split(network(), "body.conv", sample_shape=SHAPE)
+def test_modules_inside_a_branching_module_can_be_frozen():
+    net = network().eval()
+    assert default_freeze(net, sample_shape=SHAPE) == "neck"
+    parts = split(net, "body.conv", sample_shape=SHAPE)
+    samples = torch.randn(5, *SHAPE)
+    with torch.inference_mode():
+        actual = parts.tail(parts.frozen.suffix(0)(samples))
+        torch.testing.assert_close(actual["logits"], net(samples)["logits"])

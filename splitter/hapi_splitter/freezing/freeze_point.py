@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import torch
 from torch import nn
 
 from hapi_protocol.errors import FreezeError
@@ -18,8 +19,9 @@ from hapi_splitter.freezing.model_run import (
     Operation,
     Recorded,
 )
+from hapi_splitter.freezing.places import Place
 from hapi_splitter.freezing.stand_ins import Frontier, TensorForm
-from hapi_splitter.freezing.tail_call import Source, TailPlan
+from hapi_splitter.freezing.tail_call import TailPlan
 
 _MOVABLE_OPERATIONS = frozenset(
     {
@@ -83,6 +85,7 @@ _MOVABLE_MODULES = (
 )
 
 _MAX_NAMES = 4
+_NO_FORM = TensorForm((), torch.float32)
 
 
 @dataclass(frozen=True)
@@ -91,13 +94,13 @@ class FreezePoint:
 
     Args:
         step: of the event in the record.
-        end: event at which the requested modules end, at or before it.
-        sources: tensors that are sent; the last is of the event.
+        end: place at which the requested modules end, at or before it.
+        places: tensors that are sent; the last is of the event.
     """
 
     step: int
-    end: ModuleEvent
-    sources: tuple[Source, ...]
+    end: Place
+    places: tuple[Place, ...]
 
 
 class FreezePoints:
@@ -197,7 +200,7 @@ class FreezePoints:
             if reads or is_covered or is_inside:
                 frozen.update(names)
         return TailPlan(
-            point.sources,
+            point.places,
             stand_ins,
             frontier.described(begin),
             begin.spec,
@@ -261,7 +264,7 @@ class FreezePoints:
     ) -> bool:
         """Returns True if a list names the tensors that are sent."""
         return len(spec.names) > 1 and any(
-            {source.module for source in point.sources} == {*spec.names}
+            {place.module for place in point.places} == {*spec.names}
             for point in points
         )
 
@@ -437,38 +440,38 @@ class FreezePoints:
             if step > end and not is_event and not _is_movable(each):
                 break
             live = self._run.live(step)
-            source = self._sole_source(step, *live) if len(live) == 1 else None
-            if source is not None and is_event and live == sent:
+            place = self._sole_place(step, *live) if len(live) == 1 else None
+            if place is not None and is_event and live == sent:
                 # The same tensor: a module's result rather than that of an
                 # operation, and that of the first module.
-                if found[-1].sources[0].operations:
+                if found[-1].places[0].operations:
                     found.pop()
                 else:
-                    source = None
-            if source is not None:
+                    place = None
+            if place is not None:
                 sent = live
-                found.append(self._point(step, end, [source]))
+                found.append(self._point(step, end, [place]))
             if step > end and is_event and not self._is_passable(each):
                 break
         return found
 
-    def _sole_source(self, step: int, number: int) -> Source | None:
+    def _sole_place(self, step: int, number: int) -> Place | None:
         """Returns the place of the only tensor that is needed after a step."""
         each = self._run.steps[step]
         index = _index(each.values, number)
         if index is None or getattr(each, "name", "") == ALIAS:
             return None
         if isinstance(each, Operation):
-            return self._operation_source(step, index, number)
+            return self._operation_place(step, index, number)
         # An argument is replaced only inside the module that it is given to.
         end = self._run.spans[each.module][each.call][1]
         if not each.is_end and self._run.last_use[number] > end:
             return None
-        return self._source(step, index)
+        return self._place(step, index)
 
-    def _operation_source(
+    def _operation_place(
         self, step: int, index: int, number: int
-    ) -> Source | None:
+    ) -> Place | None:
         operation = self._run.steps[step]
         is_in_place = number in operation.reads
         if is_in_place and not operation.name.startswith("__i"):
@@ -483,24 +486,25 @@ class FreezePoints:
             isinstance(each, Operation) and each.name != ALIAS
             for each in self._run.steps[anchor : step + 1]
         )
-        return Source(
+        return Place(
             event.module, event.call, event.is_end, index, form, count
         )
 
     def _point(
-        self, step: int, end: int, sources: Sequence[Source]
+        self, step: int, end: int, places: Sequence[Place]
     ) -> FreezePoint:
-        first = next(e for s, e in self._run.events.items() if s >= end)
-        return FreezePoint(step, first, tuple(sources))
+        event = next(e for s, e in self._run.events.items() if s >= end)
+        first = Place(event.module, event.call, event.is_end, 0, _NO_FORM)
+        return FreezePoint(step, first, tuple(places))
 
-    def _source(self, step: int, index: int) -> Source | None:
+    def _place(self, step: int, index: int) -> Place | None:
         """Returns a place for features; None if no batch can be sent."""
         event = self._run.events[step]
         described = self._frontier(step).described(event)
         form = described[index] if index < len(described) else None
         if not isinstance(form, TensorForm) or not form.is_batch:
             return None
-        return Source(event.module, event.call, event.is_end, index, form)
+        return Place(event.module, event.call, event.is_end, index, form)
 
     def _is_passable(self, event: ModuleEvent) -> bool:
         """Returns True if the freeze point may move over a module event."""
@@ -521,43 +525,35 @@ class FreezePoints:
         step = next(s for s in self._run.events if s >= end)
         live = self._run.live(step)
         frontier = self._frontier(step)
-        events = {**frontier.ends, **frontier.begins}
         root = next(iter(frontier.begins), None)
         origins = dict(frontier.ends)
         if root is not None:
             origins[root] = frontier.begins[root]
         found = []
-        for numbers, places in (
-            (live, events),
+        for numbers, events in (
+            (live, {**frontier.ends, **frontier.begins}),
             (self._origins(live, origins), origins),
         ):
-            sources = self._sources(numbers, places, step)
-            if sources:
-                found.append(self._point(step, end, sources))
+            places = self._all_places(numbers, events, step)
+            if places:
+                found.append(self._point(step, end, places))
         return found
 
-    def _sources(
+    def _all_places(
         self, numbers: set[int], events: Mapping[int, ModuleEvent], step: int
-    ) -> list[Source]:
+    ) -> list[Place]:
         """Returns places of all tensors, that of ``step`` last, or none."""
-        found: dict[int, Source] = {}
+        found: dict[int, tuple[int, Place]] = {}
         for number in numbers:
-            for place in sorted(events):
-                index = _index(events[place].values, number)
-                source = None if index is None else self._source(place, index)
-                if source is not None:
-                    found.setdefault(number, source)
-        last = self._run.events[step]
-        ends = [
-            s
-            for s in found.values()
-            if (s.module, s.call) == (last.module, last.call)
-            and s.is_end == last.is_end
-        ]
-        if numbers - found.keys() or not ends:
+            for begin in sorted(events):
+                index = _index(events[begin].values, number)
+                place = None if index is None else self._place(begin, index)
+                if place is not None:
+                    found.setdefault(number, (begin, place))
+        steps = [each for each, _ in found.values()]
+        if numbers - found.keys() or step not in steps:
             return []
-        others = [s for s in found.values() if s not in ends]
-        return [*others, *ends]
+        return [place for _, place in sorted(found.values(), key=_step_of)]
 
     def _origins(
         self, numbers: set[int], events: Mapping[int, ModuleEvent]
@@ -598,6 +594,10 @@ class FreezePoints:
                 shape = list(event.values[index].shape[1:])
                 return f"{event.module or 'the input'} {shape}"
         return "a tensor computed between modules"
+
+
+def _step_of(found: tuple[int, Place]) -> int:
+    return found[0]
 
 
 def _index(values: Sequence[Any], number: int) -> int | None:

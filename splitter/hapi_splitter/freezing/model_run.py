@@ -330,33 +330,6 @@ class _Recorder(TorchFunctionMode):
         )
 
 
-class OperationWatch(TorchFunctionMode):
-    """Calls a function with the result of one operation.
-
-    Args:
-        act: takes the result and returns another in its place.
-    """
-
-    def __init__(self, act: Callable[[Any], Any]) -> None:
-        super().__init__()
-        self._act = act
-        self._left = 0
-
-    def start(self, count: int) -> None:
-        """Begins to count: the function gets the result of the last one."""
-        self._left = count
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if self._left and is_operation(func, result):
-            self._left -= 1
-            if not self._left:
-                return self._act(result)
-        return result
-
-
 def is_operation(func: Any, result: Any) -> bool:
     """Returns True if a call of torch counts as a step of a record."""
     name = getattr(func, "__name__", "")

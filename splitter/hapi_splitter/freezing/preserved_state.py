@@ -24,11 +24,14 @@ _BATCH_NORMS = ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm")
 
 
 @contextmanager
-def preserved_state(*models: nn.Module) -> Iterator[None]:
+def preserved_state(*models: nn.Module) -> Iterator[TorchDispatchMode]:
     """Restores attributes, tensors and random states after a block.
 
     Args:
-        models: modules that run in the block, also on fake tensors.
+        models: modules that run in the block.
+
+    Yields:
+        A context in which the modules must run, except on fake tensors.
     """
     devices = {each.device for model in models for each in model.parameters()}
     attributes, python, numpy = (
@@ -41,8 +44,7 @@ def preserved_state(*models: nn.Module) -> Iterator[None]:
     writes = _SavedWrites(attributes.tensors)
     with torch.random.fork_rng([d for d in devices if d.type == "cuda"]):
         try:
-            with writes:
-                yield
+            yield writes
         finally:
             attributes.restore()
             writes.restore()
@@ -168,7 +170,8 @@ class _SavedWrites(TorchDispatchMode):
         ):
             if isinstance(each, torch.Tensor):
                 address = _address(each)
-                if address in self._known and address not in self._copies:
+                is_new = address and address not in self._copies
+                if is_new and address in self._known:
                     storage = each.untyped_storage()
                     self._copies[address] = storage.clone()
 

@@ -11,8 +11,7 @@ from torch import nn
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.utils import _pytree as pytree
 
-from hapi_splitter.freezing.model_run import OperationWatch
-from hapi_splitter.freezing.tail_call import Source, packed
+from hapi_splitter.freezing.places import Place, watch
 
 
 class Region(nn.Module):
@@ -23,103 +22,85 @@ class Region(nn.Module):
 
     Args:
         model: the user's model.
-        sources: places from which the tensors are taken, the freeze point
-            last.
+        places: tensors that are sent, that of the freeze point last.
         samples_spec: structure of the model's input, ``(args, kwargs)``.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        sources: Sequence[Source],
+        places: Sequence[Place],
         samples_spec: pytree.TreeSpec,
     ) -> None:
         super().__init__()
         self.model = model
-        self._sources = tuple(sources)
+        self._places = tuple(places)
         self._samples_spec = samples_spec
 
     def forward(self, samples: torch.Tensor) -> torch.Tensor:
         """Returns the tensor that is sent, ``[B, *shape]``."""
         args, kwargs = pytree.tree_unflatten([samples], self._samples_spec)
-        taken: dict[Source, torch.Tensor] = {}
-        watch = OperationWatch(lambda result: self._leave(result, taken))
+        taken: dict[Place, torch.Tensor] = {}
         with ExitStack() as stack:
-            for source in self._sources:
-                self._take(source, taken, samples, watch, stack)
-            stack.enter_context(_module_stack())
-            if self._sources[-1].operations:
-                stack.enter_context(watch)
+            for place in self._places:
+                watch(self.model, place, self._take(place, taken), stack)
+            stack.enter_context(_ModuleStack())
             try:
                 self.model(*args, **kwargs)
             except _Reached:
-                return packed([taken[source] for source in self._sources])
-        raise RuntimeError(
-            f"the forward did not run {self._sources[-1].module!r}"
-        )
+                return packed([taken[place] for place in self._places])
+        raise RuntimeError(f"{self._places[-1].module!r} did not run")
 
-    def _leave(self, result: Any, taken: dict[Source, torch.Tensor]) -> None:
-        source = self._sources[-1]
-        taken[source] = pytree.tree_leaves(result)[source.index]
-        raise _Reached
-
-    def _take(
-        self,
-        source: Source,
-        taken: dict[Source, torch.Tensor],
-        samples: torch.Tensor,
-        watch: OperationWatch,
-        stack: ExitStack,
-    ) -> None:
-        calls = iter(range(source.call + 1))
-
-        def take(values: Any) -> None:
-            if next(calls, None) != source.call:
-                return
-            if source.operations:
-                watch.start(source.operations)
-                return
-            taken[source] = pytree.tree_leaves(values)[source.index]
-            if source == self._sources[-1]:
+    def _take(self, place: Place, taken: dict[Place, torch.Tensor]) -> Any:
+        def take(tensor: torch.Tensor) -> None:
+            taken[place] = tensor
+            if place == self._places[-1]:
                 raise _Reached
 
-        if not source.module and not source.is_end:
-            taken[source] = samples
-            if source.operations:
-                watch.start(source.operations)
-            return
-        module = self.model.get_submodule(source.module)
-        if source.is_end:
-            handle = module.register_forward_hook(
-                lambda _, args, result: take(result)
-            )
-        else:
-            handle = module.register_forward_pre_hook(
-                lambda _, args, kwargs: take((args, kwargs)),
-                prepend=True,
-                with_kwargs=True,
-            )
-        stack.callback(handle.remove)
+        return take
 
 
 class _Reached(BaseException):
     """Leaves the model's call; no ``except Exception`` may catch it."""
 
 
-class _module_stack:
+class _ModuleStack:
     """Restores the exporter's list of running modules after a block.
 
     ``torch.export`` expects every module's call to return.
     """
 
     def __enter__(self) -> None:
-        mode = get_proxy_mode()
-        self._stack = getattr(
-            getattr(mode, "tracer", None), "module_stack", None
-        )
+        tracer = getattr(get_proxy_mode(), "tracer", None)
+        self._stack = getattr(tracer, "module_stack", None)
         self._before = dict(self._stack or {})
 
     def __exit__(self, *_: object) -> None:
         if self._stack is not None:
             self._stack.clear()
             self._stack.update(self._before)
+
+
+def packed(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Joins several tensors ``[B, ...]`` to one ``[B, n]``; one stays as is.
+
+    They become float32; integers above 2**24 would be rounded.
+    """
+    if len(tensors) == 1:
+        return tensors[0]
+    rows = [each.reshape(each.shape[0], -1) for each in tensors]
+    return torch.cat([each.to(torch.float32) for each in rows], 1)
+
+
+def unpacked(
+    features: torch.Tensor, places: Sequence[Place]
+) -> list[torch.Tensor]:
+    """Separates what :func:`packed` joined."""
+    if len(places) == 1:
+        return [features]
+    forms = [place.form for place in places]
+    sizes = [torch.Size(form.sample_shape).numel() for form in forms]
+    return [
+        part.reshape(-1, *form.sample_shape).to(form.dtype)
+        for part, form in zip(features.split(sizes, 1), forms, strict=True)
+    ]

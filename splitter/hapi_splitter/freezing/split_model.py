@@ -13,11 +13,13 @@ before they are returned.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hapi_protocol.errors import FreezeError
 from hapi_splitter.cuts import FrozenGraph, cuttable
@@ -107,8 +109,8 @@ def split(
     model = unwrapped(model)
     check_splittable(model)
     spec = parse_freeze(model, freeze)
-    with preserved_state(model), torch.compiler.set_stance("force_eager"):
-        splitter = _Splitter(model, form)
+    with preserved_state(model) as writes, _uncompiled():
+        splitter = _Splitter(model, form, writes)
         if freeze == AUTO and AUTO not in dict(model.named_modules()):
             spec = parse_freeze(model, splitter.points.automatic())
         graph, plan = splitter.split(spec, transform)
@@ -133,16 +135,31 @@ def default_freeze(
     """
     model, form = unwrapped(model), _sample_form(transform, sample_shape)
     check_splittable(model)
-    with preserved_state(model), torch.compiler.set_stance("force_eager"):
-        return _Splitter(model, form).points.default_freeze()
+    with preserved_state(model) as writes, _uncompiled():
+        return _Splitter(model, form, writes).points.default_freeze()
+
+
+@contextmanager
+def _uncompiled() -> Iterator[None]:
+    """Runs compiled submodules, and attention, by their Python code."""
+    is_fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with torch.compiler.set_stance("force_eager"):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(is_fast)
 
 
 class _Splitter:
     """Splits one model; the caller preserves its state."""
 
-    def __init__(self, model: nn.Module, form: SampleForm) -> None:
+    def __init__(
+        self, model: nn.Module, form: SampleForm, writes: TorchDispatchMode
+    ) -> None:
         self._model = model
         self._form = form
+        self._writes = writes
         _check_signature(model)
         model.eval()
         self._samples = [
@@ -153,7 +170,10 @@ class _Splitter:
 
     def _record(self, samples: torch.Tensor) -> ModelRun:
         try:
-            return record(self._model, lambda: self._model(samples), samples)
+            with self._writes:
+                return record(
+                    self._model, lambda: self._model(samples), samples
+                )
         except Exception as error:  # the user's own code
             raise FreezeError(
                 "cannot_trace",
@@ -187,12 +207,14 @@ class _Splitter:
     ) -> FrozenGraph:
         """Exports the model up to a freeze point and compares the results."""
         self._model.eval()
-        region = Region(self._model, plan.sources, plan.samples_spec)
+        region = Region(self._model, plan.places, plan.samples_spec)
         with torch.no_grad():
             exported = export_region(region, self._samples[0], "model")
             graph = _frozen_graph(exported, self._form, transform, spec.text)
             for samples in self._samples:
-                if not same(graph.suffix(0)(samples), region(samples)):
+                with self._writes:
+                    expected = region(samples)
+                if not same(graph.suffix(0)(samples), expected):
                     raise FreezeError(
                         "cannot_freeze",
                         f"freeze {spec.text!r}: exported by torch.export, the "
@@ -207,7 +229,8 @@ class _Splitter:
         check = TailCheck(self._model, self._samples[0], point.end)
         cause = None
         try:
-            problem = check.problem(plan)
+            with self._writes:
+                problem = check.problem(plan)
         except Exception as error:  # the user's own code
             cause = error
             problem = (

@@ -67,13 +67,38 @@ class StandIn:
         values: flattened results of each call, tensors as
             :class:`TensorForm`.
         specs: structure of the results of each call.
-        is_written: True if the model writes to the results.
+        is_written: True if the model writes to the tensors.
     """
 
     module: str
     values: tuple[tuple[Any, ...], ...]
     specs: tuple[pytree.TreeSpec, ...]
     is_written: bool
+
+    @property
+    def is_changed(self) -> bool:
+        """True if a result cannot be given out twice."""
+        kinds = (None, tuple)
+        return self.is_written or any(s.type not in kinds for s in self.specs)
+
+    def result(
+        self, call: int, value: float, batch: int, device: torch.device
+    ) -> Any:
+        """Returns the result of a call, with tensors of one value."""
+        leaves = [
+            self._filled(each, value, batch, device)
+            for each in self.values[call]
+        ]
+        return pytree.tree_unflatten(leaves, self.specs[call])
+
+    def _filled(
+        self, each: Any, value: float, batch: int, device: torch.device
+    ) -> Any:
+        if isinstance(each, TensorForm):
+            filled = each.filled(value, batch, device)
+            # Expanded memory cannot be written.
+            return filled.contiguous() if self.is_written else filled
+        return each.at(batch) if isinstance(each, Affine) else each
 
 
 class Frontier:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hapi_splitter.freezing.tail_call import TailCall, TailPlan
+from hapi_splitter.freezing.tail_call import TailPlan, TailRunner
 
 
 class Tail(nn.Module):
@@ -36,7 +36,8 @@ class Tail(nn.Module):
         super().__init__()
         # A plain attribute: it must not become a submodule.
         self.__dict__["_model"] = model
-        self.__dict__["_lock"] = threading.RLock()
+        self._runner = TailRunner(model, plan)
+        self._lock = threading.RLock()
         self._plan = plan
         replaced = frozenset(each.module for each in plan.stand_ins)
         _share(self, model, "", plan.frozen, replaced)
@@ -50,7 +51,7 @@ class Tail(nn.Module):
                 at the freeze point.
         """
         with self._lock:
-            return TailCall(self._model, self._plan, features).run()
+            return self._runner.run(features)
 
     def train(self, mode: bool = True) -> Tail:
         """Sets the mode of the tail's modules and of those around it."""

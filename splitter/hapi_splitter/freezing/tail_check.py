@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -14,9 +14,9 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from hapi_protocol.errors import FreezeError
-from hapi_splitter.freezing.model_run import ModuleEvent, OperationWatch
+from hapi_splitter.freezing.places import Place, watch
 from hapi_splitter.freezing.region import Region
-from hapi_splitter.freezing.tail_call import Source, TailCall, TailPlan
+from hapi_splitter.freezing.tail_call import TailPlan, TailRunner
 
 _RTOL = 1e-4
 _OTHER_FILLING = 1.0
@@ -31,11 +31,11 @@ class TailCheck:
     Args:
         model: the user's model.
         samples: a batch, ``[B, *sample_shape]``.
-        end: module event at which the requested frozen modules end.
+        end: place at which the requested frozen modules end.
     """
 
     def __init__(
-        self, model: nn.Module, samples: torch.Tensor, end: ModuleEvent
+        self, model: nn.Module, samples: torch.Tensor, end: Place
     ) -> None:
         self._model = model
         self._samples = samples
@@ -52,7 +52,7 @@ class TailCheck:
     def features(self, plan: TailPlan) -> torch.Tensor:
         """Returns what is sent for the samples, ``[B, *shape]``."""
         self._model.eval()
-        region = Region(self._model, plan.sources, plan.samples_spec)
+        region = Region(self._model, plan.places, plan.samples_spec)
         with torch.no_grad():
             features: torch.Tensor = region(self._samples)
         return features
@@ -98,62 +98,31 @@ class TailCheck:
         return None
 
     def _of_tail(self, plan: TailPlan, features: torch.Tensor) -> Any:
-        call = TailCall(self._model, plan, features.clone(), _seed)
+        runner = TailRunner(self._model, plan, _seed)
         with torch.no_grad():
-            return call.run()
+            return runner.run(features.clone())
 
     def _of_model(self, plan: TailPlan) -> Any:
         """Runs the whole model; its code is in eval mode before the end."""
-        source = plan.sources[-1]
         modes = [
             module
             for module in map(self._model.get_submodule, plan.open_modules)
             if module.training
         ]
 
-        def restore() -> None:
+        def restore(_: torch.Tensor) -> None:
             for module in modes:
                 module.training = True
 
         args, kwargs = pytree.tree_unflatten(
             [self._samples.clone()], plan.samples_spec
         )
-        end = self._end
         with ExitStack() as stack, torch.no_grad():
-            self._at(end, restore, stack)
-            if source.operations:
-                watch = stack.enter_context(OperationWatch(_seeded))
-                self._at(source, lambda: watch.start(source.operations), stack)
-            else:
-                self._at(source, _seed, stack)
+            watch(self._model, self._end, restore, stack)
+            watch(self._model, plan.places[-1], lambda _: _seed(), stack)
             for module in modes:
                 module.training = False
             return self._model(*args, **kwargs)
-
-    def _at(
-        self,
-        event: ModuleEvent | Source,
-        act: Callable[[], None],
-        stack: ExitStack,
-    ) -> None:
-        calls = iter(range(event.call + 1))
-
-        def hook(*_: object) -> None:
-            if next(calls, None) == event.call:
-                act()
-
-        module = self._model.get_submodule(event.module)
-        register = (
-            module.register_forward_hook
-            if event.is_end
-            else module.register_forward_pre_hook
-        )
-        stack.callback(register(hook).remove)
-
-
-def _seeded(result: Any) -> Any:
-    _seed()
-    return result
 
 
 def _seed() -> None:
