@@ -40,10 +40,10 @@ _ZERO_BLOCK = bytes(BLOCK_BYTES)
 
 @dataclass(frozen=True)
 class Medium:
-    """A kind of stored samples: images or arrays.
+    """A kind of stored samples: images, arrays or archives of arrays.
 
     Attributes:
-        name: ``image`` or ``array``, for people.
+        name: such as ``image``, for people.
         extensions: extensions of the member that is decoded.
         kinds: results of :func:`sniff` for such an object.
     """
@@ -52,6 +52,13 @@ class Medium:
     extensions: tuple[str, ...]
     kinds: tuple[str, ...]
 
+    @property
+    def plural(self) -> str:
+        """Name of several samples."""
+        return self.name.replace("image", "images").replace(
+            "array", "arrays", 1
+        )
+
     def has(self, extension: str) -> bool:
         """Returns True if a member with this extension has such content."""
         return extension.rpartition(".")[2].lower() in self.extensions
@@ -59,6 +66,7 @@ class Medium:
 
 IMAGE = Medium("image", ("jpg", "jpeg", "png"), ("jpeg", "png"))
 ARRAY = Medium("array", ("npy",), ("npy",))
+ARCHIVE = Medium("archive of arrays", ("npz",), ("npz",))
 
 
 class Readable(Protocol):
@@ -151,7 +159,7 @@ def _text(data: bytes | None) -> str | None:
 
 
 def sniff(start: bytes) -> str | None:
-    """Detects ``tar``, ``jpeg``, ``png`` or ``npy`` by magic bytes.
+    """Detects ``tar``, ``jpeg``, ``png``, ``npy`` or ``npz`` by magic bytes.
 
     Args:
         start: the object's first :data:`SNIFF_BYTES` bytes, or all.
@@ -162,6 +170,8 @@ def sniff(start: bytes) -> str | None:
         return "png"
     if start.startswith(b"\x93NUMPY"):
         return "npy"
+    if start.startswith(b"PK\x03\x04"):
+        return "npz"
     if len(start) < BLOCK_BYTES:
         return None
     if start[:BLOCK_BYTES] == _ZERO_BLOCK:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import pickle
 from collections.abc import Iterable
@@ -13,7 +14,6 @@ from torch import nn
 from torch.nn import functional
 
 from hapi_splitter.inputs.array_transform import ArrayTransform
-from hapi_splitter.inputs.array_transform import encode_npy as npy
 from photos import tar_of
 
 NUM_IDS = 50
@@ -21,6 +21,13 @@ NUM_TOKENS = 16
 NUM_CLASSES = 4
 TOKENS = ArrayTransform((NUM_TOKENS,), "int64")
 MELS = ArrayTransform((1, 64, 100))
+
+
+def npy(array: np.ndarray[Any, Any]) -> bytes:
+    """Returns an array as the content of a ``.npy`` file."""
+    sink = io.BytesIO()
+    np.save(sink, array, allow_pickle=False)
+    return sink.getvalue()
 
 
 class TextNetwork(nn.Module):

@@ -21,7 +21,7 @@ from typing import BinaryIO
 from PIL import Image
 
 from hapi_protocol.errors import ClientError
-from hapi_protocol.shards import ARRAY, IMAGE, Medium
+from hapi_protocol.shards import ARCHIVE, ARRAY, IMAGE, Medium
 
 DEFAULT_SHARD_SAMPLES = 1000
 DEFAULT_SHARD_BYTES = 128 * 1024 * 1024
@@ -106,23 +106,24 @@ def _medium_of(folder: Path, paths: Sequence[Path]) -> Medium:
     found = {
         medium: path
         for path in paths
-        for medium in (IMAGE, ARRAY)
+        for medium in (IMAGE, ARRAY, ARCHIVE)
         if medium.has(path.suffix)
     }
     if len(found) > 1:
-        image, array = found[IMAGE], found[ARRAY]
+        kinds = " and ".join(
+            f"{medium.plural} ({path.name})" for medium, path in found.items()
+        )
         raise ClientError(
             "bad_configuration",
-            f"{folder} contains images ({image.name}) and arrays "
-            f"({array.name}), but a data set has only one kind; upload them "
-            "separately",
+            f"{folder} contains {kinds}, but a data set has only one kind; "
+            "upload them separately",
         )
     if not found:
         raise ClientError(
             "bad_configuration",
             f"{folder} has neither class folders with images "
-            f"({', '.join(IMAGE.extensions)}) or arrays "
-            f"({', '.join(ARRAY.extensions)}) nor .tar files",
+            f"({', '.join(IMAGE.extensions)}) or arrays (npy, npz) nor .tar "
+            "files",
         )
     return next(iter(found))
 

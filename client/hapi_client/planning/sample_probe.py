@@ -12,7 +12,7 @@ from hapi_client.swift.connection import Connection
 from hapi_protocol.data_index import MAX_SPAN_SAMPLES, Span
 from hapi_protocol.headers import ByteRange
 from hapi_protocol.shards import IMAGE, Medium, Sample, iter_samples
-from hapi_splitter.inputs.array_transform import encode_npy
+from hapi_splitter.inputs.array_transform import ArrayTransform
 from hapi_splitter.inputs.reference_image import reference_image
 
 logger = logging.getLogger(__name__)
@@ -133,11 +133,11 @@ def _read_first(
 
 def reference_samples(region: FrozenRegion) -> ProbeSamples:
     """Returns generated images or arrays, if there is no data set."""
-    if region.transform.medium is IMAGE:
-        made = tuple(map(reference_image, range(REFERENCE_SAMPLES)))
-    else:
+    if isinstance(region.transform, ArrayTransform):
         arrays = region.device_graph.examples(REFERENCE_SAMPLES)
-        made = tuple(map(encode_npy, arrays.numpy()))
+        made = tuple(map(region.transform.encode, arrays))
+    else:
+        made = tuple(map(reference_image, range(REFERENCE_SAMPLES)))
     blocks = -(-len(made[0]) // TAR_BLOCK_BYTES)
     stored = (blocks + 3) * TAR_BLOCK_BYTES  # two headers, and a label
     return ProbeSamples(made, stored)

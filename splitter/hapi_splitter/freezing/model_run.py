@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -171,25 +171,25 @@ class ModelRun:
 
 
 def record(
-    model: nn.Module, call: Callable[[], Any], samples: Any
+    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> ModelRun:
     """Records a forward in the model's current mode, without gradients.
 
     Args:
         model: the module that runs.
-        call: calls it with the samples.
-        samples: tensors, or a structure of tensors.
+        args: its arguments; their tensors are the samples.
+        kwargs: its keyword arguments.
 
     Raises:
         Exception: any error of the model.
     """
-    recorder = _Recorder(model, samples)
+    recorder = _Recorder(model, (args, kwargs))
     with ExitStack() as stack:
         for name, module in model.named_modules():
             if not isinstance(module, torch.jit.ScriptModule):
                 recorder.watch(module, name, stack)
         with torch.no_grad(), recorder:
-            result = call()
+            result = model(*args, **kwargs)
     return recorder.run(result)
 
 

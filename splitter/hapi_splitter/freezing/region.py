@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch import nn
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
-from torch.utils import _pytree as pytree
 
 from hapi_splitter.freezing.places import Place, watch
+
+Inputs = Callable[[torch.Tensor], tuple[tuple[Any, ...], dict[str, Any]]]
+"""Converts a batch of samples to a model's arguments."""
 
 
 class Region(nn.Module):
@@ -23,23 +25,23 @@ class Region(nn.Module):
     Args:
         model: the user's model.
         places: tensors that are sent, that of the freeze point last.
-        samples_spec: structure of the model's input, ``(args, kwargs)``.
+        inputs: returns the model's arguments from samples.
     """
 
     def __init__(
         self,
         model: nn.Module,
         places: Sequence[Place],
-        samples_spec: pytree.TreeSpec,
+        inputs: Inputs,
     ) -> None:
         super().__init__()
         self.model = model
         self._places = tuple(places)
-        self._samples_spec = samples_spec
+        self._inputs = inputs
 
     def forward(self, samples: torch.Tensor) -> torch.Tensor:
         """Returns the tensor that is sent, ``[B, *shape]``."""
-        args, kwargs = pytree.tree_unflatten([samples], self._samples_spec)
+        args, kwargs = self._inputs(samples)
         taken: dict[Place, torch.Tensor] = {}
         with ExitStack() as stack:
             for place in self._places:

@@ -16,6 +16,7 @@ import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -43,6 +44,7 @@ from hapi_splitter.freezing.tail_call import TailPlan
 from hapi_splitter.freezing.tail_check import TailCheck, same
 from hapi_splitter.graph.export import ExportedRegion, export_region
 from hapi_splitter.graph.shapes import infer
+from hapi_splitter.inputs.named_arrays import NamedArrays
 from hapi_splitter.inputs.sample_format import InputTransform, SampleForm
 from hapi_splitter.package.writer import digest_of
 
@@ -110,10 +112,10 @@ def split(
     check_splittable(model)
     spec = parse_freeze(model, freeze)
     with preserved_state(model) as writes, _uncompiled():
-        splitter = _Splitter(model, form, writes)
+        splitter = _Splitter(model, form, transform, writes)
         if freeze == AUTO and AUTO not in dict(model.named_modules()):
             spec = parse_freeze(model, splitter.points.automatic())
-        graph, plan = splitter.split(spec, transform)
+        graph, plan = splitter.split(spec)
     return SplitModel(graph, Tail(model, plan), spec.text)
 
 
@@ -136,7 +138,9 @@ def default_freeze(
     model, form = unwrapped(model), _sample_form(transform, sample_shape)
     check_splittable(model)
     with preserved_state(model) as writes, _uncompiled():
-        return _Splitter(model, form, writes).points.default_freeze()
+        return _Splitter(
+            model, form, transform, writes
+        ).points.default_freeze()
 
 
 @contextmanager
@@ -155,12 +159,17 @@ class _Splitter:
     """Splits one model; the caller preserves its state."""
 
     def __init__(
-        self, model: nn.Module, form: SampleForm, writes: TorchDispatchMode
+        self,
+        model: nn.Module,
+        form: SampleForm,
+        transform: InputTransform | None,
+        writes: TorchDispatchMode,
     ) -> None:
         self._model = model
         self._form = form
+        self._transform = transform
         self._writes = writes
-        _check_signature(model)
+        _check_signature(model, transform)
         model.eval()
         self._samples = [
             form.examples(n).to(device_of(model)) for n in _BATCHES
@@ -171,9 +180,7 @@ class _Splitter:
     def _record(self, samples: torch.Tensor) -> ModelRun:
         try:
             with self._writes:
-                return record(
-                    self._model, lambda: self._model(samples), samples
-                )
+                return record(self._model, *self._inputs(samples))
         except Exception as error:  # the user's own code
             raise FreezeError(
                 "cannot_trace",
@@ -182,15 +189,20 @@ class _Splitter:
                 f"{type(error).__name__}: {str(error)[:500]}",
             ) from error
 
-    def split(
-        self, spec: FreezeSpec, transform: InputTransform | None
-    ) -> tuple[FrozenGraph, TailPlan]:
+    def _inputs(
+        self, samples: torch.Tensor
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if isinstance(self._transform, NamedArrays):
+            return (), self._transform.separate(samples)
+        return (samples,), {}
+
+    def split(self, spec: FreezeSpec) -> tuple[FrozenGraph, TailPlan]:
         """Returns the parts at the first freeze point that is right."""
         failure: FreezeError | None = None
         for point in self.points.find(spec):
             plan = self.points.plan(point, spec)
             try:
-                graph = self._graph(plan, spec, transform)
+                graph = self._graph(plan, spec)
                 self._check_tail(plan, point, spec)
             except FreezeError as error:
                 failure = error
@@ -199,18 +211,15 @@ class _Splitter:
         assert failure is not None, "there is a point, or find() fails"
         raise failure
 
-    def _graph(
-        self,
-        plan: TailPlan,
-        spec: FreezeSpec,
-        transform: InputTransform | None,
-    ) -> FrozenGraph:
+    def _graph(self, plan: TailPlan, spec: FreezeSpec) -> FrozenGraph:
         """Exports the model up to a freeze point and compares the results."""
         self._model.eval()
-        region = Region(self._model, plan.places, plan.samples_spec)
+        region = Region(self._model, plan.places, self._inputs)
         with torch.no_grad():
             exported = export_region(region, self._samples[0], "model")
-            graph = _frozen_graph(exported, self._form, transform, spec.text)
+            graph = _frozen_graph(
+                exported, self._form, self._transform, spec.text
+            )
             for samples in self._samples:
                 with self._writes:
                     expected = region(samples)
@@ -226,7 +235,9 @@ class _Splitter:
     def _check_tail(
         self, plan: TailPlan, point: FreezePoint, spec: FreezeSpec
     ) -> None:
-        check = TailCheck(self._model, self._samples[0], point.end)
+        check = TailCheck(
+            self._model, self._samples[0], self._inputs, point.end
+        )
         cause = None
         try:
             with self._writes:
@@ -304,7 +315,11 @@ def _sample_form(
     return SampleForm.of(transform, transform.output_shape)
 
 
-def _check_signature(model: nn.Module) -> None:
+def _check_signature(
+    model: nn.Module, transform: InputTransform | None
+) -> None:
+    if isinstance(transform, NamedArrays):
+        return  # a wrong name is an error of the call
     try:
         parameters = inspect.signature(model.forward).parameters.values()
     except ValueError:
@@ -320,5 +335,6 @@ def _check_signature(model: nn.Module) -> None:
         raise FreezeError(
             "cannot_trace",
             f"{type(model).__name__} takes {len(required)} tensors; the model "
-            "must take one batch of samples",
+            "must take one batch of samples, or give a transform NamedArrays "
+            "with an array for each",
         )

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from hapi_protocol.errors import FreezeError
 from hapi_splitter.freezing.places import Place, watch
-from hapi_splitter.freezing.region import Region
+from hapi_splitter.freezing.region import Inputs, Region
 from hapi_splitter.freezing.tail_call import TailPlan, TailRunner
 
 _RTOL = 1e-4
@@ -31,14 +31,20 @@ class TailCheck:
     Args:
         model: the user's model.
         samples: a batch, ``[B, *sample_shape]``.
+        inputs: returns the model's arguments from samples.
         end: place at which the requested frozen modules end.
     """
 
     def __init__(
-        self, model: nn.Module, samples: torch.Tensor, end: Place
+        self,
+        model: nn.Module,
+        samples: torch.Tensor,
+        inputs: Inputs,
+        end: Place,
     ) -> None:
         self._model = model
         self._samples = samples
+        self._inputs = inputs
         self._end = end
 
     def problem(self, plan: TailPlan) -> str | None:
@@ -52,7 +58,7 @@ class TailCheck:
     def features(self, plan: TailPlan) -> torch.Tensor:
         """Returns what is sent for the samples, ``[B, *shape]``."""
         self._model.eval()
-        region = Region(self._model, plan.places, plan.samples_spec)
+        region = Region(self._model, plan.places, self._inputs)
         with torch.no_grad():
             features: torch.Tensor = region(self._samples)
         return features
@@ -114,9 +120,7 @@ class TailCheck:
             for module in modes:
                 module.training = True
 
-        args, kwargs = pytree.tree_unflatten(
-            [self._samples.clone()], plan.samples_spec
-        )
+        args, kwargs = self._inputs(self._samples.clone())
         with ExitStack() as stack, torch.no_grad():
             watch(self._model, self._end, restore, stack)
             watch(self._model, plan.places[-1], lambda _: _seed(), stack)

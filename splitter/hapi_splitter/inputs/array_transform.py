@@ -167,8 +167,14 @@ class ArrayTransform:
         ordered = values.reshape(self.shape, order=header.order)
         sample = torch.from_numpy(ordered.astype(self.dtype, order="C"))
         if limits is not None:
-            _check_ids(sample, limits)
+            check_ids(sample, limits)
         return sample
+
+    def encode(self, sample: torch.Tensor) -> bytes:
+        """Returns a sample as the content of a ``.npy`` file."""
+        sink = io.BytesIO()
+        np.save(sink, sample.numpy(), allow_pickle=False)
+        return sink.getvalue()
 
     def _check(self, header: _Header, num_bytes: int) -> None:
         storable = STORABLE_DTYPES[self.dtype]
@@ -191,13 +197,6 @@ class ArrayTransform:
                 f"{fault} .npy: {actual} bytes of values, expected {expected} "
                 f"for {self.shape} of {dtype}"
             )
-
-
-def encode_npy(array: np.ndarray[Any, Any]) -> bytes:
-    """Returns the array as the content of a ``.npy`` file."""
-    sink = io.BytesIO()
-    np.save(sink, array, allow_pickle=False)
-    return sink.getvalue()
 
 
 @dataclass(frozen=True)
@@ -248,7 +247,12 @@ def _read_header(data: bytes) -> _Header:
     return _Header(shape, "F" if is_fortran else "C", dtype, offset)
 
 
-def _check_ids(sample: torch.Tensor, limits: torch.Tensor) -> None:
+def check_ids(sample: torch.Tensor, limits: torch.Tensor) -> None:
+    """Checks the ids of a sample.
+
+    Raises:
+        SampleError: naming the id, its position and what is allowed.
+    """
     bad = (limits > 0) & ((sample < 0) | (sample >= limits))
     if bad.any():
         place = tuple(bad.nonzero()[0].tolist())

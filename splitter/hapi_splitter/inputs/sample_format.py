@@ -10,6 +10,7 @@ import torch
 
 from hapi_splitter.inputs.array_transform import ArrayTransform
 from hapi_splitter.inputs.image_transform import ImageTransform
+from hapi_splitter.inputs.named_arrays import NamedArrays
 
 InputTransform: TypeAlias = ImageTransform | ArrayTransform
 """A transform from stored bytes to a sample."""
@@ -72,6 +73,8 @@ def transform_from_json(document: Any) -> InputTransform:
     Raises:
         ValueError: naming the field that is wrong, missing or unknown.
     """
+    if isinstance(document, dict) and "arrays" in document:
+        return NamedArrays.from_json(document)
     if isinstance(document, dict) and "shape" in document:
         return ArrayTransform.from_json(document)
     return ImageTransform.from_json(document)

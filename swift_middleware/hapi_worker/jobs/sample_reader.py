@@ -31,7 +31,8 @@ _KINDS = {
     "jpeg": "a JPEG image",
     "png": "a PNG image",
     "npy": "a NumPy array (.npy)",
-    None: "neither a JPEG or PNG image nor a NumPy array (.npy)",
+    "npz": "an archive of NumPy arrays (.npz)",
+    None: "neither a JPEG or PNG image nor a NumPy array (.npy, .npz)",
 }
 
 
