@@ -102,6 +102,21 @@ def with_program(calls: list[Any], trace: Path) -> bytes:
     )
 
 
+def with_weight(
+    dtype: str, data: bytes, calls: list[Any], trace: Path
+) -> bytes:
+    """Replaces program and weights; tensor 1 is a vector of ``dtype``."""
+    size = {"I64": 8, "BOOL": 1}[dtype]
+    shape = [len(data) // size]
+    entry = {"dtype": dtype, "shape": shape, "data_offsets": [0, len(data)]}
+    hapi = document("hapi") | {"names": ["x"] * len(calls), "cuts": []}
+    return repack(
+        hapi=filled(hapi, trace),
+        graph=filled({"weights": 1, "calls": calls}, trace),
+        weights=framed({"1": entry}, trace) + data,
+    )
+
+
 def with_hapi(fields: dict[str, Any], trace: Path) -> bytes:
     return repack(hapi=filled(document("hapi") | fields, trace))
 
@@ -266,6 +281,17 @@ WRONG_PROGRAMS: Mapping[str, tuple[list[Any], str]] = {
         [[1, RESHAPE, [0, [3, BATCH, 8, 8]]]],
         "would mix samples: it moves entries",
     ),
+    "own values as indices": (
+        [[1, COPY, [0, "int64"]], [2, "aten.gather.default", [0, 1, 1]]],
+        "cannot be checked",
+    ),
+    "gather of samples": (
+        [
+            [1, "aten.argmax.default", [0, 1, True]],
+            [2, "aten.gather.default", [0, 0, 1]],
+        ],
+        "would mix samples|cannot be checked",
+    ),
     "forward reference": (
         [[1, "aten.relu.default", [1]]],
         "must be the id of an earlier tensor",
@@ -295,6 +321,29 @@ WRONG_PROGRAMS: Mapping[str, tuple[list[Any], str]] = {
         r"limit of \d+ floating-point operations",
     ),
 }
+
+SELECT = [2, "aten.index_select.default", [0, 2, 1]]
+COUNT = [
+    [2, COPY, [1, "int64"]],
+    [3, "aten.index_select.default", [0, 1, 2]],
+]
+WRONG_INDICES: Mapping[str, tuple[str, bytes, list[Any], str]] = {
+    "row after the last": (
+        "I64",
+        struct.pack("<2q", 0, 8),
+        [SELECT],
+        "from 0 to 8. cannot be checked",
+    ),
+    "negative row": (
+        "I64",
+        struct.pack("<2q", 0, -1),
+        [SELECT],
+        "from -1 to 0. cannot be checked",
+    ),
+    # It would pass for 0 or 1 and could select row 255.
+    "bool of 255": ("BOOL", b"\0\xff", COUNT, "neither 0 nor 1"),
+}
+"""Dtype and bytes of a weight, and the program that selects with it."""
 
 WRONG_GRAPHS: Mapping[str, tuple[bytes, str]] = {
     "out of range": (
@@ -453,6 +502,8 @@ def attacks() -> dict[str, Attack]:
     ):
         for name, (change, reason) in table.items():
             found[name] = Attack(part(build, change), reason)
+    for name, (*weight, reason) in WRONG_INDICES.items():
+        found[name] = Attack(part(with_weight, *weight), reason)
     for name, (graph, reason) in WRONG_GRAPHS.items():
         found[name] = Attack(
             lambda _, graph=graph: repack(graph=graph), reason

@@ -97,8 +97,11 @@ class BatchConstants:
         return is_constant
 
     def find(self, node: fx.Node) -> BatchConstant | None:
-        """Evaluates a node; returns None if its samples differ."""
-        sizes = [self._size(size) for size in node.meta["val"].shape]
+        """Evaluates a node; returns None for lists and differing samples."""
+        result = node.meta["val"]
+        if not isinstance(result, torch.Tensor):
+            return None
+        sizes = [self._size(size) for size in result.shape]
         growing = {i: s for i, s in enumerate(sizes) if isinstance(s, Affine)}
         values = [self._value(node, batch) for batch in _BATCHES]
         first = values[0]
@@ -113,6 +116,16 @@ class BatchConstants:
             if not torch.equal(torch.cat([per_sample] * batch, dim), value):
                 return None
         return BatchConstant(per_sample.clone(), dim)
+
+    def counts_samples(self, node: fx.Node) -> bool:
+        """Returns True for the number of each sample, ``[batch, 1, ...]``."""
+        if node not in self._nodes:
+            return False
+        values = [(batch, self._value(node, batch)) for batch in _BATCHES]
+        return all(
+            len(value) == batch and value.flatten().tolist() == [*range(batch)]
+            for batch, value in values
+        )
 
     def _value(self, node: fx.Node, batch: int) -> Any:
         if node in self._constants:

@@ -58,12 +58,14 @@ class Value:
         dtype: of its entries.
         batch: position of the batch; None for constants.
         data: True if the tensor depends on the samples' values.
+        bounds: smallest and largest possible entry; None for floats.
     """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     batch: Batch | None
     data: bool
+    bounds: tuple[int, int] | None = None
 
     @property
     def ndim(self) -> int:
@@ -171,6 +173,7 @@ def _single(batches: set[Batch | None]) -> Batch | None:
 def reduce(bound: Bound) -> Batch | None:
     """Reduces ``dim``; an empty list means all dimensions."""
     value, dims = bound["self"], bound["dim"]
+    dims = (dims,) if isinstance(dims, int) else dims
     dims = dims or tuple(range(value.ndim))
     batch = _batch_outside(value, dims)
     if batch is None or bound["keepdim"]:
@@ -187,16 +190,22 @@ def _leading(value: Value) -> Batch | None:
 
 def image(bound: Bound) -> Batch | None:
     """Reads ``[batch, channels, height, width]``; refuses unbatched images."""
-    value = _only_first(bound)
-    if value.batch and value.ndim != 4:
-        raise MixesSamplesError(_NO_BATCH_DIM)
-    return _leading(value)
+    return _with_dims(bound, 4)
+
+
+def volume(bound: Bound) -> Batch | None:
+    """Reads ``[batch, channels, depth, height, width]``."""
+    return _with_dims(bound, 5)
 
 
 def columns(bound: Bound) -> Batch | None:
     """Reads ``[batch, entries of a window, windows]``."""
+    return _with_dims(bound, 3)
+
+
+def _with_dims(bound: Bound, ndim: int) -> Batch | None:
     value = _only_first(bound)
-    if value.batch and value.ndim != 3:
+    if value.batch and value.ndim != ndim:
         raise MixesSamplesError(_NO_BATCH_DIM)
     return _leading(value)
 
@@ -237,6 +246,14 @@ def embedding(bound: Bound) -> Batch | None:
         raise MixesSamplesError("its weights depend on the batch")
     batch: Batch | None = indices.batch
     return batch
+
+
+def gather(bound: Bound) -> Batch | None:
+    """Reads one entry along ``dim`` per index; all else is at one place."""
+    value, index = bound["self"], bound["index"]
+    if value.batch != index.batch:
+        raise MixesSamplesError(_DIFFERENT_BATCHES)
+    return _batch_outside(value, bound["dim"])
 
 
 def matmul(bound: Bound) -> Batch | None:
@@ -336,6 +353,11 @@ def _insert_dim(value: Value, dim: int) -> Batch | None:
         return None
     dim %= value.ndim + 1
     return value.batch.moved_to(value.batch.dim + (dim <= value.batch.dim))
+
+
+def unfold(bound: Bound) -> Batch | None:
+    """Moves windows along ``dimension`` to a new last dimension."""
+    return _batch_outside(bound["self"], bound["dimension"])
 
 
 def squeeze(bound: Bound) -> Batch | None:

@@ -19,7 +19,7 @@ from hapi_splitter.graph.batch_independence import Value
 from hapi_splitter.graph.lowering import BATCH_NORM
 from hapi_splitter.graph.program import Argument, Call, Program, Ref
 
-_CONVOLUTIONS = frozenset({"aten.conv1d.default", "aten.conv2d.default"})
+_CONVOLUTIONS = frozenset(f"aten.conv{n}d.default" for n in (1, 2, 3))
 
 
 @dataclass(frozen=True)

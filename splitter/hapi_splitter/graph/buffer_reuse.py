@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from hapi_splitter.graph.batch_independence import Value
-from hapi_splitter.graph.operators import COMMUTATIVE, VIEWS, operators
+from hapi_splitter.graph.operators import (
+    COMMUTATIVE,
+    OVERLAPPING,
+    VIEWS,
+    operators,
+)
 from hapi_splitter.graph.program import (
     INPUT,
     Call,
@@ -53,8 +58,7 @@ class BufferReuse:
             last_read.setdefault(node, node)
             shares = call.op in VIEWS
             self._storage[node] = self._of(call.refs()[0]) if shares else node
-            if call.op == "aten.expand.default":
-                # Several entries may lie at one address.
+            if call.op in OVERLAPPING:
                 self._protected.add(self._storage[node])
         last_read[self._of(stop)] = stop + 1
         return last_read

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
 
 import torch
 from torch import fx
 
+from hapi_splitter.graph.decompositions import (
+    DECOMPOSITIONS,
+    IDENTITY,
+    Named,
+    Rewrite,
+    Rewritten,
+)
+from hapi_splitter.graph.indexing import INDEX
 from hapi_splitter.graph.operators import EMBEDDING, operators
 
 RESHAPES = frozenset(
@@ -67,16 +74,12 @@ DECOMPOSED = frozenset(
         "avg_pool1d.default",
         "channel_shuffle.default",
         "einsum.default",
+        "glu.default",
         "repeat_interleave.self_int",
         "type_as.default",
     )
 )
 """Operators for which torch has a decomposition."""
-
-Named = dict[str, Any]
-"""Arguments by name."""
-Rewritten = tuple[str, Named]
-"""An operator of the table and its arguments."""
 
 _NEUTRAL = (None, False, torch.contiguous_format, torch.strided)
 
@@ -90,8 +93,8 @@ def rewrite(name: str, bound: Named, node: fx.Node) -> Rewritten | None:
         node: the exported call.
 
     Returns:
-        Operator and arguments; ``identity`` as the operator if the call has no
-        effect; None if packages cannot hold it.
+        Operator and arguments; :data:`IDENTITY` as the operator if the call
+        has no effect; None if packages cannot hold it.
     """
     special = _SPECIAL.get(name)
     if special is not None:
@@ -104,7 +107,7 @@ def is_known(name: str) -> bool:
     return (
         name in operators()
         or name in _SPECIAL
-        or name in RESHAPES | SPLITS | IDENTITIES
+        or name in RESHAPES | SPLITS | IDENTITIES | {INDEX}
     )
 
 
@@ -117,13 +120,13 @@ def _direct(name: str, bound: Named) -> Rewritten | None:
     extra = {k: v for k, v in bound.items() if k not in expected}
     if any(value not in _NEUTRAL for value in extra.values()):
         return None
-    return name, bound
+    return Rewritten(name, bound)
 
 
 def _clone(bound: Named, node: fx.Node) -> Rewritten | None:
     if bound["memory_format"] is torch.contiguous_format:
-        return "aten.contiguous.default", bound
-    return "identity", {}
+        return Rewritten("aten.contiguous.default", bound)
+    return Rewritten(IDENTITY, bound)
 
 
 def _squeeze(bound: Named, node: fx.Node) -> Rewritten | None:
@@ -132,7 +135,7 @@ def _squeeze(bound: Named, node: fx.Node) -> Rewritten | None:
         shape = node.args[0].meta["val"].shape  # type: ignore[union-attr]
         dim = [i for i, s in enumerate(shape) if isinstance(s, int) and s == 1]
     dims = [dim] if isinstance(dim, int) else dim
-    return "aten.squeeze.dims", {"self": bound["self"], "dim": dims}
+    return Rewritten("aten.squeeze.dims", {"self": bound["self"], "dim": dims})
 
 
 def _slice(bound: Named, node: fx.Node) -> Rewritten | None:
@@ -140,20 +143,30 @@ def _slice(bound: Named, node: fx.Node) -> Rewritten | None:
     size = source.shape[bound["dim"]]
     if not isinstance(size, int):
         is_whole = tuple(source.shape) == tuple(node.meta["val"].shape)
-        return ("identity", {}) if is_whole and bound["step"] == 1 else None
+        return (
+            Rewritten(IDENTITY, bound)
+            if is_whole and bound["step"] == 1
+            else None
+        )
     start, end, step = slice(
         bound["start"], bound["end"], bound["step"]
     ).indices(size)
-    return "aten.slice.Tensor", bound | {
-        "start": start,
-        "end": max(start, end),
-        "step": step,
-    }
+    return Rewritten(
+        "aten.slice.Tensor",
+        bound
+        | {
+            "start": start,
+            "end": max(start, end),
+            "step": step,
+        },
+    )
 
 
 def _expand(bound: Named, node: fx.Node) -> Rewritten | None:
     sizes = list(node.meta["val"].shape)
-    return "aten.expand.default", {"self": bound["self"], "size": sizes}
+    return Rewritten(
+        "aten.expand.default", {"self": bound["self"], "size": sizes}
+    )
 
 
 def _repeat(bound: Named, node: fx.Node) -> Rewritten | None:
@@ -168,14 +181,26 @@ def _repeat(bound: Named, node: fx.Node) -> Rewritten | None:
     ]
     old = [1] * added + list(source.shape)
     if all(isinstance(old[d], int) and old[d] == 1 for d in repeated):
-        return "aten.expand.default", {"self": bound["self"], "size": sizes}
+        return Rewritten(
+            "aten.expand.default", {"self": bound["self"], "size": sizes}
+        )
     count = bound["repeats"][repeated[0]]
     if added or len(repeated) > 1 or not isinstance(count, int):
         return None
     if count < 1:
         return None
     copies = [bound["self"]] * count
-    return "aten.cat.default", {"tensors": copies, "dim": repeated[0]}
+    return Rewritten(
+        "aten.cat.default", {"tensors": copies, "dim": repeated[0]}
+    )
+
+
+def _cat(bound: Named, node: fx.Node) -> Rewritten | None:
+    """Drops the empty vectors that torch ignores, as caches start with."""
+    tensors = [t for t in bound["tensors"] if t.meta["val"].shape != (0,)]
+    if len(tensors) == 1:
+        return Rewritten(IDENTITY, {"self": tensors[0]})
+    return Rewritten("aten.cat.default", bound | {"tensors": tensors})
 
 
 def _copy(bound: Named, node: fx.Node) -> Rewritten | None:
@@ -183,43 +208,39 @@ def _copy(bound: Named, node: fx.Node) -> Rewritten | None:
     source, result = bound["src"].meta["val"], node.meta["val"]
     if (source.shape, source.dtype) != (result.shape, result.dtype):
         return None
-    return "aten.contiguous.default", {"self": bound["src"]}
+    return Rewritten("aten.contiguous.default", {"self": bound["src"]})
 
 
 def _square(bound: Named, node: fx.Node) -> Rewritten | None:
-    return "aten.mul.Tensor", {"self": bound["self"], "other": bound["self"]}
+    return Rewritten(
+        "aten.mul.Tensor", {"self": bound["self"], "other": bound["self"]}
+    )
 
 
 def _embedding(bound: Named, node: fx.Node) -> Rewritten | None:
     """Drops the arguments that concern only gradients."""
-    return EMBEDDING, {name: bound[name] for name in ("weight", "indices")}
+    return Rewritten(
+        EMBEDDING, {name: bound[name] for name in ("weight", "indices")}
+    )
 
 
 def _matrix_transpose(bound: Named, node: fx.Node) -> Rewritten | None:
-    return "aten.transpose.int", bound | {"dim0": 0, "dim1": 1}
+    return Rewritten("aten.transpose.int", bound | {"dim0": 0, "dim1": 1})
 
 
 def _gelu(bound: Named, node: fx.Node) -> Rewritten | None:
     tanh = bound["approximate"] == "tanh"
-    return "aten.gelu.default", bound | {"approximate": tanh}
+    return Rewritten("aten.gelu.default", bound | {"approximate": tanh})
 
 
-def _pad(bound: Named, node: fx.Node) -> Rewritten | None:
-    if not any(bound["pad"]):
-        return "identity", {}
-    if bound["mode"] != "constant":
-        return None
-    return "aten.pad.default", bound
-
-
-def _reduce(name: str) -> Callable[[Named, fx.Node], Rewritten | None]:
+def _reduce(name: str) -> Rewrite:
     def reduced(bound: Named, node: fx.Node) -> Rewritten | None:
-        return (name, bound) if bound["dim"] else None
+        return Rewritten(name, bound) if bound["dim"] else None
 
     return reduced
 
 
-def _with_number(name: str) -> Callable[[Named, fx.Node], Rewritten | None]:
+def _with_number(name: str) -> Rewrite:
     """Picks the scalar overload: ``x * 2`` is exported as the tensor one."""
 
     def numbered(bound: Named, node: fx.Node) -> Rewritten | None:
@@ -232,23 +253,9 @@ def _with_number(name: str) -> Callable[[Named, fx.Node], Rewritten | None]:
 
 def _dtype(bound: Named, node: fx.Node) -> Rewritten | None:
     dtype = node.meta["val"].dtype
-    return "aten._to_copy.default", {"self": bound["self"], "dtype": dtype}
-
-
-def _same_padding(bound: Named, node: fx.Node) -> Rewritten | None:
-    """Supports ``padding="same"`` if both sides are padded equally."""
-    weight = bound["weight"].meta["val"]
-    spans = [
-        d * (k - 1)
-        for d, k in zip(bound["dilation"], weight.shape[2:], strict=True)
-    ]
-    if bound["padding"] == "valid":
-        padding = [0 for _ in spans]
-    elif any(span % 2 for span in spans):
-        return None
-    else:
-        padding = [span // 2 for span in spans]
-    return "aten.conv2d.default", bound | {"padding": padding}
+    return Rewritten(
+        "aten._to_copy.default", {"self": bound["self"], "dtype": dtype}
+    )
 
 
 def _adaptive_max_pool(bound: Named, node: fx.Node) -> Rewritten | None:
@@ -258,60 +265,65 @@ def _adaptive_max_pool(bound: Named, node: fx.Node) -> Rewritten | None:
     if any(size % target for size, target in pairs):
         return None
     window = [size // target for size, target in pairs]
-    return "aten.max_pool2d.default", {
-        "self": bound["self"],
-        "kernel_size": window,
-        "stride": window,
-        "padding": [0, 0],
-        "dilation": [1, 1],
-        "ceil_mode": False,
-    }
+    return Rewritten(
+        "aten.max_pool2d.default",
+        {
+            "self": bound["self"],
+            "kernel_size": window,
+            "stride": window,
+            "padding": [0, 0],
+            "dilation": [1, 1],
+            "ceil_mode": False,
+        },
+    )
 
 
-def _upsample(name: str) -> Callable[[Named, fx.Node], Rewritten | None]:
+def _upsample(name: str) -> Rewrite:
     def upsampled(bound: Named, node: fx.Node) -> Rewritten | None:
         factors = bound["scale_factors"] or (None, None)
-        return f"aten.{name}.default", bound | {
-            "self": bound["input"],
-            "output_size": list(node.meta["val"].shape[2:]),
-            "scales_h": factors[0],
-            "scales_w": factors[1],
-        }
+        return Rewritten(
+            f"aten.{name}.default",
+            bound
+            | {
+                "self": bound["input"],
+                "output_size": list(node.meta["val"].shape[2:]),
+                "scales_h": factors[0],
+                "scales_w": factors[1],
+            },
+        )
 
     return upsampled
 
 
-_SPECIAL: Mapping[str, Callable[[Named, fx.Node], Rewritten | None]] = (
-    MappingProxyType(
-        {
-            "aten.clone.default": _clone,
-            "aten.squeeze.default": _squeeze,
-            "aten.squeeze.dim": _squeeze,
-            "aten.slice.Tensor": _slice,
-            "aten.expand.default": _expand,
-            "aten.repeat.default": _repeat,
-            "aten.copy.default": _copy,
-            "aten.square.default": _square,
-            "aten.t.default": _matrix_transpose,
-            EMBEDDING: _embedding,
-            "aten.gelu.default": _gelu,
-            "aten.pad.default": _pad,
-            "aten.mean.dim": _reduce("aten.mean.dim"),
-            "aten.sum.dim_IntList": _reduce("aten.sum.dim_IntList"),
-            "aten.linalg_vector_norm.default": _reduce(
-                "aten.linalg_vector_norm.default"
-            ),
-            "aten.add.Tensor": _with_number("add"),
-            "aten.sub.Tensor": _with_number("sub"),
-            "aten.mul.Tensor": _with_number("mul"),
-            "aten.div.Tensor": _with_number("div"),
-            "aten.to.dtype": _dtype,
-            "aten._to_copy.default": _dtype,
-            "aten.conv2d.padding": _same_padding,
-            "aten.adaptive_max_pool2d.default": _adaptive_max_pool,
-            "aten.upsample_nearest2d.vec": _upsample("upsample_nearest2d"),
-            "aten.upsample_bilinear2d.vec": _upsample("upsample_bilinear2d"),
-            "aten.upsample_bicubic2d.vec": _upsample("upsample_bicubic2d"),
-        }
-    )
+_SPECIAL: Mapping[str, Rewrite] = MappingProxyType(
+    {
+        **DECOMPOSITIONS,
+        "aten.clone.default": _clone,
+        "aten.cat.default": _cat,
+        "aten.squeeze.default": _squeeze,
+        "aten.squeeze.dim": _squeeze,
+        "aten.slice.Tensor": _slice,
+        "aten.expand.default": _expand,
+        "aten.repeat.default": _repeat,
+        "aten.copy.default": _copy,
+        "aten.square.default": _square,
+        "aten.t.default": _matrix_transpose,
+        EMBEDDING: _embedding,
+        "aten.gelu.default": _gelu,
+        "aten.mean.dim": _reduce("aten.mean.dim"),
+        "aten.sum.dim_IntList": _reduce("aten.sum.dim_IntList"),
+        "aten.linalg_vector_norm.default": _reduce(
+            "aten.linalg_vector_norm.default"
+        ),
+        "aten.add.Tensor": _with_number("add"),
+        "aten.sub.Tensor": _with_number("sub"),
+        "aten.mul.Tensor": _with_number("mul"),
+        "aten.div.Tensor": _with_number("div"),
+        "aten.to.dtype": _dtype,
+        "aten._to_copy.default": _dtype,
+        "aten.adaptive_max_pool2d.default": _adaptive_max_pool,
+        "aten.upsample_nearest2d.vec": _upsample("upsample_nearest2d"),
+        "aten.upsample_bilinear2d.vec": _upsample("upsample_bilinear2d"),
+        "aten.upsample_bicubic2d.vec": _upsample("upsample_bicubic2d"),
+    }
 )

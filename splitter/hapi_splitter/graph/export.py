@@ -38,7 +38,9 @@ from hapi_splitter.graph.canonicalize import (
     is_identity,
     rewrite,
 )
+from hapi_splitter.graph.decompositions import IDENTITY, Rewritten
 from hapi_splitter.graph.functionalize import functionalize
+from hapi_splitter.graph.indexing import INDEX, rewrite_index
 from hapi_splitter.graph.operators import operators
 from hapi_splitter.graph.program import (
     INPUT,
@@ -205,19 +207,23 @@ class _Translation:
         name = str(node.target)
         if is_size(node) or name in ASSERTIONS:
             return
-        if self._fold_constant(node) or self._batch_constants.add(node):
-            return
+        if not self._fold_constant(node) and not self._batch_constants.add(
+            node
+        ):
+            self._known[node] = self._result_of(node)
+
+    def _result_of(self, node: fx.Node) -> Any:
+        name = str(node.target)
         if node.target is operator_module.getitem:
-            self._known[node] = self._item(*node.args)
-        elif is_identity(node):
-            self._known[node] = self._known[node.all_input_nodes[0]]
-        elif name in SPLITS:
-            self._known[node] = self._split(node, name)
-        else:
-            self._known[node] = self._translate(node, name)
+            return self._item(*node.args)
+        if is_identity(node):
+            return self._argument(node.all_input_nodes[0])
+        if name in SPLITS:
+            return self._split(node, name)
+        return self._translate(node, name)
 
     def _item(self, source: Any, index: Any) -> Any:
-        results = self._known[source]
+        results = self._argument(source)
         if index >= len(results):
             raise _unknown(source, str(source.target))
         return results[index]
@@ -248,20 +254,44 @@ class _Translation:
             shape = tuple(_size(s) for s in node.meta["val"].shape)
             source = self._argument(node.args[0])
             return self._add(node, "aten.reshape.default", (source, shape))
-        rewritten = rewrite(name, _bound(node), node)
+        if name == INDEX:
+            counts_samples = self._batch_constants.counts_samples
+            rewritten = rewrite_index(
+                _bound(node), node, self._fixed, counts_samples
+            )
+        else:
+            rewritten = rewrite(name, _bound(node), node)
         if rewritten is None:
             raise _unknown(node, name)
-        op, arguments = rewritten
-        if op == "identity":
-            return self._known[node.all_input_nodes[0]]
-        operator = operators()[op]
-        args = tuple(
-            self._argument(arguments[parameter.name])
-            for parameter in operator.parameters
-        )
-        result = self._add(node, op, args)
-        # Batch norm's other results are never read in eval mode.
+        result = self._emit(node, rewritten)
+        # Nothing reads the other results of batch norm and max.
         return [result] if isinstance(node.meta["val"], tuple) else result
+
+    def _fixed(self, node: fx.Node) -> torch.Tensor | None:
+        """Returns the value of a node that does not depend on the batch."""
+        if node in self._batch_constants and node not in self._constants:
+            constant = self._batch_constants.find(node)
+            if constant is None or constant.dim is not None:
+                return None
+            return constant.per_sample
+        return self._constants.get(node)
+
+    def _emit(self, node: fx.Node, rewritten: Rewritten) -> Any:
+        op, arguments = rewritten
+        if op == IDENTITY:
+            return self._resolved(node, arguments["self"])
+        args = tuple(
+            self._resolved(node, arguments[parameter.name])
+            for parameter in operators()[op].parameters
+        )
+        return self._add(node, op, args)
+
+    def _resolved(self, node: fx.Node, argument: Any) -> Any:
+        if isinstance(argument, Rewritten):
+            return self._emit(node, argument)
+        if isinstance(argument, torch.Tensor):
+            return self._store(argument)
+        return self._argument(argument)
 
     def _argument(self, argument: Any) -> Any:
         if isinstance(argument, fx.Node):
@@ -281,14 +311,17 @@ class _Translation:
 
     def _weight(self, node: fx.Node, tensor: torch.Tensor) -> Any:
         if node not in self._known:
-            memory = tensor.untyped_storage().data_ptr()
-            if memory in self._memories:
-                # Tensors of a package cannot share memory.
-                tensor = tensor.clone()
-            self._memories.add(memory)
-            self._weights.append(tensor)
-            self._known[node] = _Weight(len(self._weights) - 1)
+            self._known[node] = self._store(tensor)
         return self._known[node]
+
+    def _store(self, tensor: torch.Tensor) -> Any:
+        memory = tensor.untyped_storage().data_ptr()
+        if memory in self._memories:
+            # Tensors of a package cannot share memory.
+            tensor = tensor.clone()
+        self._memories.add(memory)
+        self._weights.append(tensor)
+        return _Weight(len(self._weights) - 1)
 
     def _batch_constant(self, node: fx.Node) -> Any:
         """Adds a weight that is expanded once per sample."""
@@ -296,7 +329,9 @@ class _Translation:
             return self._known[node]
         constant = self._batch_constants.find(node)
         if constant is None:
-            raise _unknown(node, str(node.target))
+            # It is rounded differently in each batch, or differs by sample.
+            self._known[node] = self._result_of(node)
+            return self._known[node]
         value = constant.per_sample
         result = self._weight(node, value)
         if constant.dim is not None:

@@ -54,8 +54,9 @@ def _attention_flops(bound: Bound, result: Value) -> int:
 
 def _pool_flops(bound: Bound, result: Value) -> int:
     kernel = bound["kernel_size"]
-    height, width = kernel[0], kernel[-1]
-    return int(result.num_elements * height * width)
+    if len(kernel) == 1:
+        kernel *= result.ndim - 2
+    return int(result.num_elements * math.prod(kernel))
 
 
 _FLOPS: Mapping[str, Callable[[Bound, Value], int]] = MappingProxyType(
@@ -63,12 +64,15 @@ _FLOPS: Mapping[str, Callable[[Bound, Value], int]] = MappingProxyType(
         EMBEDDING: _embedding_flops,
         "aten.conv1d.default": _conv_flops,
         "aten.conv2d.default": _conv_flops,
+        "aten.conv3d.default": _conv_flops,
         "aten.conv_transpose2d.input": _transposed_conv_flops,
         "aten.linear.default": _linear_flops,
         "aten.matmul.default": _matmul_flops,
         "aten.bmm.default": _matmul_flops,
         "aten.scaled_dot_product_attention.default": _attention_flops,
         "aten.max_pool2d.default": _pool_flops,
+        "aten.max_pool3d.default": _pool_flops,
         "aten.avg_pool2d.default": _pool_flops,
+        "aten.avg_pool3d.default": _pool_flops,
     }
 )

@@ -4,7 +4,7 @@ An index out of range fails the whole batch on a CPU and ends the process on a
 GPU.  So every position of a sample has a limit that is checked beforehand: the
 number of rows of the smallest table in which its value is looked up.  The
 checks of :mod:`hapi_splitter.graph.shapes` guarantee that indices are input
-values that were moved but never changed.
+values that were moved but never changed, or within the table by computation.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import torch
 
 from hapi_splitter.graph.batch_independence import Value
+from hapi_splitter.graph.integer_bounds import is_within
 from hapi_splitter.graph.lowering import needed
 from hapi_splitter.graph.operators import EMBEDDING
 from hapi_splitter.graph.program import INPUT, Program
@@ -30,14 +31,16 @@ def id_limits(
         values: from :func:`hapi_splitter.graph.shapes.infer`.
 
     Returns:
-        int64 of a sample's shape, 0 for no limit; None if the program has no
-        embedding.
+        int64 of a sample's shape, 0 for no limit; None if the program looks
+        up no ids of the input.
     """
     num_rows: dict[int, int] = {}
     for call in program.calls:
         if call.op == EMBEDDING:
             table, indices = call.refs()
             rows = values[table].shape[0]
+            if is_within(values[indices], rows):
+                continue
             num_rows[indices] = min(rows, num_rows.get(indices, rows))
     if not num_rows:
         return None

@@ -41,6 +41,9 @@ DTYPE_NAMES: Mapping[torch.dtype, str] = MappingProxyType(
     {dtype: name for name, dtype in DTYPES.items()}
 )
 
+EMBEDDING = "aten.embedding.default"
+CUMSUM = "aten.cumsum.default"
+
 _UNARY = "self: tensor"
 _PAIR = "self: tensor, other: tensor"
 _SCALED_PAIR = "self: tensor, other: tensor, *, alpha: number"
@@ -57,6 +60,11 @@ _MAX_POOL = (
     "self: tensor, kernel_size: ints, stride: ints, padding: ints, "
     "dilation: ints, ceil_mode: bool"
 )
+_AVG_POOL = (
+    "self: tensor, kernel_size: ints, stride: ints, padding: ints, "
+    "ceil_mode: bool, count_include_pad: bool, divisor_override: int?"
+)
+_ADAPTIVE = "self: tensor, output_size: ints"
 _BATCH_NORM = (
     "input: tensor, weight: tensor?, bias: tensor?, running_mean: tensor, "
     "running_var: tensor, momentum: float, eps: float"
@@ -97,6 +105,16 @@ _ROWS: Mapping[str, tuple[str, Rule, str | None]] = MappingProxyType(
         "aten.rsqrt.default": (_UNARY, rules.elementwise, "rsqrt_.default"),
         "aten.abs.default": (_UNARY, rules.elementwise, "abs_.default"),
         "aten.neg.default": (_UNARY, rules.elementwise, "neg_.default"),
+        "aten.erf.default": (_UNARY, rules.elementwise, "erf_.default"),
+        "aten.sin.default": (_UNARY, rules.elementwise, "sin_.default"),
+        "aten.cos.default": (_UNARY, rules.elementwise, "cos_.default"),
+        "aten.floor.default": (_UNARY, rules.elementwise, "floor_.default"),
+        "aten.reciprocal.default": (
+            _UNARY,
+            rules.elementwise,
+            "reciprocal_.default",
+        ),
+        "aten.logical_not.default": (_UNARY, rules.elementwise, None),
         "aten.gelu.default": (
             "self: tensor, *, approximate: tanh",
             rules.elementwise,
@@ -149,6 +167,19 @@ _ROWS: Mapping[str, tuple[str, Rule, str | None]] = MappingProxyType(
         "aten.div.Tensor": (_PAIR, rules.elementwise, "div_.Tensor"),
         "aten.maximum.default": (_PAIR, rules.elementwise, None),
         "aten.minimum.default": (_PAIR, rules.elementwise, None),
+        "aten.pow.Tensor_Tensor": (
+            "self: tensor, exponent: tensor",
+            rules.elementwise,
+            None,
+        ),
+        "aten.logical_and.default": (_PAIR, rules.elementwise, None),
+        "aten.logical_or.default": (_PAIR, rules.elementwise, None),
+        "aten.eq.Tensor": (_PAIR, rules.elementwise, None),
+        "aten.ne.Tensor": (_PAIR, rules.elementwise, None),
+        "aten.lt.Tensor": (_PAIR, rules.elementwise, None),
+        "aten.le.Tensor": (_PAIR, rules.elementwise, None),
+        "aten.gt.Tensor": (_PAIR, rules.elementwise, None),
+        "aten.ge.Tensor": (_PAIR, rules.elementwise, None),
         "aten.add.Scalar": (
             _WITH_SCALED_NUMBER,
             rules.elementwise,
@@ -162,9 +193,17 @@ _ROWS: Mapping[str, tuple[str, Rule, str | None]] = MappingProxyType(
         "aten.rsub.Scalar": (_WITH_SCALED_NUMBER, rules.elementwise, None),
         "aten.mul.Scalar": (_WITH_NUMBER, rules.elementwise, "mul_.Scalar"),
         "aten.div.Scalar": (_WITH_NUMBER, rules.elementwise, "div_.Scalar"),
-        # padding masks of token ids
         "aten.eq.Scalar": (_WITH_NUMBER, rules.elementwise, None),
         "aten.ne.Scalar": (_WITH_NUMBER, rules.elementwise, None),
+        "aten.lt.Scalar": (_WITH_NUMBER, rules.elementwise, None),
+        "aten.le.Scalar": (_WITH_NUMBER, rules.elementwise, None),
+        "aten.gt.Scalar": (_WITH_NUMBER, rules.elementwise, None),
+        "aten.ge.Scalar": (_WITH_NUMBER, rules.elementwise, None),
+        "aten.where.self": (
+            "condition: tensor, self: tensor, other: tensor",
+            rules.elementwise,
+            None,
+        ),
         "aten.prelu.default": (
             "self: tensor, weight: tensor",
             rules.channelwise,
@@ -192,8 +231,19 @@ _ROWS: Mapping[str, tuple[str, Rule, str | None]] = MappingProxyType(
         ),
         "aten.mean.dim": (_REDUCE_DTYPE, rules.reduce, None),
         "aten.sum.dim_IntList": (_REDUCE_DTYPE, rules.reduce, None),
+        CUMSUM: (
+            "self: tensor, dim: int, *, dtype: dtype?",
+            rules.along,
+            None,
+        ),
+        "aten.argmax.default": (
+            "self: tensor, dim: int, keepdim: bool",
+            rules.reduce,
+            None,
+        ),
         "aten.amax.default": (_REDUCE, rules.reduce, None),
         "aten.amin.default": (_REDUCE, rules.reduce, None),
+        "aten.logsumexp.default": (_REDUCE, rules.reduce, None),
         "aten.linalg_vector_norm.default": (
             "self: tensor, ord: number, dim: ints, keepdim: bool, *, "
             "dtype: dtype?",
@@ -203,6 +253,7 @@ _ROWS: Mapping[str, tuple[str, Rule, str | None]] = MappingProxyType(
         # convolution, pooling, resampling: images [batch, channels, ...]
         "aten.conv1d.default": (_CONV, rules.conv, None),
         "aten.conv2d.default": (_CONV, rules.conv, None),
+        "aten.conv3d.default": (_CONV, rules.conv, None),
         "aten.conv_transpose2d.input": (
             "input: tensor, weight: tensor, bias: tensor?, stride: ints, "
             "padding: ints, output_padding: ints, groups: int, "
@@ -211,18 +262,11 @@ _ROWS: Mapping[str, tuple[str, Rule, str | None]] = MappingProxyType(
             None,
         ),
         "aten.max_pool2d.default": (_MAX_POOL, rules.image, None),
-        "aten.avg_pool2d.default": (
-            "self: tensor, kernel_size: ints, stride: ints, padding: ints, "
-            "ceil_mode: bool, count_include_pad: bool, "
-            "divisor_override: int?",
-            rules.image,
-            None,
-        ),
-        "aten.adaptive_avg_pool2d.default": (
-            "self: tensor, output_size: ints",
-            rules.image,
-            None,
-        ),
+        "aten.max_pool3d.default": (_MAX_POOL, rules.volume, None),
+        "aten.avg_pool2d.default": (_AVG_POOL, rules.image, None),
+        "aten.avg_pool3d.default": (_AVG_POOL, rules.volume, None),
+        "aten.adaptive_avg_pool2d.default": (_ADAPTIVE, rules.image, None),
+        "aten.adaptive_avg_pool3d.default": (_ADAPTIVE, rules.volume, None),
         "aten.upsample_nearest2d.default": (
             "self: tensor, output_size: ints, scales_h: number?, "
             "scales_w: number?",
@@ -275,10 +319,26 @@ _ROWS: Mapping[str, tuple[str, Rule, str | None]] = MappingProxyType(
             rules.layer_norm,
             None,
         ),
+        "aten.rms_norm.default": (
+            "input: tensor, normalized_shape: ints, weight: tensor?, "
+            "eps: number?",
+            rules.layer_norm,
+            None,
+        ),
         # lookups; shapes.py checks their indices
-        "aten.embedding.default": (
+        EMBEDDING: (
             "weight: tensor, indices: tensor",
             rules.embedding,
+            None,
+        ),
+        "aten.index_select.default": (
+            "self: tensor, dim: int, index: tensor",
+            rules.along,
+            None,
+        ),
+        "aten.gather.default": (
+            "self: tensor, dim: int, index: tensor",
+            rules.gather,
             None,
         ),
         # products
@@ -331,6 +391,11 @@ _ROWS: Mapping[str, tuple[str, Rule, str | None]] = MappingProxyType(
             rules.along,
             None,
         ),
+        "aten.unfold.default": (
+            "self: tensor, dimension: int, size: int, step: int",
+            rules.unfold,
+            None,
+        ),
         "aten.contiguous.default": (_UNARY, rules.elementwise, None),
     }
 )
@@ -346,6 +411,7 @@ VIEWS = frozenset(
         "squeeze.dims",
         "select.int",
         "slice.Tensor",
+        "unfold.default",
         "contiguous.default",
         "_to_copy.default",
     )
@@ -357,6 +423,7 @@ PRODUCTS = frozenset(
     for name in (
         "conv1d.default",
         "conv2d.default",
+        "conv3d.default",
         "conv_transpose2d.input",
         "linear.default",
         "matmul.default",
@@ -367,7 +434,17 @@ PRODUCTS = frozenset(
 """Operators restricted to float32: for other types torch unfolds a whole
 batch into columns, which can take gigabytes."""
 
-EMBEDDING = "aten.embedding.default"
+INDICES: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        EMBEDDING: ("weight", "indices"),
+        "aten.index_select.default": ("self", "index"),
+        "aten.gather.default": ("self", "index"),
+    }
+)
+"""Operators that read entries by number: names of their table and indices."""
+
+OVERLAPPING = frozenset({"aten.expand.default", "aten.unfold.default"})
+"""Views in which several entries may lie at one address."""
 
 SELECTIONS = (VIEWS - {"aten._to_copy.default"}) | {
     "aten.flip.default",

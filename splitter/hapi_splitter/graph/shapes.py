@@ -23,9 +23,17 @@ from hapi_splitter.graph.batch_independence import (
     tensors_of,
 )
 from hapi_splitter.graph.flops import flops_of
+from hapi_splitter.graph.integer_bounds import (
+    dtype_bounds,
+    is_within,
+    result_bounds,
+    weight_bounds,
+)
 from hapi_splitter.graph.operators import (
+    CUMSUM,
     DTYPE_NAMES,
     EMBEDDING,
+    INDICES,
     PRODUCTS,
     SELECTIONS,
     Operator,
@@ -82,7 +90,7 @@ def infer(
 
     Args:
         program: with operators and argument types already checked.
-        weights: by id; only shapes and dtypes are read.
+        weights: by id; of floats only shapes and dtypes are read.
         form: of one sample.
         limits: None means no limits.
 
@@ -90,7 +98,10 @@ def infer(
         PackageError: naming the call that fails, mixes samples, exceeds a
             limit, looks up unchecked ids or has an unsupported dtype.
     """
-    values = {INPUT: Value((1, *form.shape), form.dtype, Batch(0), True)}
+    every = dtype_bounds(form.dtype)
+    values = {
+        INPUT: Value((1, *form.shape), form.dtype, Batch(0), True, every)
+    }
     _check_limits(values[INPUT], 0, limits, "the input")
     ids = {INPUT} if values[INPUT].num_elements <= MAX_IDS else set()
     num_lookups = 0
@@ -100,7 +111,8 @@ def infer(
     ]
     for node, weight in weights.items():
         _check_dtype(weight.dtype, f"weight {node}")
-        values[node] = Value(tuple(weight.shape), weight.dtype, None, False)
+        shape, bounds = tuple(weight.shape), weight_bounds(weight)
+        values[node] = Value(shape, weight.dtype, None, False, bounds)
         for run in runs:
             run[node] = torch.empty_like(weight, device="meta")
     flops = 0
@@ -111,6 +123,8 @@ def infer(
         if call.op == EMBEDDING:
             num_lookups += 1
             _check_lookup(call, bound, ids, num_lookups, where)
+        elif call.op in INDICES:
+            _check_indices(call, bound, where)
         for batch, run in zip(_BATCHES, runs, strict=True):
             try:
                 run[node] = run_call(call, run, batch)
@@ -120,6 +134,7 @@ def infer(
                     "bad_package", f"{where}: cannot run: {reason}"
                 ) from None
         _check_product(operator.name, bound, where)
+        _check_cumsum(operator.name, runs[0][node].dtype, where)
         values[node] = _value(operator, bound, [r[node] for r in runs], where)
         if _holds_ids(call, values[node], ids):
             ids.add(node)
@@ -236,7 +251,9 @@ def _value(
             )
     _check_dtype(results[0].dtype, where)
     data = any(value.data for value in tensors_of(bound))
-    return Value(tuple(shape), results[0].dtype, batch, data)
+    dtype = results[0].dtype
+    bounds = result_bounds(operator.name, bound, dtype)
+    return Value(tuple(shape), dtype, batch, data, bounds)
 
 
 def _check_dtype(dtype: torch.dtype, where: str) -> None:
@@ -262,6 +279,15 @@ def _check_product(op: str, bound: Bound, where: str) -> None:
             )
 
 
+def _check_cumsum(op: str, dtype: torch.dtype, where: str) -> None:
+    if op == CUMSUM and dtype.is_floating_point:
+        raise PackageError(
+            "bad_package",
+            f"{where}: cumulative sums of {dtype} are not supported; torch "
+            "has no deterministic kernel for GPUs; use integers or bools",
+        )
+
+
 def _holds_ids(call: Call, value: Value, ids: Set[int]) -> bool:
     return (
         call.op in SELECTIONS
@@ -274,9 +300,9 @@ def _holds_ids(call: Call, value: Value, ids: Set[int]) -> bool:
 def _check_lookup(
     call: Call, bound: Bound, ids: Set[int], number: int, where: str
 ) -> None:
-    """Accepts only ids of the input, whose range is checked per sample.
+    """Accepts bounded indices, and ids of the input.
 
-    An index out of range would end a GPU's process. See
+    The range of ids is checked per sample. See
     :mod:`hapi_splitter.graph.index_bounds`.
     """
     if number > MAX_LOOKUPS:
@@ -284,20 +310,36 @@ def _check_lookup(
             "bad_package", f"{where}: more than {MAX_LOOKUPS} lookups"
         )
     weight, indices = bound["weight"], bound["indices"]
-    is_safe = (
-        indices.dtype == torch.int64
-        and call.refs()[1] in ids
-        and not weight.data
-        and weight.ndim == 2
-        and weight.shape[0] > 0
+    is_table = not weight.data and weight.ndim == 2 and weight.shape[0] > 0
+    if not is_table or indices.dtype != torch.int64:
+        raise _unchecked(indices, where)
+    if call.refs()[1] not in ids and not is_within(indices, weight.shape[0]):
+        raise _unchecked(indices, where)
+
+
+def _check_indices(call: Call, bound: Bound, where: str) -> None:
+    table, indices = (bound[name] for name in INDICES[call.op])
+    sizes = dict(enumerate(table.shape)) | {
+        dim - table.ndim: size for dim, size in enumerate(table.shape)
+    }
+    size = sizes.get(bound["dim"], 0)
+    if indices.dtype != torch.int64 or not is_within(indices, size):
+        raise _unchecked(indices, where)
+
+
+def _unchecked(indices: Value, where: str) -> PackageError:
+    """An index out of range would end a GPU's process."""
+    if indices.bounds is None:
+        known = ""
+    else:
+        known = f", from {indices.bounds[0]} to {indices.bounds[1]}"
+    return PackageError(
+        "bad_package",
+        f"{where}: it must look up unchanged int64 ids of the input, at most "
+        f"{MAX_IDS} per sample, in a constant table of rows, or int64 indices "
+        "whose computation limits them to the table, such as clamp; the range "
+        f"of these indices ({indices.dtype}{known}) cannot be checked",
     )
-    if not is_safe:
-        raise PackageError(
-            "bad_package",
-            f"{where}: it must look up unchanged int64 ids of the input, at "
-            f"most {MAX_IDS} per sample, in a constant table of rows; the "
-            f"range of these indices ({indices.dtype}) cannot be checked",
-        )
 
 
 def _check_limits(

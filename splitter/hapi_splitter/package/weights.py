@@ -62,7 +62,7 @@ def read_weights(data: memoryview, count: int) -> dict[int, torch.Tensor]:
         if end > len(body):
             raise _error(f"tensor {name} ends after the file")
         spans.append((start, end))
-        tensors[int(name)] = _view(body[start:end], dtype, shape)
+        tensors[int(name)] = _view(name, body[start:end], dtype, shape)
     _check_spans(sorted(spans), len(body))
     return tensors
 
@@ -106,10 +106,15 @@ def _are_sizes(values: Any) -> bool:
 
 
 def _view(
-    data: memoryview, dtype: torch.dtype, shape: tuple[int, ...]
+    name: str, data: memoryview, dtype: torch.dtype, shape: tuple[int, ...]
 ) -> torch.Tensor:
     if not len(data):
         return torch.empty(shape, dtype=dtype)
+    if (
+        dtype == torch.bool
+        and torch.frombuffer(data, dtype=torch.uint8).gt(1).any()
+    ):
+        raise _error(f"tensor {name} has a bool that is neither 0 nor 1")
     return torch.frombuffer(data, dtype=dtype).view(shape)
 
 

@@ -29,6 +29,13 @@ FLAT = [
     ("permute.default", (X, (1, 0, 2))),
     ("reshape.default", (Ref(2), (Affine(4), 6))),
 ]
+TABLE = [
+    ("slice.Tensor", (W, 0, 0, 4, 1)),
+    ("unsqueeze.default", (Ref(2), 0)),
+    ("expand.default", (Ref(3), (3, 4, 6))),
+]
+GATHER = ("gather.default", (X, 2, Ref(5)))
+GATHER_CONSTANTS = ("gather.default", (Ref(4), 1, Ref(5)))
 ATTENTION = "scaled_dot_product_attention.default"
 WINDOWS = ((2, 2), (1, 1), (0, 0), (1, 1))
 
@@ -68,6 +75,26 @@ WINDOWS = ((2, 2), (1, 1), (0, 0), (1, 1))
             Batch(0),
         ),
         ([("stack.default", ((X, X), 0))], Batch(1)),
+        ([("argmax.default", (X, 1, False))], Batch(0)),
+        ([("argmax.default", (X, 2, True))], Batch(0)),
+        ([("unfold.default", (X, 1, 2, 1))], Batch(0)),
+        ([("rms_norm.default", (X, (6,), None, None))], Batch(0)),
+        (
+            [
+                *FLAT,
+                ("argmax.default", (Ref(3), 1, True)),
+                ("gather.default", (Ref(3), 1, Ref(4))),
+            ],
+            Batch(0, 4, 1),
+        ),
+        (
+            [
+                ("gt.Scalar", (X, 0)),
+                ("select.int", (W, 0, 0)),
+                ("where.self", (Ref(2), X, Ref(3))),
+            ],
+            Batch(0),
+        ),
     ],
 )
 def test_batch_position_is_tracked(calls, expected):
@@ -129,6 +156,34 @@ def test_batch_position_is_tracked(calls, expected):
                 "col2im.default",
                 (Ref(2), (2, 3), (1, 1), (1, 1), (0, 0), (1, 1)),
             ),
+        ],
+        [("argmax.default", (X, 0, False))],
+        [("logsumexp.default", (X, (), False))],
+        [("unfold.default", (X, 0, 1, 1))],
+        [("rms_norm.default", (X, (1, 4, 6), None, None))],
+        [("gt.Scalar", (X, 0)), ("cumsum.default", (Ref(2), 0, None))],
+        # Each sample's own index reads another sample, or one of two.
+        [
+            ("argmax.default", (X, 0, True)),
+            ("gather.default", (X, 0, Ref(2))),
+        ],
+        [
+            ("argmax.default", (X, 1, True)),
+            ("permute.default", (X, (1, 0, 2))),
+            ("gather.default", (Ref(3), 2, Ref(2))),
+        ],
+        [*TABLE, ("argmax.default", (Ref(4), 2, True)), GATHER],
+        [*TABLE, ("argmax.default", (X, 1, True)), GATHER_CONSTANTS],
+        [
+            ("argmax.default", (X, 1, False)),
+            ("select.int", (Ref(2), 1, 0)),
+            ("index_select.default", (X, 2, Ref(3))),
+        ],
+        # Five dimensions, but those of one volume whose channels are samples.
+        [
+            ("unsqueeze.default", (X, 0)),
+            ("unsqueeze.default", (Ref(2), 0)),
+            ("adaptive_avg_pool3d.default", (Ref(3), (1, 1, 1))),
         ],
         # Samples are the weights of a product.
         [

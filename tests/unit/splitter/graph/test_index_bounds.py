@@ -40,6 +40,7 @@ from hapi_splitter.profiling.profiler import profile_region
 CPU = torch.device("cpu")
 assert_close = partial(torch.testing.assert_close, rtol=1e-4, atol=1e-5)
 EMBEDDING = "aten.embedding.default"
+SELECT_ROWS = "aten.index_select.default"
 IDS = SampleForm((4,), torch.int64)
 LONG = SampleForm((MAX_IDS + 1,), torch.int64)
 TABLE = torch.randn(10, 3)
@@ -191,6 +192,77 @@ def test_computed_ids_are_refused(calls):
         infer(lookup_after(*calls), {1: TABLE}, IDS)
 
 
+def counted(*calls):
+    """Returns a program that numbers tokens, the first one from 1 on.
+
+    Args:
+        calls: made on the numbers, ``Ref(5)``, before they are looked up.
+    """
+    return lookup_after(
+        Call("aten.ne.Scalar", (Ref(0), 0)),
+        Call("aten._to_copy.default", (Ref(2), torch.int32)),
+        Call("aten.cumsum.default", (Ref(3), 1, None)),
+        Call("aten.mul.Tensor", (Ref(4), Ref(3))),
+        *calls,
+    )
+
+
+def plus(number):
+    return Call("aten.add.Scalar", (Ref(5), number, 1))
+
+
+def clamped(low, high):
+    return lookup_after(Call("aten.clamp.default", (Ref(0), low, high)))
+
+
+BOUNDED = {
+    "counted": (counted(), 5),
+    "counted and shifted": (counted(plus(2)), 7),
+    "clamped": (clamped(0, 9), 10),
+    "position of the maximum": (
+        lookup_after(Call("aten.argmax.default", (Ref(0), 1, False))),
+        4,
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("program", "num_rows"), BOUNDED.values(), ids=BOUNDED
+)
+def test_computed_ids_are_looked_up_only_in_large_enough_tables(
+    program, num_rows
+):
+    assert limits_of(program, torch.randn(num_rows, 3)) is None
+    with pytest.raises(PackageError, match="cannot be checked"):
+        limits_of(program, torch.randn(num_rows - 1, 3))
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        clamped(0, None),
+        clamped(None, 9),
+        clamped(-1, 9),
+        clamped(0, 9.5),
+        counted(plus(-1)),
+        # The product wraps around to any integer.
+        counted(Call("aten.mul.Scalar", (Ref(5), 2**61))),
+    ],
+)
+def test_ids_that_may_be_out_of_range_are_refused(program):
+    with pytest.raises(PackageError, match="cannot"):
+        infer(program, {1: TABLE}, IDS)
+
+
+def test_computed_and_unchanged_ids_have_their_own_limits():
+    calls = (
+        *counted(plus(5)).calls,
+        Call(EMBEDDING, (Ref(1), Ref(0))),
+        Call("aten.add.Tensor", (Ref(7), Ref(8), 1)),
+    )
+    assert limits_of(Program(1, calls), TABLE) == [10] * 4
+
+
 ONE, OUTSIDE = {1: TABLE}, {1: TABLE, 2: torch.tensor([[99]])}
 NUMBERS = {1: torch.zeros(4, dtype=torch.int64)}
 SELF = Program(0, (Call(EMBEDDING, (Ref(0), Ref(0))),))
@@ -198,6 +270,17 @@ CONSTANT = Program(2, (Call(EMBEDDING, (Ref(1), Ref(2))),))
 TOO_MANY_IDS = "at most 131072 per sample"
 UNCHECKED = "cannot be checked"
 NO_ROWS = {1: torch.randn(0, 3)}
+
+
+def selected(*numbers, dtype=torch.int64):
+    """Returns weights: a table and indices of its rows."""
+    return {1: TABLE, 2: torch.tensor(numbers, dtype=dtype)}
+
+
+SELECT = Program(2, (Call(SELECT_ROWS, (Ref(1), 0, Ref(2))),))
+GATHER = Program(2, (Call("aten.gather.default", (Ref(1), 1, Ref(2))),))
+SELECT_SAMPLES = Program(1, (Call(SELECT_ROWS, (Ref(0), 1, Ref(0))),))
+GATHER_IDS = Program(0, (Call("aten.gather.default", (Ref(0), 1, Ref(0))),))
 REFUSED = {
     "many lookups": (Program(1, MANY), ONE, IDS, "more than 512 lookups"),
     "expanded ids": (lookup_after(*WIDE), ONE, IDS, TOO_MANY_IDS),
@@ -208,6 +291,20 @@ REFUSED = {
     "no table of rows": (lookup_after(), NUMBERS, IDS, UNCHECKED),
     "samples as table": (SELF, {}, IDS, UNCHECKED),
     "constant ids out of range": (CONSTANT, OUTSIDE, IDS, UNCHECKED),
+    "row after the last": (SELECT, selected(0, 10), IDS, "from 0 to 10"),
+    "negative row": (SELECT, selected(9, -1), IDS, "from -1 to 9"),
+    "int32 rows": (SELECT, selected(0, dtype=torch.int32), IDS, UNCHECKED),
+    "float rows": (SELECT, {1: TABLE, 2: TABLE[0]}, IDS, UNCHECKED),
+    "no rows": (SELECT, {**selected(0), **NO_ROWS}, IDS, UNCHECKED),
+    "column after the last": (GATHER, selected([3]), IDS, UNCHECKED),
+    "no dimension": (
+        GATHER,
+        {1: torch.tensor(1.0), 2: torch.tensor(0)},
+        IDS,
+        UNCHECKED,
+    ),
+    "ids as columns": (GATHER_IDS, {}, IDS, UNCHECKED),
+    "ids as rows": (SELECT_SAMPLES, {}, IDS, UNCHECKED),
 }
 
 
@@ -305,15 +402,22 @@ class Encoded(nn.Module):
         self.model = model
 
     def forward(self, ids):
-        mask = (ids != 0)[:, None, None, :]
-        mask = mask.expand(-1, -1, ids.shape[1], -1)
+        mask = (ids != PADDING).long()
         output = self.model(input_ids=ids, attention_mask=mask)
         return output.last_hidden_state[:, 0]
 
 
-BERT = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+PADDING = 1
+ENCODER = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
+}
 SIZES = {
-    "Bert": {**BERT, "intermediate_size": 64},
+    "Bert": ENCODER,
+    "Roberta": ENCODER,
+    "Llama": {**ENCODER, "num_key_value_heads": 1},
     "DistilBert": {"dim": 32, "n_layers": 2, "n_heads": 2, "hidden_dim": 64},
 }
 
@@ -322,14 +426,17 @@ SIZES = {
 def test_hugging_face_model_is_equivalent_at_every_cut(name):
     transformers = pytest.importorskip("transformers")
     config = getattr(transformers, f"{name}Config")(
-        vocab_size=NUM_IDS, max_position_embeddings=NUM_TOKENS, **SIZES[name]
+        vocab_size=NUM_IDS,
+        max_position_embeddings=NUM_TOKENS + 2,
+        pad_token_id=PADDING,
+        **SIZES[name],
     )
     torch.manual_seed(0)
     model = getattr(transformers, f"{name}Model")(config).eval()
     parts = split((Encoded(model), nn.Linear(32, 2)), transform=TOKENS)
     region = load_package(package_bytes(parts.frozen))
     ids = region.examples(4)
-    ids[:, 10:] = 0
-    output = model(input_ids=ids, attention_mask=(ids != 0).long())
+    ids[1:, 10:] = PADDING
+    output = model(input_ids=ids, attention_mask=(ids != PADDING).long())
     expected = output.last_hidden_state[:, 0]
     assert_equivalent_at_every_cut(region, region, ids, expected.detach())

@@ -65,6 +65,8 @@ def test_in_place_variant_has_the_same_arguments_and_writes_to_self(operator):
 
 
 IMAGES = torch.linspace(-1, 1, 2 * 4 * 7 * 5).reshape(2, 4, 7, 5)
+VOLUMES = IMAGES.unsqueeze(2).expand(-1, -1, 6, -1, -1)
+THRICE = ([4, 4, 4], [3, 9, 3])
 NOTHING = torch.empty(2, 3, 0)
 WITH_GAPS: list[tuple[str, tuple[Any, ...]]] = [
     ("cat.default", ([NOTHING, IMAGES[:, 0, :3], NOTHING], 2)),
@@ -90,6 +92,16 @@ WITH_GAPS: list[tuple[str, tuple[Any, ...]]] = [
     ("max_pool2d.default", (IMAGES, [2, 2], [4, 4], [1, 1], [1, 1], True)),
     ("avg_pool2d.default", (IMAGES, [2, 2], [4, 4], [1, 1], True)),
     ("adaptive_avg_pool2d.default", (IMAGES, [9, 11])),
+    (
+        "conv3d.default",
+        (VOLUMES, torch.ones(6, 2, 1, 1, 1), None, *THRICE, [1, 1, 1], 2),
+    ),
+    ("max_pool3d.default", (VOLUMES, *THRICE[:1] * 2, [1, 1, 1], [2], True)),
+    ("avg_pool3d.default", (VOLUMES, *THRICE[:1] * 2, [1, 1, 1], True)),
+    ("adaptive_avg_pool3d.default", (VOLUMES, [9, 9, 11])),
+    ("index_select.default", (NOTHING, 1, torch.tensor([0, 2]))),
+    ("gather.default", (NOTHING, 1, torch.zeros(2, 1, 0).long())),
+    ("rms_norm.default", (NOTHING, [0])),
     ("upsample_nearest2d.default", (IMAGES, [15, 3])),
     ("upsample_bilinear2d.default", (IMAGES, [15, 3], False)),
     ("im2col.default", (IMAGES, [2, 2], [3, 3], [4, 4], [5, 5])),
@@ -124,7 +136,8 @@ def test_result_has_no_uninitialised_entries(name, arguments):
     """Uninitialised memory could hold another account's features."""
     run = operators()[f"aten.{name}"].overload()
     images, *others = arguments
-    if isinstance(images, torch.Tensor) and images.ndim == 4:
-        last = images.contiguous(memory_format=torch.channels_last)
+    if isinstance(images, torch.Tensor) and images.ndim > 3:
+        formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+        last = images.contiguous(memory_format=formats[images.ndim])
         assert run(last, *others).isfinite().all()
     assert run(images, *others).isfinite().all()
