@@ -319,6 +319,8 @@ _SPECIAL: Mapping[str, Rewrite] = MappingProxyType(
         "aten.sub.Tensor": _with_number("sub"),
         "aten.mul.Tensor": _with_number("mul"),
         "aten.div.Tensor": _with_number("div"),
+        "aten.multiply.Tensor": _with_number("mul"),
+        "aten.divide.Tensor": _with_number("div"),
         "aten.to.dtype": _dtype,
         "aten._to_copy.default": _dtype,
         "aten.adaptive_max_pool2d.default": _adaptive_max_pool,

@@ -256,16 +256,42 @@ def _named_padding(name: str) -> Rewrite:
     return rewritten
 
 
+def _slice_scatter(bound: Named, node: fx.Node) -> Rewritten | None:
+    """Joins the overwritten entries with those before and after them."""
+    source, dim = bound["self"], bound["dim"]
+    size = shape_of(source)[dim]
+    if not isinstance(size, int) or bound["step"] != 1:
+        return None
+    start, end, _ = slice(bound["start"], bound["end"]).indices(size)
+    parts = [
+        Rewritten(
+            "aten.slice.Tensor",
+            {
+                "self": source,
+                "dim": dim,
+                "start": first,
+                "end": last,
+                "step": 1,
+            },
+        )
+        for first, last in ((0, start), (end, size))
+    ]
+    joined = [parts[0], bound["src"], parts[1]]
+    return Rewritten("aten.cat.default", {"tensors": joined, "dim": dim})
+
+
 def _pad(bound: Named, node: fx.Node) -> Rewritten | None:
     """Pads with copies of entries by selecting them."""
-    if not any(bound["pad"]):
+    source, mode, widths = bound["self"], bound["mode"], list(bound["pad"])
+    while widths and not any(widths[-2:]):
+        del widths[-2:]
+    if not widths:
         return Rewritten(IDENTITY, bound)
-    source, mode = bound["self"], bound["mode"]
     if mode == "constant":
-        return Rewritten("aten.pad.default", bound)
+        return Rewritten("aten.pad.default", bound | {"pad": widths})
     shape, padded = shape_of(source), source
-    for number, before in enumerate(bound["pad"][::2]):
-        dim, after = len(shape) - 1 - number, bound["pad"][2 * number + 1]
+    for number, before in enumerate(widths[::2]):
+        dim, after = len(shape) - 1 - number, widths[2 * number + 1]
         size = shape[dim]
         if not isinstance(size, int):
             return None
@@ -316,6 +342,7 @@ DECOMPOSITIONS: Mapping[str, Rewrite] = MappingProxyType(
         "aten.std.correction": _deviation,
         "aten.max_pool1d.default": _max_pool1d,
         "aten.pad.default": _pad,
+        "aten.slice_scatter.default": _slice_scatter,
         **{
             f"{name}.padding": _named_padding(f"{name}.default")
             for name in _CONVOLUTIONS

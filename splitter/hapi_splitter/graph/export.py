@@ -291,6 +291,8 @@ class _Translation:
             return self._emit(node, argument)
         if isinstance(argument, torch.Tensor):
             return self._store(argument)
+        if isinstance(argument, list | tuple):
+            return tuple(self._resolved(node, each) for each in argument)
         return self._argument(argument)
 
     def _argument(self, argument: Any) -> Any:
