@@ -146,9 +146,9 @@ def roll(bound: Bound) -> Batch | None:
 
 
 def pad(bound: Bound) -> Batch | None:
-    """Pads the last dimensions; ``pad`` has pairs in reverse order."""
-    value = bound["self"]
-    return _batch_outside(value, tuple(range(-(len(bound["pad"]) // 2), 0)))
+    """Pads the last dimensions, of which the last one is the first pair."""
+    widths = bound["pad"] if "pad" in bound else bound["padding"]
+    return _batch_outside(bound["self"], tuple(range(-(len(widths) // 2), 0)))
 
 
 def cat(bound: Bound) -> Batch | None:
@@ -199,7 +199,7 @@ def volume(bound: Bound) -> Batch | None:
 
 
 def columns(bound: Bound) -> Batch | None:
-    """Reads ``[batch, entries of a window, windows]``."""
+    """Reads ``[batch, channels or entries of a window, positions]``."""
     return _with_dims(bound, 3)
 
 

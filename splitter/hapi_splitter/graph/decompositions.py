@@ -217,23 +217,6 @@ def _deviation(bound: Named, node: fx.Node) -> Rewritten | None:
     return variance and Rewritten("aten.sqrt.default", {"self": variance})
 
 
-def _max_pool1d(bound: Named, node: fx.Node) -> Rewritten | None:
-    """Pools images of one row."""
-    row = Rewritten("aten.unsqueeze.default", bound | {"dim": -2})
-    pooled = Rewritten(
-        "aten.max_pool2d.default",
-        {
-            "self": row,
-            "kernel_size": [1, *bound["kernel_size"]],
-            "stride": [1, *(bound["stride"] or bound["kernel_size"])],
-            "padding": [0, *bound["padding"]],
-            "dilation": [1, *bound["dilation"]],
-            "ceil_mode": bound["ceil_mode"],
-        },
-    )
-    return Rewritten("aten.squeeze.dims", {"self": pooled, "dim": [-2]})
-
-
 def _named_padding(name: str) -> Rewrite:
     """Computes the widths of ``padding="same"`` and ``"valid"``."""
 
@@ -281,7 +264,6 @@ def _slice_scatter(bound: Named, node: fx.Node) -> Rewritten | None:
 
 
 def _pad(bound: Named, node: fx.Node) -> Rewritten | None:
-    """Pads with copies of entries by selecting them."""
     source, mode, widths = bound["self"], bound["mode"], list(bound["pad"])
     while widths and not any(widths[-2:]):
         del widths[-2:]
@@ -289,31 +271,12 @@ def _pad(bound: Named, node: fx.Node) -> Rewritten | None:
         return Rewritten(IDENTITY, bound)
     if mode == "constant":
         return Rewritten("aten.pad.default", bound | {"pad": widths})
-    shape, padded = shape_of(source), source
-    for number, before in enumerate(widths[::2]):
-        dim, after = len(shape) - 1 - number, widths[2 * number + 1]
-        size = shape[dim]
-        if not isinstance(size, int):
-            return None
-        index = torch.arange(
-            -before, size + after, device=node.meta["val"].device
-        )
-        padded = index_select(padded, dim, _PADDED[mode](index, size))
-    return Rewritten(IDENTITY, {"self": padded})
+    count = len(widths) // 2
+    if mode != "reflect" or count > 2:
+        return None
+    arguments = {"self": source, "padding": widths}
+    return Rewritten(f"aten.reflection_pad{count}d.default", arguments)
 
-
-_PADDED: Mapping[str, Callable[[torch.Tensor, int], torch.Tensor]] = (
-    MappingProxyType(
-        {
-            "reflect": lambda index, size: (
-                size - 1 - (size - 1 - index.abs()).abs()
-            ),
-            "replicate": lambda index, size: index.clamp(0, size - 1),
-            "circular": lambda index, size: index % size,
-        }
-    )
-)
-"""Index of the entry at each position, which may be outside."""
 
 DECOMPOSITIONS: Mapping[str, Rewrite] = MappingProxyType(
     {
@@ -340,7 +303,6 @@ DECOMPOSITIONS: Mapping[str, Rewrite] = MappingProxyType(
         "aten.var.correction": _variance,
         "aten.std.dim": _deviation,
         "aten.std.correction": _deviation,
-        "aten.max_pool1d.default": _max_pool1d,
         "aten.pad.default": _pad,
         "aten.slice_scatter.default": _slice_scatter,
         **{

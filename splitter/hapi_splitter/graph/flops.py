@@ -70,6 +70,7 @@ _FLOPS: Mapping[str, Callable[[Bound, Value], int]] = MappingProxyType(
         "aten.matmul.default": _matmul_flops,
         "aten.bmm.default": _matmul_flops,
         "aten.scaled_dot_product_attention.default": _attention_flops,
+        "aten.max_pool1d.default": _pool_flops,
         "aten.max_pool2d.default": _pool_flops,
         "aten.max_pool3d.default": _pool_flops,
         "aten.avg_pool2d.default": _pool_flops,

@@ -51,6 +51,7 @@ _WITH_NUMBER = "self: tensor, other: number"
 _WITH_SCALED_NUMBER = "self: tensor, other: number, alpha: number"
 _REDUCE = "self: tensor, dim: ints, keepdim: bool"
 _REDUCE_DTYPE = "self: tensor, dim: ints, keepdim: bool, *, dtype: dtype?"
+_REFLECT = "self: tensor, padding: ints"
 _SOFTMAX = "self: tensor, dim: int, dtype: dtype?"
 _CONV = (
     "input: tensor, weight: tensor, bias: tensor?, stride: ints, "
@@ -229,6 +230,8 @@ _ROWS: Mapping[str, tuple[str, Rule, str | None]] = MappingProxyType(
             rules.pad,
             None,
         ),
+        "aten.reflection_pad1d.default": (_REFLECT, rules.pad, None),
+        "aten.reflection_pad2d.default": (_REFLECT, rules.pad, None),
         "aten.mean.dim": (_REDUCE_DTYPE, rules.reduce, None),
         "aten.sum.dim_IntList": (_REDUCE_DTYPE, rules.reduce, None),
         CUMSUM: (
@@ -261,6 +264,7 @@ _ROWS: Mapping[str, tuple[str, Rule, str | None]] = MappingProxyType(
             rules.conv,
             None,
         ),
+        "aten.max_pool1d.default": (_MAX_POOL, rules.columns, None),
         "aten.max_pool2d.default": (_MAX_POOL, rules.image, None),
         "aten.max_pool3d.default": (_MAX_POOL, rules.volume, None),
         "aten.avg_pool2d.default": (_AVG_POOL, rules.image, None),

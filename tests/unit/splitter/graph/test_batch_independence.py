@@ -158,6 +158,11 @@ def test_batch_position_is_tracked(calls, expected):
             ),
         ],
         [("argmax.default", (X, 0, False))],
+        # Three dimensions mean one image whose channels are the samples.
+        [
+            ("permute.default", (X, (1, 0, 2))),
+            ("reflection_pad2d.default", (Ref(2), (1, 1, 1, 1))),
+        ],
         [("logsumexp.default", (X, (), False))],
         [("unfold.default", (X, 0, 1, 1))],
         [("rms_norm.default", (X, (1, 4, 6), None, None))],

@@ -195,12 +195,6 @@ def products(x):
     return added.view(-1, 4, 8, 8).sum((1, 2)) + flat
 
 
-def padded(x):
-    for mode in ("reflect", "replicate", "circular"):
-        x = F.pad(x, (2, 1, 0, 3), mode=mode)
-    return x
-
-
 def selected(x):
     order = torch.tensor([[2, 0], [-1, 2]])
     return x[:, order].flatten(1, 2)[:, :, torch.arange(8)][..., [7, -8, 3]]
@@ -230,7 +224,7 @@ def learned_queries(x):
         positions,
         overwritten,
         *(attended, compared, filled, pooled_volumes, pooled_lines),
-        *(normalised, products, padded, selected, selected_per_sample),
+        *(normalised, products, selected, selected_per_sample),
         learned_queries,
         lambda x: F.glu(x, 1),
         lambda x: F.conv2d(x, weight(4, 4, 2, 4), padding="same"),
@@ -245,6 +239,8 @@ def learned_queries(x):
         lambda x: x.index_select(3, torch.tensor([7, 0, 0])),
         lambda x: torch.cat([torch.empty(0), x], 1),
         lambda x: F.pad(x, (0, 1, 2, 0, 0, 0, 0, 0)),
+        lambda x: F.pad(x, (0, 1, 2, 0), mode="reflect"),
+        lambda x: F.pad(x.flatten(1, 2), (3, 0), mode="reflect"),
         lambda x: torch.multiply(x, 2) - torch.divide(x, x.exp()),
         lambda x: torch.einsum("bchw,cd->bdhw", x, torch.ones(4, 3)),
         lambda x: x.square(),
@@ -304,6 +300,7 @@ def numbered(x):
         (lambda x: x[x.mean((1, 2, 3)).long()], "aten.index.Tensor"),
         (lambda x: (x.long() & x.long()) * 1.0, "and"),
         (lambda x: x.var(0), "aten.var"),
+        (lambda x: F.pad(x, (1, 1, 1, 1), mode="circular"), "aten.pad"),
         (lambda x: x + torch.rand(x.shape[0], 1, 1, 1), "aten.rand.default"),
         (lambda x: x + torch.rand(8), "aten.rand.default"),
         (lambda x: F.adaptive_max_pool2d(x, 3), "aten.adaptive_max_pool2d"),

@@ -71,6 +71,8 @@ NOTHING = torch.empty(2, 3, 0)
 WITH_GAPS: list[tuple[str, tuple[Any, ...]]] = [
     ("cat.default", ([NOTHING, IMAGES[:, 0, :3], NOTHING], 2)),
     ("pad.default", (IMAGES, [3, 0, 2, 9])),
+    ("reflection_pad2d.default", (IMAGES, [3, 0, 2, 6])),
+    ("max_pool1d.default", (IMAGES[0], [2], [4], [1], [1], True)),
     ("roll.default", (IMAGES, [3, 1], [2, 0])),
     ("sum.dim_IntList", (NOTHING, [2], False)),
     ("linalg_vector_norm.default", (NOTHING, 2, [2])),
