@@ -519,8 +519,8 @@ class FreezePoints:
     def _several(self, end: int) -> list[FreezePoint]:
         """Returns points at an end from which several tensors are sent.
 
-        The first sends the tensors themselves, the second what the model's
-        code computes them from.
+        They send the tensors themselves, or what the model's code computes
+        them from. The one that sends less is first.
         """
         step = next(s for s in self._run.events if s >= end)
         live = self._run.live(step)
@@ -537,7 +537,7 @@ class FreezePoints:
             places = self._all_places(numbers, events, step)
             if places:
                 found.append(self._point(step, end, places))
-        return found
+        return sorted(found, key=_num_values)
 
     def _all_places(
         self, numbers: set[int], events: Mapping[int, ModuleEvent], step: int
@@ -594,6 +594,12 @@ class FreezePoints:
                 shape = list(event.values[index].shape[1:])
                 return f"{event.module or 'the input'} {shape}"
         return "a tensor computed between modules"
+
+
+def _num_values(point: FreezePoint) -> int:
+    return sum(
+        torch.Size(place.form.sample_shape).numel() for place in point.places
+    )
 
 
 def _step_of(found: tuple[int, Place]) -> int:
