@@ -30,12 +30,16 @@ def check_splittable(model: nn.Module) -> None:
                 "as after accelerate's cpu_offload or init_empty_weights); "
                 "load the model's weights to one device, then split it",
             )
-    if isinstance(model, torch.jit.ScriptModule | torch.fx.GraphModule):
+    # A module of torch.export has one mode and refuses to change it.
+    is_exported = (
+        isinstance(model, torch.fx.GraphModule) and "train" in vars(model)
+    )
+    if is_exported or isinstance(model, torch.jit.ScriptModule):
         raise FreezeError(
             "cannot_freeze",
-            f"the model is a {kind}, which has no Python code of its own to "
-            "run after the freeze point; give the original module, or two "
-            "modules (frozen, tail)",
+            f"the model is a {kind}, the result of torch.jit or torch.export, "
+            "which calls no modules by their Python code; give the original "
+            "model",
         )
 
 
@@ -55,9 +59,8 @@ def unwrapped(model: nn.Module) -> nn.Module:
             f"the model is wrapped in {wrapper}; give its .module, and wrap "
             f"the tail: {wrapper}(tail)",
         )
-    inner = model._modules.get("_orig_mod")
-    if isinstance(model, torch._dynamo.OptimizedModule) and inner is not None:
-        return unwrapped(inner)
+    if isinstance(model, torch._dynamo.OptimizedModule):
+        return unwrapped(model._orig_mod)
     return model
 
 

@@ -113,14 +113,14 @@ class ModelRun:
         steps: operations and module events, in order.
         created: step after which each tensor depends on the samples.
         last_use: last step that reads each tensor; infinite for results.
-        written: memory that in-place operations wrote to.
+        written: steps of in-place operations, by the memory they write to.
         result: what the model returned.
     """
 
     steps: Sequence[Operation | ModuleEvent]
     created: Mapping[int, int]
     last_use: Mapping[int, float]
-    written: frozenset[int]
+    written: Mapping[int, Sequence[int]]
     result: Any
 
     @cached_property
@@ -200,7 +200,7 @@ class _Recorder(TorchFunctionMode):
         self._numbers = WeakTensorKeyDictionary()
         self._created: dict[int, int] = {}
         self._last_use: dict[int, float] = {}
-        self._written: set[int] = set()
+        self._written: dict[int, list[int]] = {}
         self._calls: Counter[str] = Counter()
         self._open: list[tuple[str, int]] = []
         self._parameters = {
@@ -258,7 +258,7 @@ class _Recorder(TorchFunctionMode):
         if name.startswith("__set"):
             results = given[:1]
         if given and any(each is given[0] for each in results):
-            self._written.add(_memory(given[0]))
+            self._written.setdefault(_memory(given[0]), []).append(step)
         for each in results if reads else ():
             self._number(each, step)
         self._steps.append(
@@ -325,7 +325,7 @@ class _Recorder(TorchFunctionMode):
             self._steps,
             self._created,
             self._last_use,
-            frozenset(self._written),
+            self._written,
             result,
         )
 

@@ -61,10 +61,12 @@ def watch(model: nn.Module, place: Place, act: Act, stack: ExitStack) -> None:
         return pytree.tree_unflatten(leaves, spec)
 
     mode = _OperationMode(place.operations, replaced)
-    calls = iter(range(place.call + 1))
+    call = -1
 
     def reached(values: Any) -> Any:
-        if next(calls, None) != place.call:
+        nonlocal call
+        call += 1
+        if call != place.call:
             return None
         if place.operations:
             mode.start()

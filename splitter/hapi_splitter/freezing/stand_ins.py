@@ -126,6 +126,7 @@ class Frontier:
         self.ends: dict[int, ModuleEvent] = {}
         self.begins: dict[int, ModuleEvent] = {}
         self.run_modules: set[str] = set()
+        self._spans: list[tuple[int, int]] = []
         replaced_until = -1
         for begin, event in runs[0].events.items():
             if begin > step:
@@ -138,6 +139,7 @@ class Frontier:
                 self.begins[begin] = event
             elif spans[-1][1] <= step and self._is_describable(event.module):
                 replaced_until = end
+                self._spans.append((begin, end))
                 self.ends[end] = runs[0].events[end]
             else:
                 self.run_modules.add(event.module)
@@ -202,10 +204,12 @@ class Frontier:
         )
 
     def _is_written(self, event: ModuleEvent) -> bool:
+        """Returns True if code that runs again writes to a result."""
         return any(
-            isinstance(value, Recorded)
-            and value.memory in self._runs[0].written
+            not any(begin < step < end for begin, end in self._spans)
             for value in event.values
+            if isinstance(value, Recorded)
+            for step in self._runs[0].written.get(value.memory, ())
         )
 
 

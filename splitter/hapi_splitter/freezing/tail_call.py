@@ -132,7 +132,8 @@ class TailRunner:
         def enter(_: torch.Tensor) -> torch.Tensor:
             entered.append(place)
             if place == self._plan.places[-1]:
-                if restore_modes() and _is_in_checkpoint():
+                was_training = restore_modes()
+                if was_training and _is_in_checkpoint():
                     raise FreezeError(
                         "cannot_freeze",
                         "gradient checkpointing would repeat the frozen "
@@ -183,12 +184,11 @@ class TailRunner:
             ]
             if not stand_in.is_changed:
                 self._filled[1][stand_in.module] = results
+        if len(results) == 1:
+            (result,) = results
+            return lambda *args, **kwargs: result
         calls, last = iter(results), results[-1]
-
-        def answer(*args: Any, **kwargs: Any) -> Any:
-            return next(calls, last)
-
-        return answer
+        return lambda *args, **kwargs: next(calls, last)
 
     @contextmanager
     def _eval_mode(self) -> Iterator[Callable[[], bool]]:
@@ -220,6 +220,8 @@ class TailRunner:
 
 
 def _is_in_checkpoint() -> bool:
+    if torch.compiler.is_compiling():
+        return False  # compiled code repeats nothing outside itself
     frame = sys._getframe()
     while frame.f_back is not None:
         frame = frame.f_back
