@@ -3,104 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
-import torch
 from torch import nn
 
 from hapi_protocol.errors import FreezeError
-from hapi_splitter.freezing.freeze_selector import FreezeSpec, nearest, similar
-from hapi_splitter.freezing.model_run import (
-    ALIAS,
-    ModelRun,
-    ModuleEvent,
-    Operation,
-    Recorded,
+from hapi_splitter.freezing.boundaries import (
+    Boundaries,
+    FreezePoint,
+    index_of,
 )
-from hapi_splitter.freezing.places import Place
-from hapi_splitter.freezing.stand_ins import Frontier, TensorForm
+from hapi_splitter.freezing.freeze_selector import FreezeSpec, nearest, similar
+from hapi_splitter.freezing.model_run import ModelRun, Operation
 from hapi_splitter.freezing.tail_call import TailPlan
 
-_MOVABLE_OPERATIONS = frozenset(
-    {
-        "__add__",
-        "__get__",
-        "__getitem__",
-        "__iadd__",
-        "__radd__",
-        "adaptive_avg_pool2d",
-        "add",
-        "add_",
-        ALIAS,
-        "avg_pool2d",
-        "contiguous",
-        "elu",
-        "flatten",
-        "gelu",
-        "hardsigmoid",
-        "hardswish",
-        "leaky_relu",
-        "max_pool2d",
-        "mean",
-        "permute",
-        "relu",
-        "relu6",
-        "relu_",
-        "reshape",
-        "sigmoid",
-        "silu",
-        "squeeze",
-        "tanh",
-        "transpose",
-        "unsqueeze",
-        "view",
-    }
-)
-"""Torch functions over which the freeze point may move: deterministic, and
-without parameters or numbers that training could change."""
-
-_MOVABLE_MODULES = (
-    nn.modules.pooling._MaxPoolNd,
-    nn.modules.pooling._AvgPoolNd,
-    nn.modules.pooling._AdaptiveAvgPoolNd,
-    nn.modules.pooling._AdaptiveMaxPoolNd,
-    nn.ReLU,
-    nn.ReLU6,
-    nn.Hardtanh,
-    nn.Hardswish,
-    nn.Hardsigmoid,
-    nn.SiLU,
-    nn.GELU,
-    nn.Mish,
-    nn.ELU,
-    nn.LeakyReLU,
-    nn.Sigmoid,
-    nn.Tanh,
-    nn.Softplus,
-    nn.Flatten,
-    nn.Unflatten,
-    nn.Identity,
-)
-
 _MAX_NAMES = 4
-_NO_FORM = TensorForm((), torch.float32)
-
-
-@dataclass(frozen=True)
-class FreezePoint:
-    """A module event at which the frozen region ends.
-
-    Args:
-        step: of the event in the record.
-        end: place at which the requested modules end, at or before it.
-        places: tensors that are sent; the last is of the event.
-    """
-
-    step: int
-    end: Place
-    places: tuple[Place, ...]
 
 
 class FreezePoints:
@@ -119,9 +36,8 @@ class FreezePoints:
         batches: Sequence[int],
     ) -> None:
         self._model = model
-        self._runs = runs
         self._run = runs[0]
-        self._batches = batches
+        self._boundaries = Boundaries(model, runs, batches)
         self._names: dict[int, list[str]] = {}
         for named in (model.named_parameters, model.named_buffers):
             for name, tensor in named(remove_duplicate=False):
@@ -137,7 +53,7 @@ class FreezePoints:
         """
         ends = self._spec_ends(spec)
         end = max(ends.values())
-        found = self._reachable(end)[::-1] or self._several(end)
+        found = self._boundaries.after(end)
         if spec.exact and not self._sends_exactly(spec, found):
             self._check_exact(spec, ends, end)
         if not found:
@@ -186,7 +102,7 @@ class FreezePoints:
 
     def plan(self, point: FreezePoint, spec: FreezeSpec) -> TailPlan:
         """Returns the model's forward after a point, as plain values."""
-        frontier = self._frontier(point.step)
+        frontier = self._boundaries.frontier(point.step)
         begin = next(iter(self._run.events.values()))
         stand_ins = frontier.stand_ins
         inside = [f"{each.module}." for each in stand_ins]
@@ -213,9 +129,6 @@ class FreezePoints:
             ),
             frozenset(frozen),
         )
-
-    def _frontier(self, step: int) -> Frontier:
-        return Frontier(self._runs, self._batches, step)
 
     def _spec_ends(self, spec: FreezeSpec) -> dict[str, int]:
         ends = {}
@@ -280,10 +193,11 @@ class FreezePoints:
                 is_statistic = name.endswith("running_mean")
                 is_parameter = name in self._parameters
                 # Functions are not called for modules without parameters.
-                if is_parameter or (is_statistic and not spec.from_function):
-                    names = self._aliases(name)
-                    if not any(map(spec.covers, names)):
-                        others.setdefault(spec.outside(name), step)
+                counts = is_parameter or (
+                    is_statistic and not spec.from_function
+                )
+                if counts and not any(map(spec.covers, self._aliases(name))):
+                    others.setdefault(spec.outside(name), step)
         if not others:
             return
         first = min(others, key=others.__getitem__)
@@ -382,7 +296,8 @@ class FreezePoints:
             module = self._model.get_submodule(name)
             if end >= limit or not any(True for _ in module.parameters()):
                 continue
-            steps = [p.step for p in self._reachable(end) if p.step <= limit]
+            points = self._boundaries.single(end)
+            steps = [each.step for each in points if each.step <= limit]
             if steps:
                 found = (steps[-1], -name.count("."), name)
                 best = found if best is None else max(best, found)
@@ -427,193 +342,13 @@ class FreezePoints:
         return {
             name: end
             for name, end in self._ends.items()
-            if self._reachable(end) or self._several(end)
+            if self._boundaries.after(end)
         }
-
-    def _reachable(self, end: int) -> list[FreezePoint]:
-        """Returns points with one tensor, over movable steps after an end."""
-        found: list[FreezePoint] = []
-        sent = None  # number of the last point's tensor
-        for step in range(end, len(self._run.steps) - 1):
-            each = self._run.steps[step]
-            is_event = isinstance(each, ModuleEvent)
-            if step > end and not is_event and not _is_movable(each):
-                break
-            live = self._run.live(step)
-            place = self._sole_place(step, *live) if len(live) == 1 else None
-            if place is not None and is_event and live == sent:
-                # The same tensor: a module's result rather than that of an
-                # operation, and that of the first module.
-                if found[-1].places[0].operations:
-                    found.pop()
-                else:
-                    place = None
-            if place is not None:
-                sent = live
-                found.append(self._point(step, end, [place]))
-            if step > end and is_event and not self._is_passable(each):
-                break
-        return found
-
-    def _sole_place(self, step: int, number: int) -> Place | None:
-        """Returns the place of the only tensor that is needed after a step."""
-        each = self._run.steps[step]
-        index = _index(each.values, number)
-        if index is None or getattr(each, "name", "") == ALIAS:
-            return None
-        if isinstance(each, Operation):
-            return self._operation_place(step, index, number)
-        # An argument is replaced only inside the module that it is given to.
-        end = self._run.spans[each.module][each.call][1]
-        if not each.is_end and self._run.last_use[number] > end:
-            return None
-        return self._place(step, index)
-
-    def _operation_place(
-        self, step: int, index: int, number: int
-    ) -> Place | None:
-        operation = self._run.steps[step]
-        is_in_place = number in operation.reads
-        if is_in_place and not operation.name.startswith("__i"):
-            return None  # its result is not what the code goes on with
-        frontier = self._frontier(step)
-        form = frontier.described_result(step)[index]
-        if not isinstance(form, TensorForm) or not form.is_batch:
-            return None
-        anchor = max((*frontier.ends, *frontier.begins))
-        event = self._run.events[anchor]
-        count = sum(
-            isinstance(each, Operation) and each.name != ALIAS
-            for each in self._run.steps[anchor : step + 1]
-        )
-        return Place(
-            event.module, event.call, event.is_end, index, form, count
-        )
-
-    def _point(
-        self, step: int, end: int, places: Sequence[Place]
-    ) -> FreezePoint:
-        event = next(e for s, e in self._run.events.items() if s >= end)
-        first = Place(event.module, event.call, event.is_end, 0, _NO_FORM)
-        return FreezePoint(step, first, tuple(places))
-
-    def _place(self, step: int, index: int) -> Place | None:
-        """Returns a place for features; None if no batch can be sent."""
-        event = self._run.events[step]
-        described = self._frontier(step).described(event)
-        form = described[index] if index < len(described) else None
-        if not isinstance(form, TensorForm) or not form.is_batch:
-            return None
-        return Place(event.module, event.call, event.is_end, index, form)
-
-    def _is_passable(self, event: ModuleEvent) -> bool:
-        """Returns True if the freeze point may move over a module event."""
-        module = self._model.get_submodule(event.module)
-        if module._forward_hooks or module._forward_pre_hooks:
-            return False
-        if event.is_end or isinstance(module, _MOVABLE_MODULES):
-            return True
-        has_parts = any(True for _ in module.children())
-        return has_parts and "forward" not in vars(module)
-
-    def _several(self, end: int) -> list[FreezePoint]:
-        """Returns points at an end from which several tensors are sent.
-
-        They send the tensors themselves, or what the model's code computes
-        them from. The one that sends less is first.
-        """
-        step = next(s for s in self._run.events if s >= end)
-        live = self._run.live(step)
-        frontier = self._frontier(step)
-        root = next(iter(frontier.begins), None)
-        origins = dict(frontier.ends)
-        if root is not None:
-            origins[root] = frontier.begins[root]
-        found = []
-        for numbers, events in (
-            (live, {**frontier.ends, **frontier.begins}),
-            (self._origins(live, origins), origins),
-        ):
-            places = self._all_places(numbers, events, step)
-            if places:
-                found.append(self._point(step, end, places))
-        return sorted(found, key=_num_values)
-
-    def _all_places(
-        self, numbers: set[int], events: Mapping[int, ModuleEvent], step: int
-    ) -> list[Place]:
-        """Returns places of all tensors, that of ``step`` last, or none."""
-        found: dict[int, tuple[int, Place]] = {}
-        for number in numbers:
-            for begin in sorted(events):
-                index = _index(events[begin].values, number)
-                place = None if index is None else self._place(begin, index)
-                if place is not None:
-                    found.setdefault(number, (begin, place))
-        steps = [each for each, _ in found.values()]
-        if numbers - found.keys() or step not in steps:
-            return []
-        return [place for _, place in sorted(found.values(), key=_step_of)]
-
-    def _origins(
-        self, numbers: set[int], events: Mapping[int, ModuleEvent]
-    ) -> set[int]:
-        """Returns the results of modules that tensors are computed from."""
-        known = {
-            value.number
-            for event in events.values()
-            for value in event.values
-            if isinstance(value, Recorded)
-        }
-        pending, found = [*numbers], set()
-        producers: dict[int, frozenset[int]] = {}
-        for each in self._run.steps:
-            if isinstance(each, Operation):
-                for value in each.values:
-                    if (
-                        isinstance(value, Recorded)
-                        and value.number is not None
-                    ):
-                        producers.setdefault(value.number, each.reads)
-        seen = set()
-        while pending:
-            number = pending.pop()
-            if number in seen:
-                continue
-            seen.add(number)
-            if number in known:
-                found.add(number)
-            else:
-                pending += producers.get(number, ())
-        return found
 
     def _describe(self, number: int) -> str:
         for event in self._run.events.values():
-            index = _index(event.values, number)
+            index = index_of(event.values, number)
             if index is not None:
                 shape = list(event.values[index].shape[1:])
                 return f"{event.module or 'the input'} {shape}"
         return "a tensor computed between modules"
-
-
-def _num_values(point: FreezePoint) -> int:
-    return sum(
-        torch.Size(place.form.sample_shape).numel() for place in point.places
-    )
-
-
-def _step_of(found: tuple[int, Place]) -> int:
-    return found[0]
-
-
-def _index(values: Sequence[Any], number: int) -> int | None:
-    """Returns the position of a tensor among values."""
-    for index, value in enumerate(values):
-        if isinstance(value, Recorded) and value.number == number:
-            return index
-    return None
-
-
-def _is_movable(operation: Operation) -> bool:
-    is_known = operation.name in _MOVABLE_OPERATIONS
-    return is_known and not operation.parameters

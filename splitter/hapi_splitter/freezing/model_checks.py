@@ -31,8 +31,8 @@ def check_splittable(model: nn.Module) -> None:
                 "load the model's weights to one device, then split it",
             )
     # A module of torch.export has one mode and refuses to change it.
-    is_exported = (
-        isinstance(model, torch.fx.GraphModule) and "train" in vars(model)
+    is_exported = isinstance(model, torch.fx.GraphModule) and "train" in vars(
+        model
     )
     if is_exported or isinstance(model, torch.jit.ScriptModule):
         raise FreezeError(

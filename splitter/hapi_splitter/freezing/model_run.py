@@ -197,7 +197,7 @@ class _Recorder(TorchFunctionMode):
     def __init__(self, model: nn.Module, samples: Any) -> None:
         super().__init__()
         self._steps: list[Operation | ModuleEvent] = []
-        self._numbers = WeakTensorKeyDictionary()
+        self._numbers: Any = WeakTensorKeyDictionary()
         self._created: dict[int, int] = {}
         self._last_use: dict[int, float] = {}
         self._written: dict[int, list[int]] = {}
@@ -266,7 +266,7 @@ class _Recorder(TorchFunctionMode):
                 name,
                 frozenset(reads),
                 self._values(result)[0],
-                frozenset(parameters - {None}),
+                frozenset(name for name in parameters if name),
             )
         )
         return result
@@ -351,4 +351,4 @@ def _tensors(value: Any) -> list[torch.Tensor]:
 
 
 def _memory(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+    return int(tensor.untyped_storage()._cdata)

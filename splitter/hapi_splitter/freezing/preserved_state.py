@@ -141,11 +141,11 @@ def _same(value: dict[Any, Any], copy: dict[Any, Any]) -> bool:
     )
 
 
-class _SavedWrites(TorchDispatchMode):
+class _SavedWrites(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Copies the memory of known tensors before an operator writes to it."""
 
     def __init__(self, tensors: list[torch.Tensor]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._known = {_address(each): each for each in tensors}
         self._copies: dict[int, torch.Tensor] = {}
 
@@ -172,12 +172,18 @@ class _SavedWrites(TorchDispatchMode):
                 address = _address(each)
                 is_new = address and address not in self._copies
                 if is_new and address in self._known:
-                    storage = each.untyped_storage()
-                    self._copies[address] = storage.clone()
+                    whole = _whole(self._known[address])
+                    self._copies[address] = whole.clone()
 
     def restore(self) -> None:
         for address, copy in self._copies.items():
-            self._known[address].untyped_storage().copy_(copy)
+            _whole(self._known[address]).copy_(copy)
+
+
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns the bytes of a tensor's memory."""
+    whole = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+    return whole.set_(tensor.untyped_storage())
 
 
 def _address(tensor: torch.Tensor) -> int:

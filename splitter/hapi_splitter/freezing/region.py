@@ -104,5 +104,7 @@ def unpacked(
     sizes = [torch.Size(form.sample_shape).numel() for form in forms]
     return [
         part.reshape(-1, *form.sample_shape).to(form.dtype)
-        for part, form in zip(features.split(sizes, 1), forms, strict=True)
+        for part, form in zip(
+            torch.split(features, sizes, 1), forms, strict=True
+        )
     ]

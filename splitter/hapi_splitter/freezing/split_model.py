@@ -25,7 +25,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from hapi_protocol.errors import FreezeError
 from hapi_splitter.cuts import FrozenGraph, cuttable
 from hapi_splitter.freezing import two_modules
-from hapi_splitter.freezing.freeze_point import FreezePoint, FreezePoints
+from hapi_splitter.freezing.boundaries import FreezePoint
+from hapi_splitter.freezing.freeze_point import FreezePoints
 from hapi_splitter.freezing.freeze_selector import (
     Freeze,
     FreezeSpec,

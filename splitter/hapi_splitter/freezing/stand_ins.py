@@ -231,7 +231,7 @@ def _described(first: Any, second: Any, batches: Sequence[int]) -> Any:
             tuple(s for s in sizes if s is not None), first.dtype
         )
     if isinstance(first, _PLAIN) and type(first) is type(second):
-        if type(first) is int:
+        if type(first) is int and type(second) is int:
             size = _size(first, second, batches)
             return UNKNOWN if size is None else size
         return first if first == second else UNKNOWN

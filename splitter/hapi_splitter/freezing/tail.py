@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Collection, Iterator, Mapping, MutableMapping
-from typing import Any
+from typing import Any, no_type_check
 
 import torch
 from torch import nn
@@ -34,8 +34,7 @@ class Tail(nn.Module):
 
     def __init__(self, model: nn.Module, plan: TailPlan) -> None:
         super().__init__()
-        # A plain attribute: it must not become a submodule.
-        self.__dict__["_model"] = model
+        self._whole = (model,)  # in a tuple it is no submodule
         self._runner = TailRunner(model, plan)
         self._lock = threading.RLock()
         self._plan = plan
@@ -57,20 +56,21 @@ class Tail(nn.Module):
         """Sets the mode of the tail's modules and of those around it."""
         super().train(mode)
         for name in self._plan.open_modules:
-            self._model.get_submodule(name).training = mode
+            self._whole[0].get_submodule(name).training = mode
         return self
 
+    @no_type_check  # torch's method is untyped
     def _apply(self, fn: Any, recurse: bool = True) -> Tail:
         """Converts also what runs before the freeze point."""
         super()._apply(fn, recurse)
         for name in (*self._plan.open_modules, *self._plan.run_modules):
-            module = self._model.get_submodule(name)
+            module = self._whole[0].get_submodule(name)
             nn.Module._apply(module, fn, recurse=False)
         return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tail:
         """Copies the tail; the copy shares the frozen parameters."""
-        model = self._model
+        (model,) = self._whole
         for name, tensor in (
             *model.named_parameters(),
             *model.named_buffers(),
@@ -80,7 +80,7 @@ class Tail(nn.Module):
         return Tail(copy.deepcopy(model, memo), self._plan)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Tail, (self._model, self._plan)
+        return Tail, (*self._whole, self._plan)
 
 
 class _Remaining(MutableMapping[str, Any]):

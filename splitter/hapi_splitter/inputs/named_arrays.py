@@ -197,10 +197,11 @@ class NamedArrays(ArrayTransform):
     def encode(self, sample: torch.Tensor) -> bytes:
         """Returns a joined sample as the content of an ``.npz`` file."""
         sink = io.BytesIO()
-        arrays = self.separate(sample[None])
-        np.savez(
-            sink, **{name: each[0].numpy() for name, each in arrays.items()}
-        )
+        arrays: dict[str, Any] = {
+            name: each[0].numpy()
+            for name, each in self.separate(sample[None]).items()
+        }
+        np.savez(sink, **arrays)
         return sink.getvalue()
 
 

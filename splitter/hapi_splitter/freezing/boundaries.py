@@ -1,0 +1,309 @@
+"""Finds places in a forward at which its frozen part can end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from hapi_splitter.freezing.model_run import (
+    ALIAS,
+    ModelRun,
+    ModuleEvent,
+    Operation,
+    Recorded,
+)
+from hapi_splitter.freezing.places import Place
+from hapi_splitter.freezing.stand_ins import Frontier, TensorForm
+
+_MOVABLE_OPERATIONS = frozenset(
+    {
+        "__add__",
+        "__get__",
+        "__getitem__",
+        "__iadd__",
+        "__radd__",
+        "adaptive_avg_pool2d",
+        "add",
+        "add_",
+        ALIAS,
+        "avg_pool2d",
+        "contiguous",
+        "elu",
+        "flatten",
+        "gelu",
+        "hardsigmoid",
+        "hardswish",
+        "leaky_relu",
+        "max_pool2d",
+        "mean",
+        "permute",
+        "relu",
+        "relu6",
+        "relu_",
+        "reshape",
+        "sigmoid",
+        "silu",
+        "squeeze",
+        "tanh",
+        "transpose",
+        "unsqueeze",
+        "view",
+    }
+)
+"""Torch functions over which the freeze point may move: deterministic, and
+without parameters or numbers that training could change."""
+
+_MOVABLE_MODULES = (
+    nn.modules.pooling._MaxPoolNd,
+    nn.modules.pooling._AvgPoolNd,
+    nn.modules.pooling._AdaptiveAvgPoolNd,
+    nn.modules.pooling._AdaptiveMaxPoolNd,
+    nn.ReLU,
+    nn.ReLU6,
+    nn.Hardtanh,
+    nn.Hardswish,
+    nn.Hardsigmoid,
+    nn.SiLU,
+    nn.GELU,
+    nn.Mish,
+    nn.ELU,
+    nn.LeakyReLU,
+    nn.Sigmoid,
+    nn.Tanh,
+    nn.Softplus,
+    nn.Flatten,
+    nn.Unflatten,
+    nn.Identity,
+)
+
+_NO_FORM = TensorForm((), torch.float32)
+
+
+@dataclass(frozen=True)
+class FreezePoint:
+    """A module event at which the frozen region ends.
+
+    Args:
+        step: of the event in the record.
+        end: place at which the requested modules end, at or before it.
+        places: tensors that are sent; the last is of the event.
+    """
+
+    step: int
+    end: Place
+    places: tuple[Place, ...]
+
+
+class Boundaries:
+    """The places at which the frozen part of a model's forward can end.
+
+    Args:
+        model: the model of the records.
+        runs: records of forwards of two batch sizes, in eval mode.
+        batches: the two batch sizes.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        runs: Sequence[ModelRun],
+        batches: Sequence[int],
+    ) -> None:
+        self._model = model
+        self._runs = runs
+        self._run = runs[0]
+        self._batches = batches
+
+    def frontier(self, step: int) -> Frontier:
+        """Returns the module calls that end before a step."""
+        return Frontier(self._runs, self._batches, step)
+
+    def after(self, end: int) -> list[FreezePoint]:
+        """Returns the freeze points at or after a step, the best first."""
+        return self.single(end)[::-1] or self.several(end)
+
+    def single(self, end: int) -> list[FreezePoint]:
+        """Returns points with one tensor, over movable steps after an end."""
+        found: list[FreezePoint] = []
+        sent = None  # number of the last point's tensor
+        for step in range(end, len(self._run.steps) - 1):
+            each = self._run.steps[step]
+            is_event = isinstance(each, ModuleEvent)
+            if step > end and not _is_movable(each):
+                break
+            live = self._run.live(step)
+            place = self._sole_place(step, *live) if len(live) == 1 else None
+            if place is not None and is_event and live == sent:
+                # The same tensor: a module's result rather than that of an
+                # operation, and that of the first module.
+                if found[-1].places[0].operations:
+                    found.pop()
+                else:
+                    place = None
+            if place is not None:
+                sent = live
+                found.append(self._point(step, end, [place]))
+            if step > end and not self._is_passable(each):
+                break
+        return found
+
+    def _sole_place(self, step: int, number: int) -> Place | None:
+        """Returns the place of the only tensor that is needed after a step."""
+        each = self._run.steps[step]
+        index = index_of(each.values, number)
+        if index is None or getattr(each, "name", "") == ALIAS:
+            return None
+        if isinstance(each, Operation):
+            return self._operation_place(each, step, index, number)
+        # An argument is replaced only inside the module that it is given to.
+        end = self._run.spans[each.module][each.call][1]
+        if not each.is_end and self._run.last_use[number] > end:
+            return None
+        return self._place(step, index)
+
+    def _operation_place(
+        self, operation: Operation, step: int, index: int, number: int
+    ) -> Place | None:
+        is_in_place = number in operation.reads
+        if is_in_place and not operation.name.startswith("__i"):
+            return None  # its result is not what the code goes on with
+        frontier = self.frontier(step)
+        form = frontier.described_result(step)[index]
+        if not isinstance(form, TensorForm) or not form.is_batch:
+            return None
+        anchor = max((*frontier.ends, *frontier.begins))
+        event = self._run.events[anchor]
+        count = sum(
+            isinstance(each, Operation) and each.name != ALIAS
+            for each in self._run.steps[anchor : step + 1]
+        )
+        return Place(
+            event.module, event.call, event.is_end, index, form, count
+        )
+
+    def _point(
+        self, step: int, end: int, places: Sequence[Place]
+    ) -> FreezePoint:
+        event = next(e for s, e in self._run.events.items() if s >= end)
+        first = Place(event.module, event.call, event.is_end, 0, _NO_FORM)
+        return FreezePoint(step, first, tuple(places))
+
+    def _place(self, step: int, index: int) -> Place | None:
+        """Returns a place for features; None if no batch can be sent."""
+        event = self._run.events[step]
+        described = self.frontier(step).described(event)
+        form = described[index] if index < len(described) else None
+        if not isinstance(form, TensorForm) or not form.is_batch:
+            return None
+        return Place(event.module, event.call, event.is_end, index, form)
+
+    def _is_passable(self, event: Operation | ModuleEvent) -> bool:
+        """Returns True if the freeze point may move over a module event."""
+        if isinstance(event, Operation):
+            return True
+        module = self._model.get_submodule(event.module)
+        if module._forward_hooks or module._forward_pre_hooks:
+            return False
+        if event.is_end or isinstance(module, _MOVABLE_MODULES):
+            return True
+        has_parts = any(True for _ in module.children())
+        return has_parts and "forward" not in vars(module)
+
+    def several(self, end: int) -> list[FreezePoint]:
+        """Returns points at an end from which several tensors are sent.
+
+        They send the tensors themselves, or what the model's code computes
+        them from. The one that sends less is first.
+        """
+        step = next(s for s in self._run.events if s >= end)
+        live = self._run.live(step)
+        frontier = self.frontier(step)
+        root = next(iter(frontier.begins), None)
+        origins = dict(frontier.ends)
+        if root is not None:
+            origins[root] = frontier.begins[root]
+        found = []
+        for numbers, events in (
+            (live, {**frontier.ends, **frontier.begins}),
+            (self._origins(live, origins), origins),
+        ):
+            places = self._all_places(numbers, events, step)
+            if places:
+                found.append(self._point(step, end, places))
+        return sorted(found, key=_num_values)
+
+    def _all_places(
+        self, numbers: set[int], events: Mapping[int, ModuleEvent], step: int
+    ) -> list[Place]:
+        """Returns places of all tensors, that of ``step`` last, or none."""
+        found: dict[int, tuple[int, Place]] = {}
+        for number in numbers:
+            for begin in sorted(events):
+                index = index_of(events[begin].values, number)
+                place = None if index is None else self._place(begin, index)
+                if place is not None:
+                    found.setdefault(number, (begin, place))
+        steps = [each for each, _ in found.values()]
+        if numbers - found.keys() or step not in steps:
+            return []
+        return [place for _, place in sorted(found.values(), key=_step_of)]
+
+    def _origins(
+        self, numbers: set[int], events: Mapping[int, ModuleEvent]
+    ) -> set[int]:
+        """Returns the results of modules that tensors are computed from."""
+        known = {
+            value.number
+            for event in events.values()
+            for value in event.values
+            if isinstance(value, Recorded)
+        }
+        pending, found = [*numbers], set()
+        producers: dict[int, frozenset[int]] = {}
+        for each in self._run.steps:
+            if isinstance(each, Operation):
+                for value in each.values:
+                    if (
+                        isinstance(value, Recorded)
+                        and value.number is not None
+                    ):
+                        producers.setdefault(value.number, each.reads)
+        seen = set()
+        while pending:
+            number = pending.pop()
+            if number in seen:
+                continue
+            seen.add(number)
+            if number in known:
+                found.add(number)
+            else:
+                pending += producers.get(number, ())
+        return found
+
+
+def _num_values(point: FreezePoint) -> int:
+    return sum(
+        torch.Size(place.form.sample_shape).numel() for place in point.places
+    )
+
+
+def _step_of(found: tuple[int, Place]) -> int:
+    return found[0]
+
+
+def index_of(values: Sequence[Any], number: int) -> int | None:
+    """Returns the position of a tensor among values."""
+    for index, value in enumerate(values):
+        if isinstance(value, Recorded) and value.number == number:
+            return index
+    return None
+
+
+def _is_movable(step: Operation | ModuleEvent) -> bool:
+    if isinstance(step, ModuleEvent):
+        return True
+    return step.name in _MOVABLE_OPERATIONS and not step.parameters
