@@ -243,6 +243,8 @@ class _Splitter:
         try:
             with self._writes:
                 problem = check.problem(plan)
+        except FreezeError:
+            raise
         except Exception as error:  # the user's own code
             cause = error
             problem = (

@@ -127,13 +127,13 @@ class TailRunner:
         place: Place,
         features: torch.Tensor,
         entered: list[Place],
-        restore_modes: Callable[[], bool],
+        restore_modes: Callable[[], None],
     ) -> Act:
         def enter(_: torch.Tensor) -> torch.Tensor:
             entered.append(place)
             if place == self._plan.places[-1]:
-                was_training = restore_modes()
-                if was_training and _is_in_checkpoint():
+                restore_modes()
+                if _is_in_checkpoint():
                     raise FreezeError(
                         "cannot_freeze",
                         "gradient checkpointing would repeat the frozen "
@@ -191,21 +191,19 @@ class TailRunner:
         return lambda *args, **kwargs: next(calls, last)
 
     @contextmanager
-    def _eval_mode(self) -> Iterator[Callable[[], bool]]:
+    def _eval_mode(self) -> Iterator[Callable[[], None]]:
         """Sets what runs before the freeze point to eval mode.
 
         Yields:
-            A function that restores the modes, at the freeze point, and
-            returns True if any was in training mode.
+            A function that restores the modes, for the freeze point.
         """
         modules = [*self._open, *(module for module, _ in self._replaced)]
         trained = [each for each in modules if each.training]
         read = [each for each in self._parameters if each.requires_grad]
 
-        def restore() -> bool:
+        def restore() -> None:
             for module in trained:
                 module.__dict__["training"] = True
-            return bool(trained)
 
         try:
             for module in trained:
