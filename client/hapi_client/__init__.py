@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from hapi_splitter.inputs.array_transform import ArrayTransform
     from hapi_splitter.inputs.augmentation import Augmentation
     from hapi_splitter.inputs.image_transform import ImageTransform
+    from hapi_splitter.inputs.named_arrays import NamedArrays
 
 __all__ = [
     "ArrayTransform",
@@ -42,6 +43,7 @@ __all__ = [
     "HapiError",
     "ImageTransform",
     "JobConfig",
+    "NamedArrays",
     "PlanConfig",
     "ReadConfig",
     "SwiftConfig",
@@ -62,6 +64,7 @@ _HOMES = {
     "HapiError": "hapi_protocol.errors",
     "ImageTransform": "hapi_splitter.inputs.image_transform",
     "JobConfig": "hapi_client.job.options",
+    "NamedArrays": "hapi_splitter.inputs.named_arrays",
     "PlanConfig": "hapi_client.job.options",
     "ReadConfig": "hapi_client.loading.prefetcher",
     "SwiftConfig": "hapi_client.job.options",

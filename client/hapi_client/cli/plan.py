@@ -71,9 +71,10 @@ class PlanOptions:
     array: Annotated[
         str | None,
         typer.Option(
-            metavar="SIZES[:DTYPE]",
+            metavar="[NAME=]SIZES[:DTYPE],…",
             help="Shape of the model's samples if they are NumPy arrays: "
-            "1x64x100 (float32), or 128:int64.",
+            "1x64x100 (float32), 128:int64, or the arrays of an .npz: "
+            "input_ids=128:int64,attention_mask=128:int64.",
             rich_help_panel=MODEL,
         ),
     ] = None

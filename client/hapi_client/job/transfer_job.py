@@ -39,10 +39,10 @@ class TransferJob(FeaturePipeline):
 
     Args:
         model: the whole network, with the weights to use; or two modules
-            ``(frozen, tail)`` if torch.fx cannot trace it.
+            ``(frozen, tail)``.
         freeze: what is frozen, as for :func:`hapi_client.split_model`: the
-            name of the last frozen module, a list of modules, or a function;
-            None for two modules.
+            name of the last frozen module, a list of modules, a function, or
+            ``"auto"``; None for two modules.
         data: as for :class:`FeaturePipeline`; the splits ``train`` and
             ``val`` of a mapping have loaders of their own.
         batch_size: samples of a step, of all ranks together.

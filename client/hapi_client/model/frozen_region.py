@@ -164,10 +164,12 @@ def split_model(
 
     Args:
         model: the whole network, with the weights to use; or two modules
-            ``(frozen, tail)`` if torch.fx cannot trace it.
+            ``(frozen, tail)``.
         freeze: name of the last frozen module, e.g. ``"avgpool"``; a list of
-            modules; or a function ``freeze(name, module)`` that returns True
-            for modules to freeze.  None for two modules.
+            modules; a function ``freeze(name, module)`` that returns True
+            for modules to freeze; or ``"auto"`` for all that runs before the
+            first parameter with ``requires_grad``, as with PEFT.  None for
+            two modules.
         transform: torchvision's ``weights.transforms()``, a ``Compose`` of
             resize, centre crop, conversion and normalisation, the evaluation
             transform of timm or open_clip, an image processor of Hugging

@@ -17,6 +17,7 @@ from hapi_protocol.errors import ClientError
 from hapi_splitter.freezing.split_model import default_freeze
 from hapi_splitter.inputs.array_transform import ArrayTransform
 from hapi_splitter.inputs.image_transform import ImageTransform
+from hapi_splitter.inputs.named_arrays import NamedArrays
 from hapi_splitter.inputs.sample_format import InputTransform
 
 Model: TypeAlias = torch.nn.Module | tuple[torch.nn.Module, torch.nn.Module]
@@ -115,21 +116,31 @@ def imagenet_transform(size: int) -> ImageTransform:
 
 
 def parse_array(text: str) -> ArrayTransform:
-    """Parses ``--array``: ``1x64x100``, or ``128:int64``.
+    """Parses ``--array``: ``1x64x100``, ``128:int64``, ``a=64,b=8:int64``.
 
     Raises:
         ClientError: ``bad_configuration`` naming the allowed format.
     """
-    sizes, _, dtype = text.partition(":")
     try:
-        shape = tuple(int(size) for size in sizes.split("x"))
-        return ArrayTransform(shape, dtype or "float32")
+        if "=" not in text:
+            return _one_array(text)
+        named = (part.partition("=") for part in text.split(","))
+        return NamedArrays.of(
+            **{name.strip(): _one_array(array) for name, _, array in named}
+        )
     except ValueError as error:
         raise ClientError(
             "bad_configuration",
             f"array is {text!r:.80}: {error}; give sizes, and a type other "
-            "than float32 if necessary: 1x64x100, or 128:int64",
+            "than float32 if necessary: 1x64x100, 128:int64, or with names "
+            "for several arrays: ids=128:int64,mask=128:int64",
         ) from error
+
+
+def _one_array(text: str) -> ArrayTransform:
+    sizes, _, dtype = text.partition(":")
+    shape = tuple(int(size) for size in sizes.split("x"))
+    return ArrayTransform(shape, dtype or "float32")
 
 
 def parse_freeze(

@@ -40,8 +40,7 @@ from hapi_splitter.package import zip_container
 from hapi_splitter.package.strict_json import parse_json
 from hapi_splitter.package.weights import read_weights
 from hapi_splitter.package.writer import (
-    ARRAY_FORMAT,
-    FORMAT,
+    FORMATS,
     cut_row,
     format_of,
 )
@@ -118,11 +117,8 @@ def _read(
         for name in ("hapi.json", "graph.json")
     }
     hapi = documents["hapi.json"]
-    known = (FORMAT, ARRAY_FORMAT)
-    if not isinstance(hapi, dict) or hapi.get("format") not in known:
-        raise _error(
-            f"hapi.json: its format is neither {FORMAT} nor {ARRAY_FORMAT}"
-        )
+    if not isinstance(hapi, dict) or hapi.get("format") not in FORMATS:
+        raise _error(f"hapi.json: its format is none of {FORMATS}")
     if set(hapi) != _HAPI_FIELDS:
         raise _error(f"hapi.json must have {sorted(_HAPI_FIELDS)}")
     sample = _read_sample(hapi["sample"])

@@ -12,19 +12,22 @@ from typing import Any
 
 from hapi_splitter.cuts import Cut, FrozenGraph
 from hapi_splitter.inputs.array_transform import ArrayTransform
+from hapi_splitter.inputs.named_arrays import NamedArrays
 from hapi_splitter.inputs.sample_format import InputTransform
 from hapi_splitter.package import zip_container
 from hapi_splitter.package.weights import write_weights
 
-FORMAT = 1
-ARRAY_FORMAT = 2
-"""Format of packages whose input is arrays, which older readers refuse."""
+FORMATS = (1, 2, 3)
+"""Formats of packages whose input is images, one array, or several arrays.
+Older readers refuse the later ones."""
 _ALIGNMENT = 64
 
 
 def format_of(transform: InputTransform | None) -> int:
     """Returns the package format of an input transform."""
-    return ARRAY_FORMAT if isinstance(transform, ArrayTransform) else FORMAT
+    if isinstance(transform, NamedArrays):
+        return FORMATS[2]
+    return FORMATS[isinstance(transform, ArrayTransform)]
 
 
 @dataclass(frozen=True, slots=True)
