@@ -236,6 +236,8 @@ def learned_queries(x):
         lambda x: x.var((2, 3)) + x.std(-1, keepdim=True).std((2, 3)),
         lambda x: x.var((1, 2), correction=0),
         lambda x: x.unfold(2, 3, 2).relu() + x.unfold(2, 3, 2),
+        # Two windows share an entry, and there are as many as before.
+        lambda x: (x * 2).unfold(3, 4, 3).sin(),
         lambda x: x.index_select(3, torch.tensor([7, 0, 0])),
         lambda x: torch.cat([torch.empty(0), x], 1),
         lambda x: F.pad(x, (0, 1, 2, 0, 0, 0, 0, 0)),

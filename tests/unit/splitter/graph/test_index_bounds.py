@@ -245,8 +245,11 @@ def test_computed_ids_are_looked_up_only_in_large_enough_tables(
         clamped(-1, 9),
         clamped(0, 9.5),
         counted(plus(-1)),
-        # The product wraps around to any integer.
-        counted(Call("aten.mul.Scalar", (Ref(5), 2**61))),
+        # The product wraps around to negative integers.
+        counted(
+            Call("aten.mul.Scalar", (Ref(5), 2**61)),
+            Call("aten.clamp.default", (Ref(6), None, 9)),
+        ),
     ],
 )
 def test_ids_that_may_be_out_of_range_are_refused(program):
