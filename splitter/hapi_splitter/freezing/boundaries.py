@@ -154,25 +154,29 @@ class Boundaries:
     def _sole_place(self, step: int, number: int) -> Place | None:
         """Returns the place of the only tensor that is needed after a step."""
         each = self._run.steps[step]
-        index = index_of(each.values, number)
-        if index is None or getattr(each, "name", "") == ALIAS:
+        indexes = indexes_of(each.values, number)
+        if not indexes or getattr(each, "name", "") == ALIAS:
             return None
         if isinstance(each, Operation):
-            return self._operation_place(each, step, index, number)
+            return self._operation_place(each, step, indexes, number)
         # An argument is replaced only inside the module that it is given to.
         end = self._run.spans[each.module][each.call][1]
         if not each.is_end and self._run.last_use[number] > end:
             return None
-        return self._place(step, index)
+        return self._place(step, indexes)
 
     def _operation_place(
-        self, operation: Operation, step: int, index: int, number: int
+        self,
+        operation: Operation,
+        step: int,
+        indexes: tuple[int, ...],
+        number: int,
     ) -> Place | None:
         is_in_place = number in operation.reads
         if is_in_place and not operation.name.startswith("__i"):
             return None  # its result is not what the code goes on with
         frontier = self.frontier(step)
-        form = frontier.described_result(step)[index]
+        form = frontier.described_result(step)[indexes[0]]
         if not isinstance(form, TensorForm) or not form.is_batch:
             return None
         anchor = max((*frontier.ends, *frontier.begins))
@@ -182,24 +186,24 @@ class Boundaries:
             for each in self._run.steps[anchor : step + 1]
         )
         return Place(
-            event.module, event.call, event.is_end, index, form, count
+            event.module, event.call, event.is_end, indexes, form, count
         )
 
     def _point(
         self, step: int, end: int, places: Sequence[Place]
     ) -> FreezePoint:
         event = next(e for s, e in self._run.events.items() if s >= end)
-        first = Place(event.module, event.call, event.is_end, 0, _NO_FORM)
+        first = Place(event.module, event.call, event.is_end, (0,), _NO_FORM)
         return FreezePoint(step, first, tuple(places))
 
-    def _place(self, step: int, index: int) -> Place | None:
+    def _place(self, step: int, indexes: tuple[int, ...]) -> Place | None:
         """Returns a place for features; None if no batch can be sent."""
         event = self._run.events[step]
         described = self.frontier(step).described(event)
-        form = described[index] if index < len(described) else None
+        form = described[indexes[0]] if len(described) > indexes[0] else None
         if not isinstance(form, TensorForm) or not form.is_batch:
             return None
-        return Place(event.module, event.call, event.is_end, index, form)
+        return Place(event.module, event.call, event.is_end, indexes, form)
 
     def _is_passable(self, event: Operation | ModuleEvent) -> bool:
         """Returns True if the freeze point may move over a module event."""
@@ -243,8 +247,8 @@ class Boundaries:
         found: dict[int, tuple[int, Place]] = {}
         for number in numbers:
             for begin in sorted(events):
-                index = index_of(events[begin].values, number)
-                place = None if index is None else self._place(begin, index)
+                indexes = indexes_of(events[begin].values, number)
+                place = self._place(begin, indexes) if indexes else None
                 if place is not None:
                     found.setdefault(number, (begin, place))
         steps = [each for each, _ in found.values()]
@@ -295,12 +299,13 @@ def _step_of(found: tuple[int, Place]) -> int:
     return found[0]
 
 
-def index_of(values: Sequence[Any], number: int) -> int | None:
-    """Returns the position of a tensor among values."""
-    for index, value in enumerate(values):
-        if isinstance(value, Recorded) and value.number == number:
-            return index
-    return None
+def indexes_of(values: Sequence[Any], number: int) -> tuple[int, ...]:
+    """Returns the positions of a tensor among values."""
+    return tuple(
+        index
+        for index, value in enumerate(values)
+        if isinstance(value, Recorded) and value.number == number
+    )
 
 
 def _is_movable(step: Operation | ModuleEvent) -> bool:

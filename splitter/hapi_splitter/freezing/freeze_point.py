@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 
+import torch
 from torch import nn
 
 from hapi_protocol.errors import FreezeError
 from hapi_splitter.freezing.boundaries import (
     Boundaries,
     FreezePoint,
-    index_of,
+    indexes_of,
 )
 from hapi_splitter.freezing.freeze_selector import FreezeSpec, nearest, similar
 from hapi_splitter.freezing.model_run import ModelRun, Operation
@@ -164,8 +165,10 @@ class FreezePoints:
             owner = name.rpartition(".")[0]
             problem = f"this parameter belongs to {owner!r}; name {owner!r}"
         else:
-            is_module = name in self._modules
-            reason = "is never called" if is_module else "is not in the model"
+            module = self._modules.get(name)
+            reason = "is never called" if module else "is not in the model"
+            if isinstance(module, torch.jit.ScriptModule):
+                reason = "is compiled by torch.jit, which hides its calls"
             problem = (
                 f"that module {reason}; "
                 f"similar valid names: {similar(name, self._valid)}"
@@ -347,8 +350,8 @@ class FreezePoints:
 
     def _describe(self, number: int) -> str:
         for event in self._run.events.values():
-            index = index_of(event.values, number)
-            if index is not None:
-                shape = list(event.values[index].shape[1:])
+            indexes = indexes_of(event.values, number)
+            if indexes:
+                shape = list(event.values[indexes[0]].shape[1:])
                 return f"{event.module or 'the input'} {shape}"
         return "a tensor computed between modules"

@@ -21,6 +21,12 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from hapi_splitter.freezing.structures import (
+    flatten,
+    tensors_in,
+    unflatten,
+)
+
 ALIAS = "alias"
 """Name of the operation of a module that returns its argument. It makes the
 result a tensor of its own in the record."""
@@ -208,7 +214,7 @@ class _Recorder(TorchFunctionMode):
             for named in (model.named_buffers, model.named_parameters)
             for name, tensor in named(remove_duplicate=False)
         }
-        for tensor in _tensors(samples):
+        for tensor in tensors_in(samples):
             self._number(tensor)
 
     def watch(self, module: nn.Module, name: str, stack: ExitStack) -> None:
@@ -224,11 +230,14 @@ class _Recorder(TorchFunctionMode):
 
         def separate(_: Any, args: Any, kwargs: Any, result: Any) -> Any:
             """Makes results that are arguments tensors of their own."""
-            given = {id(each) for each in _tensors((args, kwargs))}
-            return pytree.tree_map_only(
-                torch.Tensor,
-                lambda each: self._alias(each) if id(each) in given else each,
-                result,
+            given = {id(each) for each in tensors_in((args, kwargs))}
+            leaves, spec = flatten(result)
+            same = [each for each in leaves if id(each) in given]
+            if not same:
+                return None
+            aliases = {id(each): self._alias(each) for each in same}
+            return unflatten(
+                [aliases.get(id(each), each) for each in leaves], spec
             )
 
         for handle in (
@@ -247,14 +256,14 @@ class _Recorder(TorchFunctionMode):
         result = func(*args, **kwargs)
         if not is_operation(func, result):
             return result
-        name, given = func.__name__, _tensors((args, kwargs))
+        name, given = func.__name__, tensors_in((args, kwargs))
         if name in _READS_FIRST_ONLY:
             given = given[:1]
         reads = {self._numbers.get(each) for each in given} - {None}
         parameters = {self._parameters.get(id(each)) for each in given}
         step = len(self._steps)
         self._last_use.update(dict.fromkeys(reads, step))
-        results = _tensors(result)
+        results = tensors_in(result)
         if name.startswith("__set"):
             results = given[:1]
         if given and any(each is given[0] for each in results):
@@ -301,7 +310,7 @@ class _Recorder(TorchFunctionMode):
         )
 
     def _values(self, value: Any) -> tuple[tuple[Any, ...], pytree.TreeSpec]:
-        leaves, spec = pytree.tree_flatten(value)
+        leaves, spec = flatten(value)
         with torch._C.DisableTorchFunction():
             values = tuple(
                 Recorded(
@@ -317,7 +326,7 @@ class _Recorder(TorchFunctionMode):
         return values, spec
 
     def run(self, result: Any) -> ModelRun:
-        for tensor in _tensors(result):
+        for tensor in tensors_in(result):
             number = self._numbers.get(tensor)
             if number is not None:
                 self._last_use[number] = math.inf
@@ -338,17 +347,13 @@ def is_operation(func: Any, result: Any) -> bool:
     return (
         name in _READS_VALUES
         or name.startswith("__set")
-        or bool(_tensors(result))
+        or bool(tensors_in(result))
     )
 
 
-def _tensors(value: Any) -> list[torch.Tensor]:
-    return [
-        leaf
-        for leaf in pytree.tree_leaves(value)
-        if isinstance(leaf, torch.Tensor)
-    ]
-
-
 def _memory(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
+    """Returns an id of a tensor's memory; 0 within torch.vmap."""
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except NotImplementedError:
+        return 0

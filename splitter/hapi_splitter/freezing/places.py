@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
 
 from hapi_splitter.freezing.model_run import is_operation
 from hapi_splitter.freezing.stand_ins import TensorForm
+from hapi_splitter.freezing.structures import flatten, unflatten
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Place:
         module: dotted name; "" is the model.
         call: number of the module's call in the forward.
         is_end: True for a result of the call, False for an argument.
-        index: position among the flattened values.
+        indexes: its positions among the flattened values.
         form: of the tensor.
         operations: 0, or the tensor is a result of the operation that is so
             many operations after that begin or end.
@@ -33,7 +33,7 @@ class Place:
     module: str
     call: int
     is_end: bool
-    index: int
+    indexes: tuple[int, ...]
     form: TensorForm
     operations: int = 0
 
@@ -53,12 +53,13 @@ def watch(model: nn.Module, place: Place, act: Act, stack: ExitStack) -> None:
     """
 
     def replaced(values: Any) -> Any:
-        leaves, spec = pytree.tree_flatten(values)
-        other = act(leaves[place.index]) if leaves else None
+        leaves, spec = flatten(values)
+        other = act(leaves[place.indexes[0]]) if leaves else None
         if other is None:
             return None
-        leaves[place.index] = other
-        return pytree.tree_unflatten(leaves, spec)
+        for index in place.indexes:
+            leaves[index] = other
+        return unflatten(leaves, spec)
 
     mode = _OperationMode(place.operations, replaced)
     call = -1

@@ -8,7 +8,7 @@ can be reached from a model is restored, and every tensor that is written to.
 from __future__ import annotations
 
 import random
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FunctionType, MethodType, ModuleType
@@ -106,8 +106,10 @@ class _Attributes:
     def restore(self) -> None:
         for value, copy in self._saved.values():
             if isinstance(value, dict) and not _same(value, copy):
-                dict.clear(value)
-                dict.update(value, copy)
+                # Not the methods of a subclass, which may do more.
+                kind = OrderedDict if isinstance(value, OrderedDict) else dict
+                kind.clear(value)
+                kind.update(value, copy)
             elif isinstance(value, list | deque | set):
                 if len(value) != len(copy) or any(
                     a is not b for a, b in zip(value, copy, strict=True)

@@ -22,7 +22,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hapi_protocol.errors import FreezeError
+from hapi_protocol.errors import FreezeError, PackageError
 from hapi_splitter.cuts import FrozenGraph, cuttable
 from hapi_splitter.freezing import two_modules
 from hapi_splitter.freezing.boundaries import FreezePoint
@@ -241,8 +241,7 @@ class _Splitter:
         )
         cause = None
         try:
-            with self._writes:
-                problem = check.problem(plan)
+            problem = check.problem(plan)
         except FreezeError:
             raise
         except Exception as error:  # the user's own code
@@ -283,7 +282,16 @@ def _frozen_graph(
     transform: InputTransform | None,
     freeze: str,
 ) -> FrozenGraph:
-    values = infer(exported.program, exported.weights, form)
+    try:
+        values = infer(
+            exported.program, exported.weights, form, names=exported.names
+        )
+    except PackageError as error:
+        raise FreezeError(
+            "cannot_freeze",
+            f"freeze {freeze!r}: packages cannot hold {error.message}; freeze "
+            "before it, or use other operators",
+        ) from error
     if not cuttable(values[-1]):
         raise FreezeError(
             "cannot_freeze",

@@ -20,6 +20,7 @@ from hapi_splitter.freezing.model_run import (
     Operation,
     Recorded,
 )
+from hapi_splitter.freezing.structures import unflatten
 from hapi_splitter.graph.program import Affine
 
 _PLAIN = (int, float, str, bool, type(None), torch.dtype, torch.device)
@@ -89,7 +90,7 @@ class StandIn:
             self._filled(each, value, batch, device)
             for each in self.values[call]
         ]
-        return pytree.tree_unflatten(leaves, self.specs[call])
+        return unflatten(leaves, self.specs[call])
 
     def _filled(
         self, each: Any, value: float, batch: int, device: torch.device

@@ -53,10 +53,17 @@ class Tail(nn.Module):
             return self._runner.run(features)
 
     def train(self, mode: bool = True) -> Tail:
-        """Sets the mode of the tail's modules and of those around it."""
-        super().train(mode)
-        for name in self._plan.open_modules:
-            self._whole[0].get_submodule(name).training = mode
+        """Calls the model's ``train``; frozen modules keep their modes."""
+        (model,) = self._whole
+        kept = [
+            (module, module.training)
+            for each in self._plan.stand_ins
+            for module in model.get_submodule(each.module).modules()
+        ]
+        model.train(mode)
+        for module, was in kept:
+            module.training = was
+        self.training = mode
         return self
 
     @no_type_check  # torch's method is untyped

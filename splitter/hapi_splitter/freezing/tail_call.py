@@ -20,6 +20,7 @@ from hapi_protocol.errors import FreezeError
 from hapi_splitter.freezing.places import Act, Place, watch
 from hapi_splitter.freezing.region import unpacked
 from hapi_splitter.freezing.stand_ins import StandIn, TensorForm
+from hapi_splitter.freezing.structures import unflatten
 
 _HOOKS = (
     "_forward_hooks",
@@ -78,7 +79,7 @@ class TailRunner:
         self._at_freeze_point = at_freeze_point
         find = model.get_submodule
         self._replaced = [(find(s.module), s) for s in plan.stand_ins]
-        self._open = [find(name) for name in plan.open_modules]
+        self._open = modules_before(model, plan)
         self._parameters = [
             model.get_parameter(name) for name in plan.run_parameters
         ]
@@ -99,7 +100,7 @@ class TailRunner:
             form.filled(self._plan.filling, batch, device)
             for form in self._plan.samples
         ]
-        args, kwargs = pytree.tree_unflatten(filled, self._plan.samples_spec)
+        args, kwargs = unflatten(filled, self._plan.samples_spec)
         entered: list[Place] = []
         with ExitStack() as stack:
             stack.enter_context(self._replaced_modules(batch, device))
@@ -133,7 +134,7 @@ class TailRunner:
             entered.append(place)
             if place == self._plan.places[-1]:
                 restore_modes()
-                if _is_in_checkpoint():
+                if _is_repeated(place):
                     raise FreezeError(
                         "cannot_freeze",
                         "gradient checkpointing would repeat the frozen "
@@ -217,12 +218,27 @@ class TailRunner:
                 parameter.requires_grad = True
 
 
-def _is_in_checkpoint() -> bool:
+def modules_before(model: nn.Module, plan: TailPlan) -> list[nn.Module]:
+    """Returns modules that run, in eval mode, before the freeze point."""
+    modules = [model.get_submodule(name) for name in plan.open_modules]
+    for name in plan.run_modules:
+        modules += model.get_submodule(name).modules()
+    return modules
+
+
+def _is_repeated(place: Place) -> bool:
+    """Returns True if gradient checkpointing will run the freeze point again.
+
+    It does not if the module that ends there is checkpointed by itself:
+    nothing in it needs a gradient.
+    """
     if torch.compiler.is_compiling():
         return False  # compiled code repeats nothing outside itself
-    frame = sys._getframe()
+    frame, inside = sys._getframe(1), place.is_end and not place.operations
     while frame.f_back is not None:
         frame = frame.f_back
-        if frame.f_globals.get("__name__") == _CHECKPOINT:
-            return True
+        name = frame.f_globals.get("__name__", "")
+        if name == _CHECKPOINT:
+            return not inside
+        inside &= name.startswith(("hapi_splitter.", "torch.nn.modules."))
     return False

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from hapi_protocol.errors import FreezeError
 from hapi_splitter.freezing.places import Place, watch
+from hapi_splitter.freezing.preserved_state import preserved_state
 from hapi_splitter.freezing.region import Inputs, Region
-from hapi_splitter.freezing.tail_call import TailPlan, TailRunner
+from hapi_splitter.freezing.structures import flatten
+from hapi_splitter.freezing.tail_call import (
+    TailPlan,
+    TailRunner,
+    modules_before,
+)
 
 _RTOL = 1e-4
 _OTHER_FILLING = 1.0
@@ -25,8 +30,7 @@ _OTHER_FILLING = 1.0
 class TailCheck:
     """Compares tails of a model with the model itself.
 
-    The model runs in the mode that it has, and must be preserved by the
-    caller.
+    The model's modes change; its other state does not.
 
     Args:
         model: the user's model.
@@ -59,9 +63,15 @@ class TailCheck:
         """Returns what is sent for the samples, ``[B, *shape]``."""
         self._model.eval()
         region = Region(self._model, plan.places, self._inputs)
-        with torch.no_grad():
+        with self._preserved():
             features: torch.Tensor = region(self._samples)
         return features
+
+    @contextmanager
+    def _preserved(self) -> Iterator[None]:
+        """Every run begins with the model's state of before."""
+        with preserved_state(self._model) as writes, writes, torch.no_grad():
+            yield
 
     def _evaluation_problem(self, plan: TailPlan) -> str | None:
         features = self.features(plan)
@@ -105,15 +115,13 @@ class TailCheck:
 
     def _of_tail(self, plan: TailPlan, features: torch.Tensor) -> Any:
         runner = TailRunner(self._model, plan, _seed)
-        with torch.no_grad():
+        with self._preserved():
             return runner.run(features.clone())
 
     def _of_model(self, plan: TailPlan) -> Any:
         """Runs the whole model; its code is in eval mode before the end."""
         modes = [
-            module
-            for module in map(self._model.get_submodule, plan.open_modules)
-            if module.training
+            each for each in modules_before(self._model, plan) if each.training
         ]
 
         def restore(_: torch.Tensor) -> None:
@@ -121,7 +129,8 @@ class TailCheck:
                 module.training = True
 
         args, kwargs = self._inputs(self._samples.clone())
-        with ExitStack() as stack, torch.no_grad():
+        with ExitStack() as stack:
+            stack.enter_context(self._preserved())
             watch(self._model, self._end, restore, stack)
             watch(self._model, plan.places[-1], lambda _: _seed(), stack)
             for module in modes:
@@ -137,8 +146,8 @@ def _seed() -> None:
 
 def same(actual: Any, expected: Any) -> bool:
     """Compares two results in all tensors and numbers that they hold."""
-    actual_leaves, actual_spec = pytree.tree_flatten(actual)
-    leaves, spec = pytree.tree_flatten(expected)
+    actual_leaves, actual_spec = flatten(actual)
+    leaves, spec = flatten(expected)
     if len(actual_leaves) != len(leaves) or actual_spec != spec:
         return False
     return all(map(_same_leaf, actual_leaves, leaves))
@@ -154,8 +163,6 @@ def _same_leaf(actual: Any, expected: Any) -> bool:
         finite = expected[expected.isfinite()]
         atol = rtol * finite.abs().max().item() if finite.numel() else 0.0
         return torch.allclose(actual, expected, rtol, atol, equal_nan=True)
-    if isinstance(expected, Mapping):
-        return same(dict(actual), dict(expected))
     if isinstance(expected, int | float | str | bool):
         return bool(actual == expected)
     return True

@@ -164,27 +164,49 @@ class _Translation:
         self._origins: list[fx.Node] = []
 
     def region(self) -> ExportedRegion:
-        for node in self._exported.graph.nodes:
+        *nodes, output = self._exported.graph.nodes
+        results: Any = output.args[0]
+        needed = self._needed(results[-1])
+        for node in nodes:
+            if node not in needed:
+                continue
             if node.op == "placeholder":
                 self._placeholder(node)
             elif node.op == "call_function":
                 self._call(node)
-            elif node.op == "output":
-                return self._finish(self._known.get(self._result(node)))
-        raise AssertionError("an exported graph has an output")
+        return self._finish(self._known.get(results[-1]))
 
-    def _result(self, output: fx.Node) -> Any:
-        """Returns the node of the module's result; refuses mutated state."""
+    def _needed(self, result: fx.Node) -> set[fx.Node]:
+        """Returns the nodes that a result is computed from.
+
+        Other state that the module changes, such as counters, is not.
+        """
         kinds = torch.export.graph_signature.OutputKind
-        for spec in self._exported.graph_signature.output_specs:
-            if spec.kind in (kinds.BUFFER_MUTATION, kinds.PARAMETER_MUTATION):
+        signature = self._exported.graph_signature
+        changed = {
+            spec.target
+            for spec in signature.output_specs
+            if spec.kind in (kinds.BUFFER_MUTATION, kinds.PARAMETER_MUTATION)
+        }
+        targets = {
+            getattr(spec.arg, "name", None): spec.target
+            for spec in signature.input_specs
+        }
+        needed, pending = set(), [result]
+        while pending:
+            node = pending.pop()
+            if node in needed:
+                continue
+            needed.add(node)
+            pending += node.all_input_nodes
+            target = targets.get(node.name)
+            if node.op == "placeholder" and target in changed:
                 raise FreezeError(
                     "cannot_freeze",
-                    f"the frozen region changes its {spec.target!r} in every "
-                    "forward; freeze before it",
+                    f"the frozen region uses its {target!r}, which it changes "
+                    "in every forward; freeze before it",
                 )
-        results: Any = output.args[0]
-        return results[-1]
+        return needed
 
     def _placeholder(self, node: fx.Node) -> None:
         for spec in self._exported.graph_signature.input_specs:

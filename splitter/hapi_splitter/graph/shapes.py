@@ -85,6 +85,7 @@ def infer(
     weights: Mapping[int, torch.Tensor],
     form: SampleForm,
     limits: ShapeLimits | None = None,
+    names: Sequence[str] = (),
 ) -> tuple[Value, ...]:
     """Infers the static properties of every tensor, in the order of ids.
 
@@ -93,6 +94,7 @@ def infer(
         weights: by id; of floats only shapes and dtypes are read.
         form: of one sample.
         limits: None means no limits.
+        names: of the calls, for messages.
 
     Raises:
         PackageError: naming the call that fails, mixes samples, exceeds a
@@ -119,6 +121,8 @@ def infer(
     for node, call in enumerate(program.calls, program.first_call):
         operator = operators()[call.op]
         where = f"call {node}, {call.op}"
+        if names:
+            where = f"{call.op} in {names[node - program.first_call]}"
         bound = bind(operator, call.args, values)
         if call.op == EMBEDDING:
             num_lookups += 1
