@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -224,7 +224,12 @@ class Boundaries:
         them from. The one that sends less is first.
         """
         step = next(s for s in self._run.events if s >= end)
-        live = self._run.live(step)
+        # Code such as torch.vmap reads tensors unseen.
+        live = self._run.live(step) or {
+            value.number
+            for value in self._run.events[step].values
+            if isinstance(value, Recorded) and value.number is not None
+        }
         frontier = self.frontier(step)
         root = next(iter(frontier.begins), None)
         origins = dict(frontier.ends)
@@ -241,7 +246,7 @@ class Boundaries:
         return sorted(found, key=_num_values)
 
     def _all_places(
-        self, numbers: set[int], events: Mapping[int, ModuleEvent], step: int
+        self, numbers: Set[int], events: Mapping[int, ModuleEvent], step: int
     ) -> list[Place]:
         """Returns places of all tensors, that of ``step`` last, or none."""
         found: dict[int, tuple[int, Place]] = {}
@@ -257,7 +262,7 @@ class Boundaries:
         return [place for _, place in sorted(found.values(), key=_step_of)]
 
     def _origins(
-        self, numbers: set[int], events: Mapping[int, ModuleEvent]
+        self, numbers: Set[int], events: Mapping[int, ModuleEvent]
     ) -> set[int]:
         """Returns the results of modules that tensors are computed from."""
         known = {

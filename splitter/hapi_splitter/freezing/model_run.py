@@ -157,13 +157,25 @@ class ModelRun:
             return None
         return self.events.get(calls[event.call][event.is_end])
 
-    def live(self, step: int) -> set[int]:
+    def live(self, step: int) -> frozenset[int]:
         """Returns the tensors of the samples that are read after a step."""
-        return {
-            number
-            for number, created in self.created.items()
-            if created <= step < self.last_use.get(number, -1)
-        }
+        return self._live[step]
+
+    @cached_property
+    def _live(self) -> Sequence[frozenset[int]]:
+        born: dict[int, set[int]] = {}
+        dead: dict[float, set[int]] = {}
+        for number, created in self.created.items():
+            if number in self.last_use:
+                born.setdefault(created, set()).add(number)
+                dead.setdefault(self.last_use[number], set()).add(number)
+        live: set[int] = set()
+        found = []
+        for step in range(len(self.steps)):
+            live |= born.get(step, set())
+            live -= dead.get(step, set())
+            found.append(frozenset(live))
+        return found
 
     @cached_property
     def reads(self) -> Mapping[str, tuple[int, int]]:

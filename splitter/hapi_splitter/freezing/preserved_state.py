@@ -11,6 +11,7 @@ import random
 from collections import OrderedDict, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -23,37 +24,41 @@ _PLAIN = (int, float, complex, str, bytes, bool, type(None), type, ModuleType)
 _BATCH_NORMS = ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm")
 
 
+@dataclass
+class Preserved:
+    """State that will be restored.
+
+    Attributes:
+        running: a context in which modules must run, except on fake tensors.
+        has_changed: True after the block if attributes had changed in it.
+    """
+
+    running: TorchDispatchMode
+    has_changed: bool = False
+
+
 @contextmanager
-def preserved_state(*models: nn.Module) -> Iterator[TorchDispatchMode]:
+def preserved_state(*models: nn.Module) -> Iterator[Preserved]:
     """Restores attributes, tensors and random states after a block.
 
     Args:
         models: modules that run in the block.
-
-    Yields:
-        A context in which the modules must run, except on fake tensors.
     """
     devices = {each.device for model in models for each in model.parameters()}
-    attributes, python, numpy = (
-        _Attributes(),
-        random.getstate(),
-        _numpy_state(),
-    )
+    python, numbers = random.getstate(), np.random.get_state()
+    attributes = _Attributes()
     for model in models:
         attributes.save(model)
     writes = _SavedWrites(attributes.tensors)
+    preserved = Preserved(writes)
     with torch.random.fork_rng([d for d in devices if d.type == "cuda"]):
         try:
-            yield writes
+            yield preserved
         finally:
-            attributes.restore()
+            preserved.has_changed = attributes.restore()
             writes.restore()
             random.setstate(python)
-            np.random.set_state(numpy)
-
-
-def _numpy_state() -> Any:
-    return np.random.get_state()
+            np.random.set_state(numbers)
 
 
 class _Attributes:
@@ -103,30 +108,22 @@ class _Attributes:
         attributes = getattr(value, "__dict__", None)
         return None, [*inner, attributes]
 
-    def restore(self) -> None:
+    def restore(self) -> bool:
+        """Returns True if anything but the values of tensors had changed."""
+        has_changed = False
         for value, copy in self._saved.values():
-            if isinstance(value, dict) and not _same(value, copy):
-                # Not the methods of a subclass, which may do more.
-                kind = OrderedDict if isinstance(value, OrderedDict) else dict
-                kind.clear(value)
-                kind.update(value, copy)
-            elif isinstance(value, list | deque | set):
-                if len(value) != len(copy) or any(
-                    a is not b for a, b in zip(value, copy, strict=True)
-                ):
-                    value.clear()
-                    add = (
-                        value.update
-                        if isinstance(value, set)
-                        else (value.extend)
-                    )
-                    add(copy)
-            elif isinstance(value, FunctionType):
+            if isinstance(value, FunctionType):
                 for cell, held in copy:
+                    has_changed |= cell.cell_contents is not held
                     cell.cell_contents = held
+            elif copy is not None and not _same(value, copy):
+                has_changed = True
+                _restore(value, copy)
         for tensor, before in self._memories:
             if tensor.data_ptr() != before.data_ptr():
+                has_changed = True
                 tensor.data = before
+        return has_changed
 
 
 def _is_filled(cell: Any) -> bool:
@@ -137,10 +134,29 @@ def _is_filled(cell: Any) -> bool:
     return True
 
 
-def _same(value: dict[Any, Any], copy: dict[Any, Any]) -> bool:
-    return list(value) == list(copy) and all(
-        value[key] is copy[key] for key in copy
-    )
+def _same(value: Any, copy: Any) -> bool:
+    """Compares a container with its copy, entry by entry and in order."""
+    if len(value) != len(copy):
+        return False
+    if isinstance(value, dict) and any(
+        held is not value[key] for key, held in copy.items() if key in value
+    ):
+        return False
+    return all(a is b for a, b in zip(value, copy, strict=True))
+
+
+def _restore(value: Any, copy: Any) -> None:
+    if isinstance(value, dict):
+        # Not the methods of a subclass, which may do more.
+        kind = OrderedDict if isinstance(value, OrderedDict) else dict
+        kind.clear(value)
+        kind.update(value, copy)
+        return
+    value.clear()
+    if isinstance(value, set):
+        value.update(copy)
+    else:
+        value.extend(copy)
 
 
 class _SavedWrites(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ _HOOKS = (
     "_backward_hooks",
     "_backward_pre_hooks",
 )
+_PLAIN = (int, float, str, type(None), FunctionType, MethodType)
 _CHECKPOINT = "torch.utils.checkpoint"
 
 
@@ -45,6 +47,8 @@ class TailPlan:
         run_parameters: frozen parameters that the code before the freeze
             point reads nevertheless.
         frozen: names of the parameters and buffers that are not in the tail.
+        chain: modules to call one after the other, if the model does nothing
+            else after the freeze point.
         filling: value of stand-ins.
     """
 
@@ -56,6 +60,7 @@ class TailPlan:
     run_modules: tuple[str, ...]
     run_parameters: tuple[str, ...]
     frozen: frozenset[str]
+    chain: tuple[str, ...] = ()
     filling: float = float("nan")
 
 
@@ -83,6 +88,7 @@ class TailRunner:
         self._parameters = [
             model.get_parameter(name) for name in plan.run_parameters
         ]
+        self._plain_state = self._read_plain_state()
         self._filled: tuple[Any, dict[str, Sequence[Any]]] = None, {}
 
     def run(self, features: torch.Tensor) -> Any:
@@ -95,6 +101,12 @@ class TailRunner:
             FreezeError: ``cannot_freeze`` if the model did not run the module
                 at the freeze point.
         """
+        if self._plan.chain and self._plain_state == self._read_plain_state():
+            if self._at_freeze_point is not None:
+                self._at_freeze_point()
+            for name in self._plan.chain:
+                features = self._model.get_submodule(name)(features)
+            return features
         batch, device = features.shape[0], features.device
         filled = [
             form.filled(self._plan.filling, batch, device)
@@ -122,6 +134,19 @@ class TailRunner:
                 "features have no effect; freeze an earlier module",
             )
         return result
+
+    def _read_plain_state(self) -> list[Any]:
+        """Returns what the code around the tail's modules may depend on.
+
+        If it differs, the chain is not what the model would do.
+        """
+        return [
+            value
+            for name in self._plan.open_modules
+            for key, value in vars(self._model.get_submodule(name)).items()
+            if key != "training"
+            and (isinstance(value, _PLAIN) or (value and key in _HOOKS))
+        ]
 
     def _enter(
         self,

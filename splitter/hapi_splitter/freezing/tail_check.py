@@ -50,6 +50,7 @@ class TailCheck:
         self._samples = samples
         self._inputs = inputs
         self._end = end
+        self._has_changed = False
 
     def problem(self, plan: TailPlan) -> str | None:
         """Returns how a tail differs from the model; None if it does not.
@@ -58,6 +59,25 @@ class TailCheck:
         stand-ins, and with all of the model's code in training mode.
         """
         return self._evaluation_problem(plan) or self._training_problem(plan)
+
+    def is_chain(self, plan: TailPlan) -> bool:
+        """Returns True if a plan's chain is all that the tail does.
+
+        In both modes it gives the same results and random states, and no
+        attribute of the model changes.
+        """
+        if not plan.chain:
+            return False
+        features = self.features(plan)
+        for mode in (False, True):
+            self._model.train(mode)
+            results = [
+                self._of_tail(each, features)
+                for each in (plan, replace(plan, chain=()))
+            ]
+            if self._has_changed or not same(*results):
+                return False
+        return True
 
     def features(self, plan: TailPlan) -> torch.Tensor:
         """Returns what is sent for the samples, ``[B, *shape]``."""
@@ -70,8 +90,13 @@ class TailCheck:
     @contextmanager
     def _preserved(self) -> Iterator[None]:
         """Every run begins with the model's state of before."""
-        with preserved_state(self._model) as writes, writes, torch.no_grad():
+        with (
+            preserved_state(self._model) as state,
+            state.running,
+            torch.no_grad(),
+        ):
             yield
+        self._has_changed = state.has_changed
 
     def _evaluation_problem(self, plan: TailPlan) -> str | None:
         features = self.features(plan)
@@ -116,7 +141,7 @@ class TailCheck:
     def _of_tail(self, plan: TailPlan, features: torch.Tensor) -> Any:
         runner = TailRunner(self._model, plan, _seed)
         with self._preserved():
-            return runner.run(features.clone())
+            return runner.run(features.clone()), _draw()
 
     def _of_model(self, plan: TailPlan) -> Any:
         """Runs the whole model; its code is in eval mode before the end."""
@@ -135,7 +160,12 @@ class TailCheck:
             watch(self._model, plan.places[-1], lambda _: _seed(), stack)
             for module in modes:
                 module.training = False
-            return self._model(*args, **kwargs)
+            return self._model(*args, **kwargs), _draw()
+
+
+def _draw() -> list[Any]:
+    """Returns random numbers, which show how many were drawn before."""
+    return [torch.rand(1), random.random()]  # noqa: S311
 
 
 def _seed() -> None:

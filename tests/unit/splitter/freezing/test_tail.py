@@ -276,3 +276,54 @@ def test_silently_different_trainings_are_refused(model, freeze, message):
 def test_auto_freezes_up_to_the_first_trainable_parameter():
     parts = parts_of(Automatic(("layers.2", "layers.3")), "auto")
     assert parts.freeze == "layers.1"
+
+
+class Chain(Layers):
+    """A model of layers in a row, whose code may do more later."""
+
+    def forward(self, x):
+        x = self.head(self.layers[1](self.layers[0](x)))
+        return x * 2.0 if self.repeats else x
+
+
+def test_layers_in_a_row_are_called_directly():
+    model = Chain()
+    calls = []
+    parts = parts_of(model, "layers.0")
+    model.forward = lambda x: calls.append(x) or Chain.forward(model, x)
+    features = torch.randn(3, 6)
+    expected = model.head(model.layers[1](features))
+    assert torch.equal(parts.tail(features), expected)
+    assert len(calls) == 1  # a new forward is not bypassed
+    del model.forward
+    assert torch.equal(parts.tail(features), expected)
+    assert len(calls) == 1
+    model.repeats = True
+    assert torch.equal(parts.tail(features), 2.0 * expected)
+
+
+class FrozenNorms(nn.Module):
+    """A model whose ``train`` leaves batch norms in eval mode."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(6, 6)
+        self.norm = nn.BatchNorm1d(6)
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, x):
+        return self.drop(self.norm(self.body(x)))
+
+    def train(self, mode=True):
+        super().train(mode)
+        self.norm.eval()
+        return self
+
+
+def test_the_models_own_train_sets_the_modes():
+    model = FrozenNorms()
+    model.body.eval()
+    tail = parts_of(model).tail.train()
+    modes = [m.training for m in (model.body, model.norm, model.drop)]
+    assert modes == [False, False, True]
+    assert tail.training
