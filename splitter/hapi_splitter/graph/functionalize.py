@@ -10,6 +10,7 @@ retraced.
 
 from __future__ import annotations
 
+import functools
 import operator as operator_module
 from typing import Any
 
@@ -54,6 +55,7 @@ def functionalize(
     return exported
 
 
+@functools.cache
 def _decompositions() -> dict[Any, Any]:
     table = torch.export.default_decompositions()
     return {

@@ -1,0 +1,342 @@
+"""Models of today train on features as they do in a plain script."""
+
+from __future__ import annotations
+
+import io
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import peft
+import pytest
+import torch
+import transformers
+from torch import nn
+
+from equal_training import (
+    RATE,
+    SPAN,
+    job_of,
+    local_batches,
+    local_spans,
+)
+from hapi_client import ArrayTransform, NamedArrays
+from hapi_client.cli.demo.run import largest_difference
+from hapi_client.swift.swift_url import parse_location
+from jobs import upload_shards
+from networks import SMALL_IMAGE, SmallNetwork
+from photos import shard, tar_of
+
+TOLERANCE = 1e-5
+STEPS = 10
+COUNTS = (40, 64, 40)
+NUM_IDS, LENGTH, CLASSES = 50, 12, 4
+PHOTOS = "swift://equal/photos"
+TEXTS = "swift://equal/texts"
+TEXT = NamedArrays.of(
+    input_ids=ArrayTransform((LENGTH,), "int64"),
+    attention_mask=ArrayTransform((LENGTH,), "int64"),
+)
+TINY = {
+    "hidden_size": 32,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+}
+VISION = TINY | {"image_size": SMALL_IMAGE, "patch_size": 16}
+
+
+class Pooled(nn.Module):
+    """A backbone of Hugging Face with a linear head."""
+
+    def __init__(self, backbone: nn.Module) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.head = nn.Linear(TINY["hidden_size"], CLASSES)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.head(self.backbone(images).pooler_output)
+
+
+class Distilled(SmallNetwork):
+    """A tail with a teacher, an annealed attribute and random noise."""
+
+    def __init__(self) -> None:
+        super().__init__(CLASSES)
+        self.teacher = nn.Linear(64, CLASSES)
+        self.temperature = 1.0
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        x = torch.flatten(self.pool(self.body(images)), 1)
+        with torch.no_grad():
+            target = self.teacher(x)
+        noise = torch.randn(CLASSES) * random.random()
+        return self.head(x) / self.temperature + target + noise
+
+
+class LayerDropped(nn.Module):
+    """Layers of which training skips some at random."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, stride=4)
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.ReLU())
+            for _ in range(5)
+        )
+        self.head = nn.Linear(8, CLASSES)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        x = self.stem(images)
+        for layer in self.layers:
+            if layer.training and torch.rand(()) < 0.5:
+                continue
+            x = x + layer(x)
+        return self.head(x.mean((2, 3)))
+
+
+def lora() -> nn.Module:
+    model = transformers.ViTForImageClassification(
+        transformers.ViTConfig(**VISION, num_labels=CLASSES)
+    )
+    return peft.get_peft_model(
+        model,
+        peft.LoraConfig(
+            target_modules=["q_proj", "v_proj"],
+            layers_to_transform=[2, 3],
+            modules_to_save=["classifier"],
+        ),
+    )
+
+
+def dinov3() -> nn.Module:
+    config = transformers.DINOv3ViTConfig(**VISION)
+    return Pooled(transformers.DINOv3ViTModel(config))
+
+
+def bert() -> nn.Module:
+    config = transformers.BertConfig(
+        **TINY, vocab_size=NUM_IDS, num_labels=CLASSES
+    )
+    return transformers.BertForSequenceClassification(config)
+
+
+@dataclass(frozen=True)
+class Training:
+    """A model, where it is frozen, and what its own script leaves in eval
+    mode."""
+
+    build: Callable[[], nn.Module]
+    freeze: str
+    frozen: tuple[str, ...]
+
+    def model(self) -> nn.Module:
+        torch.manual_seed(0)
+        return self.build()
+
+    def of_a_script(self) -> nn.Module:
+        """The whole model, as one fine-tunes it on local data."""
+        model = self.model().train()
+        for name in self.frozen:
+            model.get_submodule(name).eval().requires_grad_(False)
+        return model
+
+
+LAYERS = "base_model.model.vit.layers"
+TRAININGS = {
+    "dinov3 at a block": Training(
+        dinov3,
+        "backbone.model.layer.1",
+        (
+            "backbone.embeddings",
+            "backbone.rope_embeddings",
+            "backbone.model.layer.0",
+            "backbone.model.layer.1",
+        ),
+    ),
+    "teacher and annealing": Training(Distilled, "body", ("body",)),
+    "LayerDrop": Training(
+        LayerDropped, "layers.1", ("stem", "layers.0", "layers.1")
+    ),
+    "LoRA in two blocks": Training(
+        lora,
+        "auto",
+        (
+            "base_model.model.vit.embeddings",
+            f"{LAYERS}.0",
+            f"{LAYERS}.1",
+        ),
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def photos(connection, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("shards")
+    shards = {
+        f"{number}.tar": shard(count, size=120, seed=number)
+        for number, count in enumerate(COUNTS)
+    }
+    upload_shards(connection, parse_location(PHOTOS), folder, shards)
+    return local_spans(sorted(folder.glob("*.tar")))
+
+
+@pytest.fixture(scope="module")
+def texts(connection, tmp_path_factory):
+    """Padded ids on both sides, and their masks."""
+    numbers = np.random.default_rng(0)
+    spans, shards = [], {}
+    for place, count in enumerate(COUNTS):
+        members, samples = [], []
+        for number in range(count):
+            mask = np.ones(LENGTH, np.int8)
+            padded = numbers.integers(1, LENGTH // 2)
+            mask[padded:] = number % 2
+            mask[:padded] = 1 - number % 2
+            ids = numbers.integers(1, NUM_IDS, LENGTH) * mask
+            label = number % CLASSES
+            sink = io.BytesIO()
+            np.savez(sink, input_ids=ids, attention_mask=mask)
+            members.append((f"{number:03}.npz", sink.getvalue()))
+            members.append((f"{number:03}.cls", str(label).encode()))
+            samples.append((TEXT.read(sink.getvalue()), label))
+        shards[f"{place}.tar"] = tar_of(members)
+        spans += [samples[i : i + SPAN] for i in range(0, count, SPAN)]
+    folder = tmp_path_factory.mktemp("texts")
+    upload_shards(connection, parse_location(TEXTS), folder, shards)
+    return spans
+
+
+def losses_of(model, call, batches_of):
+    """Losses of the first steps; code before each step sets the seeds."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.SGD(trained, lr=RATE, momentum=0.9)
+    losses: list[float] = []
+    epoch = 0
+    while len(losses) < STEPS:
+        for inputs, labels in batches_of(epoch):
+            torch.manual_seed(len(losses))
+            random.seed(len(losses))
+            model.temperature = 1.0 + 0.5 * len(losses)
+            result = call(inputs)
+            logits = getattr(result, "logits", result)
+            loss = nn.functional.cross_entropy(logits, labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+            if len(losses) == STEPS:
+                break
+        epoch += 1
+    return losses
+
+
+def expected_losses(training, spans, transform=None):
+    model = training.of_a_script()
+
+    def call(inputs):
+        if transform is None:
+            return model(inputs)
+        return model(**transform.separate(inputs))
+
+    return losses_of(model, call, lambda epoch: local_batches(spans, epoch))
+
+
+@pytest.mark.parametrize("name", TRAININGS)
+@pytest.mark.parametrize("cut", ["freeze", "stream"])
+def test_losses_are_those_of_a_plain_script(connection, photos, name, cut):
+    training = TRAININGS[name]
+    expected = expected_losses(training, photos)
+    model = training.model()
+    with job_of(
+        connection,
+        cut,
+        network=model,
+        freeze=training.freeze,
+        data={"train": PHOTOS},
+    ) as job:
+        job.tail.train()
+        losses = losses_of(model, job.tail, job.loader)
+        assert job.stats.fallbacks == 0
+    assert len(losses) == STEPS
+    assert largest_difference(expected, losses) <= TOLERANCE
+
+
+def test_masked_texts_train_as_in_a_plain_script(connection, texts):
+    training = Training(
+        bert,
+        "bert.encoder.layer.1",
+        ("bert.embeddings", "bert.encoder.layer.0", "bert.encoder.layer.1"),
+    )
+    expected = expected_losses(training, texts, TEXT)
+    model = training.model()
+    with job_of(
+        connection,
+        "freeze",
+        network=model,
+        freeze=training.freeze,
+        data={"train": TEXTS},
+        transform=TEXT,
+    ) as job:
+        job.tail.train()
+        losses = losses_of(model, job.tail, job.loader)
+        assert job.stats.fallbacks == 0
+    assert largest_difference(expected, losses) <= TOLERANCE
+
+
+class FeatureTrainer(transformers.Trainer):
+    """Hugging Face's trainer on the features of a job."""
+
+    def __init__(self, job, **options):
+        super().__init__(model=job.tail, **options)
+        self._loader = job.train_loader
+        self.losses: list[float] = []
+
+    def get_train_dataloader(self):
+        return self._loader
+
+    def compute_loss(self, model, inputs, return_outputs=False, **_):
+        features, labels = inputs
+        outputs = model(features)
+        loss = nn.functional.cross_entropy(outputs.logits, labels)
+        self.losses.append(loss.item())
+        return (loss, outputs) if return_outputs else loss
+
+
+def test_trainer_of_hugging_face_trains_on_a_job(connection, photos, tmp_path):
+    training = TRAININGS["LoRA in two blocks"]
+    steps = -(-sum(COUNTS) // 16)
+    options = transformers.TrainingArguments(
+        output_dir=str(tmp_path),
+        num_train_epochs=2,
+        learning_rate=RATE,
+        lr_scheduler_type="constant",
+        optim="sgd",
+        max_grad_norm=0.0,
+        save_strategy="no",
+        report_to=[],
+        use_cpu=True,
+    )
+    model = training.of_a_script()
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.SGD(trained, lr=RATE)
+    expected = []
+    for epoch in range(2):
+        for images, labels in local_batches(photos, epoch):
+            loss = nn.functional.cross_entropy(model(images).logits, labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            expected.append(loss.item())
+    with job_of(
+        connection,
+        "freeze",
+        network=training.model(),
+        freeze="auto",
+        data={"train": PHOTOS},
+    ) as job:
+        trainer = FeatureTrainer(job, args=options)
+        trainer.train()
+    assert len(trainer.losses) == len(expected) >= 2 * (steps - 1)
+    assert largest_difference(expected, trainer.losses) <= TOLERANCE
