@@ -17,9 +17,7 @@ from hapi_splitter.freezing.boundaries import (
 from hapi_splitter.freezing.freeze_selector import FreezeSpec, nearest, similar
 from hapi_splitter.freezing.model_run import (
     ModelRun,
-    ModuleEvent,
     Operation,
-    Recorded,
 )
 from hapi_splitter.freezing.tail_call import TailPlan
 
@@ -134,31 +132,7 @@ class FreezePoints:
                 if not name.startswith(tuple(inside))
             ),
             frozenset(frozen),
-            self._chain(point),
         )
-
-    def _chain(self, point: FreezePoint) -> tuple[str, ...]:
-        """Returns the modules that run after a point, if nothing else does."""
-        (*others, place), steps = point.places, self._run.steps
-        event = self._run.events.get(point.step)
-        if others or event is None or place.operations:
-            return ()
-        sent = event.values[place.indexes[0]]
-        found: list[str] = []
-        step = point.step + event.is_end
-        while step < len(steps):
-            event = self._run.events.get(step)
-            if event is None or not _is_only(event, sent):
-                return ()
-            if not event.is_end:
-                found.append(event.module)
-                step = self._run.spans[event.module][event.call][1]
-                event = self._run.events[step]
-                if len(event.values) != 1:
-                    return ()
-                sent = event.values[0]
-            step += 1
-        return tuple(found)
 
     def _spec_ends(self, spec: FreezeSpec) -> dict[str, int]:
         ends = {}
@@ -384,13 +358,3 @@ class FreezePoints:
                 shape = list(event.values[indexes[0]].shape[1:])
                 return f"{event.module or 'the input'} {shape}"
         return "a tensor computed between modules"
-
-
-def _is_only(event: ModuleEvent, value: Recorded) -> bool:
-    """Returns True if a tensor is all that an event takes or returns."""
-    return (
-        len(event.values) == 1
-        and isinstance(event.values[0], Recorded)
-        and isinstance(value, Recorded)
-        and event.values[0].number == value.number is not None
-    )

@@ -11,7 +11,6 @@ import random
 from collections import OrderedDict, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -24,25 +23,15 @@ _PLAIN = (int, float, complex, str, bytes, bool, type(None), type, ModuleType)
 _BATCH_NORMS = ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm")
 
 
-@dataclass
-class Preserved:
-    """State that will be restored.
-
-    Attributes:
-        running: a context in which modules must run, except on fake tensors.
-        has_changed: True after the block if attributes had changed in it.
-    """
-
-    running: TorchDispatchMode
-    has_changed: bool = False
-
-
 @contextmanager
-def preserved_state(*models: nn.Module) -> Iterator[Preserved]:
+def preserved_state(*models: nn.Module) -> Iterator[TorchDispatchMode]:
     """Restores attributes, tensors and random states after a block.
 
     Args:
         models: modules that run in the block.
+
+    Yields:
+        A context in which the modules must run, except on fake tensors.
     """
     devices = {each.device for model in models for each in model.parameters()}
     python, numbers = random.getstate(), np.random.get_state()
@@ -50,12 +39,11 @@ def preserved_state(*models: nn.Module) -> Iterator[Preserved]:
     for model in models:
         attributes.save(model)
     writes = _SavedWrites(attributes.tensors)
-    preserved = Preserved(writes)
     with torch.random.fork_rng([d for d in devices if d.type == "cuda"]):
         try:
-            yield preserved
+            yield writes
         finally:
-            preserved.has_changed = attributes.restore()
+            attributes.restore()
             writes.restore()
             random.setstate(python)
             np.random.set_state(numbers)
@@ -108,22 +96,16 @@ class _Attributes:
         attributes = getattr(value, "__dict__", None)
         return None, [*inner, attributes]
 
-    def restore(self) -> bool:
-        """Returns True if anything but the values of tensors had changed."""
-        has_changed = False
+    def restore(self) -> None:
         for value, copy in self._saved.values():
             if isinstance(value, FunctionType):
                 for cell, held in copy:
-                    has_changed |= cell.cell_contents is not held
                     cell.cell_contents = held
             elif copy is not None and not _same(value, copy):
-                has_changed = True
                 _restore(value, copy)
         for tensor, before in self._memories:
             if tensor.data_ptr() != before.data_ptr():
-                has_changed = True
                 tensor.data = before
-        return has_changed
 
 
 def _is_filled(cell: Any) -> bool:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -112,8 +112,8 @@ def split(
     model = unwrapped(model)
     check_splittable(model)
     spec = parse_freeze(model, freeze)
-    with preserved_state(model) as state, _uncompiled():
-        splitter = _Splitter(model, form, transform, state.running)
+    with preserved_state(model) as writes, _uncompiled():
+        splitter = _Splitter(model, form, transform, writes)
         if freeze == AUTO and AUTO not in dict(model.named_modules()):
             spec = parse_freeze(model, splitter.points.automatic())
         graph, plan = splitter.split(spec)
@@ -138,9 +138,9 @@ def default_freeze(
     """
     model, form = unwrapped(model), _sample_form(transform, sample_shape)
     check_splittable(model)
-    with preserved_state(model) as state, _uncompiled():
+    with preserved_state(model) as writes, _uncompiled():
         return _Splitter(
-            model, form, transform, state.running
+            model, form, transform, writes
         ).points.default_freeze()
 
 
@@ -204,9 +204,11 @@ class _Splitter:
             plan = self.points.plan(point, spec)
             try:
                 graph = self._graph(plan, spec)
-                return graph, self._checked(plan, point, spec)
+                self._check_tail(plan, point, spec)
             except FreezeError as error:
                 failure = error
+            else:
+                return graph, plan
         assert failure is not None, "there is a point, or find() fails"
         raise failure
 
@@ -231,21 +233,15 @@ class _Splitter:
                     )
         return graph
 
-    def _checked(
+    def _check_tail(
         self, plan: TailPlan, point: FreezePoint, spec: FreezeSpec
-    ) -> TailPlan:
-        """Returns the plan of a tail that equals the model.
-
-        Raises:
-            FreezeError: ``cannot_freeze``.
-        """
+    ) -> None:
         check = TailCheck(
             self._model, self._samples[0], self._inputs, point.end
         )
         cause = None
         try:
-            problem = check.problem(replace(plan, chain=()))
-            is_chain = problem is None and check.is_chain(plan)
+            problem = check.problem(plan)
         except FreezeError:
             raise
         except Exception as error:  # the user's own code
@@ -261,7 +257,6 @@ class _Splitter:
                 "(frozen, tail) instead of the model: the second takes the "
                 "first one's output",
             ) from cause
-        return plan if is_chain else replace(plan, chain=())
 
 
 def _split_two_modules(

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from types import FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -29,7 +28,6 @@ _HOOKS = (
     "_backward_hooks",
     "_backward_pre_hooks",
 )
-_PLAIN = (int, float, str, type(None), FunctionType, MethodType)
 _CHECKPOINT = "torch.utils.checkpoint"
 
 
@@ -47,8 +45,6 @@ class TailPlan:
         run_parameters: frozen parameters that the code before the freeze
             point reads nevertheless.
         frozen: names of the parameters and buffers that are not in the tail.
-        chain: modules to call one after the other, if the model does nothing
-            else after the freeze point.
         filling: value of stand-ins.
     """
 
@@ -60,7 +56,6 @@ class TailPlan:
     run_modules: tuple[str, ...]
     run_parameters: tuple[str, ...]
     frozen: frozenset[str]
-    chain: tuple[str, ...] = ()
     filling: float = float("nan")
 
 
@@ -88,7 +83,6 @@ class TailRunner:
         self._parameters = [
             model.get_parameter(name) for name in plan.run_parameters
         ]
-        self._plain_state = self._read_plain_state()
         self._filled: tuple[Any, dict[str, Sequence[Any]]] = None, {}
 
     def run(self, features: torch.Tensor) -> Any:
@@ -101,11 +95,12 @@ class TailRunner:
             FreezeError: ``cannot_freeze`` if the model did not run the module
                 at the freeze point.
         """
-        if self._plan.chain and self._plain_state == self._read_plain_state():
+        following = self._following()
+        if following is not None:
             if self._at_freeze_point is not None:
                 self._at_freeze_point()
-            for name in self._plan.chain:
-                features = self._model.get_submodule(name)(features)
+            for module in following:
+                features = module(features)
             return features
         batch, device = features.shape[0], features.device
         filled = [
@@ -135,18 +130,26 @@ class TailRunner:
             )
         return result
 
-    def _read_plain_state(self) -> list[Any]:
-        """Returns what the code around the tail's modules may depend on.
+    def _following(self) -> list[nn.Module] | None:
+        """Returns the modules after the freeze point if nothing else runs.
 
-        If it differs, the chain is not what the model would do.
+        None unless they are in ``nn.Sequential``s without code of their own.
         """
-        return [
-            value
-            for name in self._plan.open_modules
-            for key, value in vars(self._model.get_submodule(name)).items()
-            if key != "training"
-            and (isinstance(value, _PLAIN) or (value and key in _HOOKS))
-        ]
+        (*others, place), found = self._plan.places, []
+        if others or place.operations:
+            return None
+        name, first = place.module, int(place.is_end)
+        while name:
+            name, _, child = name.rpartition(".")
+            parent = self._model.get_submodule(name)
+            if type(parent) is not nn.Sequential or "forward" in vars(parent):
+                return None
+            if any(vars(parent)[hooks] for hooks in _HOOKS):
+                return None
+            place_in_parent = list(parent._modules).index(child)
+            found += list(parent)[place_in_parent + first :]
+            first = 1
+        return found
 
     def _enter(
         self,

@@ -50,7 +50,6 @@ class TailCheck:
         self._samples = samples
         self._inputs = inputs
         self._end = end
-        self._has_changed = False
 
     def problem(self, plan: TailPlan) -> str | None:
         """Returns how a tail differs from the model; None if it does not.
@@ -59,25 +58,6 @@ class TailCheck:
         stand-ins, and with all of the model's code in training mode.
         """
         return self._evaluation_problem(plan) or self._training_problem(plan)
-
-    def is_chain(self, plan: TailPlan) -> bool:
-        """Returns True if a plan's chain is all that the tail does.
-
-        In both modes it gives the same results and random states, and no
-        attribute of the model changes.
-        """
-        if not plan.chain:
-            return False
-        features = self.features(plan)
-        for mode in (False, True):
-            self._model.train(mode)
-            results = [
-                self._of_tail(each, features)
-                for each in (plan, replace(plan, chain=()))
-            ]
-            if self._has_changed or not same(*results):
-                return False
-        return True
 
     def features(self, plan: TailPlan) -> torch.Tensor:
         """Returns what is sent for the samples, ``[B, *shape]``."""
@@ -90,13 +70,8 @@ class TailCheck:
     @contextmanager
     def _preserved(self) -> Iterator[None]:
         """Every run begins with the model's state of before."""
-        with (
-            preserved_state(self._model) as state,
-            state.running,
-            torch.no_grad(),
-        ):
+        with preserved_state(self._model) as writes, writes, torch.no_grad():
             yield
-        self._has_changed = state.has_changed
 
     def _evaluation_problem(self, plan: TailPlan) -> str | None:
         features = self.features(plan)
