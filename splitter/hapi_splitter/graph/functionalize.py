@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 import operator as operator_module
-from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -47,9 +46,7 @@ def functionalize(
     Raises:
         Exception: any error of torch's tracing.
     """
-    rewriter = _InPlaceRewriter(
-        exported.graph, exported.graph_signature.user_inputs
-    )
+    rewriter = _InPlaceRewriter(exported.graph)
     if not rewriter.is_sound():
         retraced: torch.export.ExportedProgram
         retraced = exported.run_decompositions(_decompositions())
@@ -71,13 +68,13 @@ def _decompositions() -> dict[Any, Any]:
 class _InPlaceRewriter:
     """Replaces in-place calls one by one, without a retrace."""
 
-    def __init__(self, graph: fx.Graph, inputs: Collection[Any]) -> None:
+    def __init__(self, graph: fx.Graph) -> None:
         self._graph = graph
-        self._data: set[fx.Node] = set()
+        self._made: set[fx.Node] = set()  # from sizes alone
         for node in graph.nodes:
-            sources = (n for n in node.all_input_nodes if not is_size(n))
-            if node.name in inputs or not self._data.isdisjoint(sources):
-                self._data.add(node)
+            sources = {n for n in node.all_input_nodes if not is_size(n)}
+            if node.op == "call_function" and sources <= self._made:
+                self._made.add(node)
         self._position = {node: i for i, node in enumerate(graph.nodes)}
         self._memory = {node: _memory(node) for node in graph.nodes}
         self._functional_ops = {
@@ -113,7 +110,7 @@ class _InPlaceRewriter:
             return True
         if not isinstance(node.target, torch._ops.OpOverload):
             return False
-        if node not in self._data and not node.target._schema.is_mutable:
+        if node in self._made and not node.target._schema.is_mutable:
             return True  # it will be evaluated, not translated
         if name == _DROPOUT and all(node.args[1:3]):
             return False

@@ -290,7 +290,7 @@ def test_layers_in_a_row_are_called_directly():
     model.forward = lambda x: (
         calls.append(x) or nn.Sequential.forward(model, x)
     )
-    expected = model[2](features.relu())
+    expected = model[2](features)
     assert torch.equal(parts.tail(features), expected)
     assert len(calls) == 1  # the user's own forward is not bypassed
     del model.forward

@@ -389,9 +389,7 @@ def test_observable_write_needs_a_retrace(function):
     exported = torch.export.export(
         build(function), samples, dynamic_shapes=({0: batch},)
     )
-    assert not _InPlaceRewriter(
-        exported.graph, exported.graph_signature.user_inputs
-    ).is_sound()
+    assert not _InPlaceRewriter(exported.graph).is_sound()
 
 
 class Overwriting(nn.Module):
