@@ -70,11 +70,6 @@ class _InPlaceRewriter:
 
     def __init__(self, graph: fx.Graph) -> None:
         self._graph = graph
-        self._made: set[fx.Node] = set()  # from sizes alone
-        for node in graph.nodes:
-            sources = {n for n in node.all_input_nodes if not is_size(n)}
-            if node.op == "call_function" and sources <= self._made:
-                self._made.add(node)
         self._position = {node: i for i, node in enumerate(graph.nodes)}
         self._memory = {node: _memory(node) for node in graph.nodes}
         self._functional_ops = {
@@ -110,8 +105,9 @@ class _InPlaceRewriter:
             return True
         if not isinstance(node.target, torch._ops.OpOverload):
             return False
-        if node in self._made and not node.target._schema.is_mutable:
-            return True  # it will be evaluated, not translated
+        is_factory = all(is_size(each) for each in node.all_input_nodes)
+        if is_factory and not node.target._schema.is_mutable:
+            return True  # a constant, which is evaluated
         if name == _DROPOUT and all(node.args[1:3]):
             return False
         if name in self._functional_ops:

@@ -110,14 +110,13 @@ def written_copy(x):
 
 REWRITTEN = [
     *(residual, copied, read_by_its_source),
-    read_through_dropout_and_contiguous,
+    *(read_through_dropout_and_contiguous, written_weight),
 ]
 RETRACED = [
     read_by_a_view,
     read_by_a_part,
     written_view,
     written_copy,
-    written_weight,
     of_another_dtype,
     lambda x: x.copy_(x.flip(1)) + 1,
     lambda x: torch.einsum("bchw,bcHw->bchH", x, x),
