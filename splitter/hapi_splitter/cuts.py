@@ -1,9 +1,10 @@
 """Cuts of a frozen region, and the two sides of each cut.
 
 At a cut exactly one tensor that depends on the samples is live.  The batch is
-its first dimension, and its values are float32.  Other live tensors do not
-depend on the samples; the client computes them from the batch size.  Cut 0 is
-the input and is not in the list; the last cut is the whole region.
+its first dimension, and its values are float32, bfloat16 or float16.  Other
+live tensors do not depend on the samples; the client computes them from the
+batch size.  Cut 0 is the input and is not in the list; the last cut is the
+whole region.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from hapi_splitter.graph.flops import flops_of
 from hapi_splitter.graph.index_bounds import id_limits
 from hapi_splitter.graph.lowering import lower
 from hapi_splitter.graph.memory_format import arranged
-from hapi_splitter.graph.operators import operators
+from hapi_splitter.graph.operators import DTYPE_NAMES, FLOATS, operators
 from hapi_splitter.graph.program import INPUT, Program
 from hapi_splitter.graph.shapes import bind
 from hapi_splitter.inputs.sample_format import InputTransform, SampleForm
@@ -62,7 +63,7 @@ class Cut:
         op: ATen operator whose output it is.
         name: module path in the user's model, for people.
         shape: shape of one sample.
-        dtype: always ``float32``.
+        dtype: ``float32``, ``bfloat16`` or ``float16``.
         bytes_per_sample: size of the live tensor, unencoded.
         flops: floating point operations per sample up to the cut.
     """
@@ -100,7 +101,7 @@ def find_cuts(
                 op=program.call(node).op,
                 name=names[node - program.first_call],
                 shape=value.shape[1:],
-                dtype="float32",
+                dtype=DTYPE_NAMES[value.dtype],
                 bytes_per_sample=value.num_bytes,
                 flops=flops[node - program.first_call],
             )
@@ -109,8 +110,8 @@ def find_cuts(
 
 
 def cuttable(value: Value) -> bool:
-    """True if a tensor is a batch of float32 samples."""
-    return value.batch == Batch(0) and value.dtype == torch.float32
+    """True if a tensor is a batch of floating-point samples."""
+    return value.batch == Batch(0) and value.dtype in FLOATS
 
 
 def _sole_tensors(program: Program, values: Sequence[Value]) -> list[int]:

@@ -82,8 +82,9 @@ def encode(features: torch.Tensor, encoding: str) -> EncodedFeatures:
     """Encodes features on their device, then copies them to the host once.
 
     Args:
-        features: float32 ``[B, ...]`` on any device; not modified. The
-            result may share their memory.
+        features: float32, bfloat16 or float16 ``[B, ...]`` on any device;
+            not modified. The result may share their memory. An encoding in
+            their own dtype is exact, but for infinite values.
         encoding: see :mod:`hapi_protocol.encodings`. Its compression is
             ignored here; the stream applies it.
 
@@ -95,7 +96,7 @@ def encode(features: torch.Tensor, encoding: str) -> EncodedFeatures:
     if dtype == "uint8":
         return _encode_groups(features)
     if dtype == "float32":
-        return EncodedFeatures(features.contiguous().cpu().numpy())
+        return EncodedFeatures(features.float().contiguous().cpu().numpy())
     half, saturated = _to_half(features, _HALVES[dtype])
     if dtype == "bfloat16":
         # NumPy has no bfloat16, so its bits are sent as uint16.
@@ -154,12 +155,15 @@ def decode(
     return out.copy_(values)
 
 
-def encoder_step(shape: Sequence[int], encoding: str) -> tuple[int, int]:
+def encoder_step(
+    shape: Sequence[int], encoding: str, dtype: str = "float32"
+) -> tuple[int, int]:
     """Bounds the temporary device memory of :func:`encode`.
 
     Args:
         shape: of one sample's features.
         encoding: the encoding.
+        dtype: of the features.
 
     Returns:
         Bytes that do not depend on the batch, and bytes per sample.
@@ -167,12 +171,14 @@ def encoder_step(shape: Sequence[int], encoding: str) -> tuple[int, int]:
     parsed = Encoding.parse(encoding)
     num_values = math.prod(shape)
     if parsed.dtype == "float32":
-        # A copy, if the features are not contiguous.
+        # A copy, if the features are not contiguous or have 16 bits.
         return 0, 4 * num_values
     result = parsed.value_bytes * num_values
     if not parsed.is_quantised:
-        # A mask of clipped values, and its copy for counting.
-        return _COUNTER_BYTES, result + 2 * num_values
+        # A mask of clipped values, and its copy for counting; float32 values
+        # between two formats of 16 bits.
+        between = 4 * num_values * (dtype not in ("float32", parsed.dtype))
+        return _COUNTER_BYTES, result + 2 * num_values + between
     result += _GROUP_BYTES * num_groups(shape)
     # Float32 values, three masks, and one more for counting.
     temporary = 8 * num_values
@@ -186,7 +192,12 @@ def _to_half(
     features: torch.Tensor, dtype: torch.dtype
 ) -> tuple[torch.Tensor, int]:
     largest = torch.finfo(dtype).max
-    half = features.to(dtype, memory_format=torch.contiguous_format)
+    if features.dtype != dtype:
+        # The other 16-bit format may not have the largest value.
+        features = features.float()
+    half = features.to(
+        dtype, memory_format=torch.contiguous_format, copy=True
+    )
     # Values that round to infinity exceed the largest value as well.
     half.clamp_(-largest, largest)
     saturated = torch.count_nonzero(features > largest)

@@ -12,17 +12,25 @@ from typing import Any
 import torch
 
 _PROTOCOL = 2
+_SUM_FLAGS = (
+    "allow_bf16_reduced_precision_reduction",
+    "allow_fp16_reduced_precision_reduction",
+    "allow_fp16_accumulation",
+)
 
 
 def enforce_exact() -> None:
     """Sets this process to the class ``exact``; call before using a GPU.
 
-    Full float32 products (no TF32), deterministic kernels, no autotuning.
+    Full float32 products (no TF32), sums of 16-bit products in float32,
+    deterministic kernels, no autotuning.
     """
     # cuBLAS needs a fixed workspace and reads this when it starts.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.set_float32_matmul_precision("highest")
     torch.backends.cuda.matmul.allow_tf32 = False
+    for flag in _SUM_FLAGS:
+        setattr(torch.backends.cuda.matmul, flag, False)
     torch.backends.cudnn.allow_tf32 = False
     torch.backends.cudnn.benchmark = False
     torch.use_deterministic_algorithms(True)
@@ -90,6 +98,7 @@ def _exact_flags() -> list[tuple[Any, str, Any]]:
         (backends.cudnn.conv, "fp32_precision", "ieee"),
         (backends.mkldnn.matmul, "fp32_precision", "ieee"),
         (backends.mkldnn.conv, "fp32_precision", "ieee"),
+        *((backends.cuda.matmul, flag, False) for flag in _SUM_FLAGS),
         (backends.cudnn, "benchmark", False),
         (backends.cudnn, "deterministic", True),
     ]

@@ -11,9 +11,34 @@ from torch import nn
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from hapi_splitter.freezing.places import Place, watch
+from hapi_splitter.graph.operators import HALVES
 
 Inputs = Callable[[torch.Tensor], tuple[tuple[Any, ...], dict[str, Any]]]
 """Converts a batch of samples to a model's arguments."""
+
+
+def cast_input(model: nn.Module, samples: torch.Tensor) -> torch.Tensor:
+    """Converts floating-point samples for a model of 16 bits.
+
+    They get the dtype of its first floating-point parameter if that is
+    bfloat16 or float16; other samples stay as they are.
+    """
+    parameters = (p for p in model.parameters() if p.is_floating_point())
+    first = next(parameters, samples)
+    if first.dtype in HALVES and samples.is_floating_point():
+        return samples.to(first.dtype)
+    return samples
+
+
+class CastInput(nn.Module):
+    """Calls a model on float32 samples; see :func:`cast_input`."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, samples: torch.Tensor) -> Any:
+        return self.model(cast_input(self.model, samples))
 
 
 class Region(nn.Module):

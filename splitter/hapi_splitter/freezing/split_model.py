@@ -7,7 +7,8 @@ without parameters: they cost the storage side little and mostly shrink the
 features. The part before it is exported (:mod:`hapi_splitter.graph.export`) in
 eval mode; after it the model's own code runs
 (:class:`hapi_splitter.freezing.tail.Tail`). Both are compared with the model
-before they are returned.
+before they are returned. Samples are float32; a model of 16 bits, which takes
+only images of its own dtype, gets them converted, as from its user.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from hapi_splitter.freezing.model_checks import (
 )
 from hapi_splitter.freezing.model_run import ModelRun, record
 from hapi_splitter.freezing.preserved_state import preserved_state
-from hapi_splitter.freezing.region import Region
+from hapi_splitter.freezing.region import CastInput, Region, cast_input
 from hapi_splitter.freezing.tail import Tail
 from hapi_splitter.freezing.tail_call import TailPlan
 from hapi_splitter.freezing.tail_check import TailCheck, same
@@ -194,8 +195,12 @@ class _Splitter:
         self, samples: torch.Tensor
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if isinstance(self._transform, NamedArrays):
-            return (), self._transform.separate(samples)
-        return (samples,), {}
+            arrays = self._transform.separate(samples)
+            return (), {
+                name: cast_input(self._model, each)
+                for name, each in arrays.items()
+            }
+        return (cast_input(self._model, samples),), {}
 
     def split(self, spec: FreezeSpec) -> tuple[FrozenGraph, TailPlan]:
         """Returns the parts at the first freeze point that is right."""
@@ -268,11 +273,13 @@ def _split_two_modules(
     frozen = unwrapped(frozen)
     example = form.examples(_BATCHES[0]).to(device_of(frozen))
     frozen.eval()
-    two_modules.check_result(frozen, example)
-    exported = export_region(frozen, example)
+    two_modules.check_result(frozen, cast_input(frozen, example))
+    exported = export_region(CastInput(frozen), example, "model")
     graph = _frozen_graph(exported, form, transform, two_modules.DESCRIPTION)
     tail.eval()
-    two_modules.check_accepts(tail, graph.cuts[-1].shape, example.device)
+    two_modules.check_accepts(
+        tail, graph.cuts[-1].shape, graph.values[-1].dtype, example.device
+    )
     return SplitModel(graph, tail, two_modules.DESCRIPTION)
 
 
@@ -296,7 +303,7 @@ def _frozen_graph(
         raise FreezeError(
             "cannot_freeze",
             f"freeze {freeze!r}: the tensor after {exported.names[-1]!r} is "
-            "not a batch of float32 samples and cannot be sent",
+            "not a batch of floating-point samples and cannot be sent",
         )
     frozen = FrozenGraph(
         exported.program,

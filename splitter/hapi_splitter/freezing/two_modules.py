@@ -97,7 +97,10 @@ def check_result(frozen: nn.Module, example: torch.Tensor) -> None:
 
 
 def check_accepts(
-    tail: nn.Module, shape: tuple[int, ...], device: torch.device
+    tail: nn.Module,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> None:
     """Checks that a tail in eval mode runs on features of a shape.
 
@@ -106,14 +109,14 @@ def check_accepts(
     Raises:
         FreezeError: ``cannot_freeze`` with the tail's own error.
     """
-    features = torch.zeros(_BATCH, *shape, device=device)
+    features = torch.zeros(_BATCH, *shape, dtype=dtype, device=device)
     try:
         _run(tail, features)
     except Exception as error:  # the user's own code
         raise FreezeError(
             "cannot_freeze",
             f"the tail {type(tail).__name__} does not accept the frozen "
-            f"module's output, float32 samples of shape {shape}: "
+            f"module's output, {dtype} samples of shape {shape}: "
             f"{str(error)[:500]}",
         ) from error
 

@@ -3,7 +3,8 @@
 A batch norm with fixed statistics scales and shifts each channel. The weight
 and bias of the convolution can do the same and save a pass over its result.
 Packages are never folded, because a cut between the two needs the original
-convolution.
+convolution. Nor are convolutions of 16 bits folded: their weights would be
+rounded once more, and the features would not be the model's.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from hapi_splitter.graph.batch_independence import Value
 from hapi_splitter.graph.lowering import BATCH_NORM
+from hapi_splitter.graph.operators import HALVES
 from hapi_splitter.graph.program import Argument, Call, Program, Ref
 
 _CONVOLUTIONS = frozenset(f"aten.conv{n}d.default" for n in (1, 2, 3))
@@ -64,7 +66,8 @@ class Folding:
 def fold(program: Program, weights: Mapping[int, torch.Tensor]) -> Folding:
     """Folds each batch norm that is a convolution's only reader.
 
-    Batch norms with computed statistics or weights are not folded.
+    Batch norms with computed statistics or weights are not folded, nor those
+    after convolutions of 16 bits.
 
     Args:
         program: a checked program.
@@ -75,6 +78,8 @@ def fold(program: Program, weights: Mapping[int, torch.Tensor]) -> Folding:
     folded: dict[int, torch.Tensor] = {}
     for first, second in _pairs(program):
         before, norm = program.call(first), program.call(second)
+        if weights[before.refs()[1]].dtype in HALVES:
+            continue
         image, _weight, _bias, *rest = before.args
         weight, bias = -len(folded) - 1, -len(folded) - 2
         folded[weight], folded[bias] = _fold_weights(before, norm, weights)

@@ -33,6 +33,7 @@ from hapi_splitter.graph.operators import (
     CUMSUM,
     DTYPE_NAMES,
     EMBEDDING,
+    FLOATS,
     INDICES,
     PRODUCTS,
     SELECTIONS,
@@ -272,14 +273,21 @@ def _check_dtype(dtype: torch.dtype, where: str) -> None:
 def _check_product(op: str, bound: Bound, where: str) -> None:
     if op not in PRODUCTS:
         return
-    for name, value in bound.items():
-        if not isinstance(value, Value) or value.dtype == torch.float32:
-            continue
-        if (name, value.dtype) != ("attn_mask", torch.bool):
+    dtypes = {
+        name: value.dtype
+        for name, value in bound.items()
+        if isinstance(value, Value)
+    }
+    if dtypes.get("attn_mask") == torch.bool:
+        del dtypes["attn_mask"]
+    first = next(iter(dtypes.values()))
+    for name, dtype in dtypes.items():
+        if dtype not in FLOATS or dtype != first:
             raise PackageError(
                 "bad_package",
-                f"{where}: its argument {name!r} is of {value.dtype}; "
-                "products take torch.float32 only",
+                f"{where}: its argument {name!r} is of {dtype}; products "
+                "take tensors that are all float32, all bfloat16 or all "
+                "float16",
             )
 
 

@@ -123,11 +123,6 @@ def _read(
         raise _error(f"hapi.json must have {sorted(_HAPI_FIELDS)}")
     sample = _read_sample(hapi["sample"])
     transform = _read_transform(hapi["transform"], sample)
-    if hapi["format"] != format_of(transform):
-        raise _error(
-            f"hapi.json: its format is {hapi['format']!r:.20}, expected "
-            f"{format_of(transform)} for this transform"
-        )
     program = program_from_json(documents["graph.json"], limits.nodes)
     names = _read_names(hapi["names"], len(program.calls))
     weights_data = members["weights.safetensors"]
@@ -143,6 +138,11 @@ def _read(
     form = SampleForm.of(transform, sample)
     values = infer(program, weights, form, limits.shapes)
     frozen = FrozenGraph(program, weights, values, names, transform, digest)
+    if hapi["format"] != format_of(frozen):
+        raise _error(
+            f"hapi.json: its format is {hapi['format']!r:.20}, expected "
+            f"{format_of(frozen)} for this transform and these dtypes"
+        )
     _check_cuts(hapi["cuts"], frozen.cuts)
     return frozen
 

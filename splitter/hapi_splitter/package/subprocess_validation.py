@@ -37,6 +37,10 @@ from hapi_splitter.package.memory_measurement import MemoryMeter
 from hapi_splitter.package.reader import PackageLimits, load_package
 
 _SAMPLES = 3
+_TOLERANCE = (1e-3, 1e-4)
+_HALF_TOLERANCES = {torch.bfloat16: (2**-5, 2**-5), torch.float16: (2**-8,) * 2}
+"""Tolerances relative to a value and to the largest one: kernels for other
+batch sizes round differently."""
 _MAX_ANSWER_BYTES = 4 << 20
 _ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "", "KINETO_LOG_LEVEL": "5"}
 """Hides GPUs and the messages of torch's profiler."""
@@ -190,10 +194,11 @@ def probe_batchwise(frozen: FrozenGraph) -> dict[int, CallMemory]:
         "alone": alone,
         "in another order": torch.cat([swapped, alone[2:]]),
     }
-    scale = together.abs().max().item()
+    rtol, of_largest = _HALF_TOLERANCES.get(together.dtype, _TOLERANCE)
+    atol = of_largest * together.abs().max().item()
     for how, features in others.items():
         if not torch.allclose(
-            together, features, rtol=1e-3, atol=1e-4 * scale, equal_nan=True
+            together, features, rtol=rtol, atol=atol, equal_nan=True
         ):
             raise PackageError(
                 "bad_package",

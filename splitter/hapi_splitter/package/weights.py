@@ -24,6 +24,8 @@ _DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
         "I32": torch.int32,
         "U8": torch.uint8,
         "BOOL": torch.bool,
+        "BF16": torch.bfloat16,
+        "F16": torch.float16,
     }
 )
 _MAX_HEADER_BYTES = 16 << 20

@@ -11,23 +11,26 @@ from pathlib import Path
 from typing import Any
 
 from hapi_splitter.cuts import Cut, FrozenGraph
+from hapi_splitter.graph.operators import HALVES
 from hapi_splitter.inputs.array_transform import ArrayTransform
 from hapi_splitter.inputs.named_arrays import NamedArrays
-from hapi_splitter.inputs.sample_format import InputTransform
 from hapi_splitter.package import zip_container
 from hapi_splitter.package.weights import write_weights
 
-FORMATS = (1, 2, 3)
-"""Formats of packages whose input is images, one array, or several arrays.
-Older readers refuse the later ones."""
+FORMATS = (1, 2, 3, 4)
+"""Formats of packages whose input is images, one array, or several arrays,
+and of packages of any input with 16-bit tensors.  Older readers refuse the
+later ones."""
 _ALIGNMENT = 64
 
 
-def format_of(transform: InputTransform | None) -> int:
-    """Returns the package format of an input transform."""
-    if isinstance(transform, NamedArrays):
+def format_of(frozen: FrozenGraph) -> int:
+    """Returns the package format of a region."""
+    if any(value.dtype in HALVES for value in frozen.values):
+        return FORMATS[3]
+    if isinstance(frozen.transform, NamedArrays):
         return FORMATS[2]
-    return FORMATS[isinstance(transform, ArrayTransform)]
+    return FORMATS[isinstance(frozen.transform, ArrayTransform)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +92,7 @@ def package_pieces(frozen: FrozenGraph) -> Iterator[bytes]:
         )
     hapi = _dump(
         {
-            "format": format_of(frozen.transform),
+            "format": format_of(frozen),
             "sample": list(frozen.input_shape),
             "transform": frozen.transform and frozen.transform.to_json(),
             "names": list(frozen.names),

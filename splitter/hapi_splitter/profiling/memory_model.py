@@ -22,7 +22,12 @@ from hapi_splitter.graph import batch_independence as by
 from hapi_splitter.graph.batch_independence import Value
 from hapi_splitter.graph.buffer_reuse import BufferReuse
 from hapi_splitter.graph.lowering import LINEAR, needed
-from hapi_splitter.graph.operators import EMBEDDING, VIEWS, operators
+from hapi_splitter.graph.operators import (
+    DTYPE_NAMES,
+    EMBEDDING,
+    VIEWS,
+    operators,
+)
 from hapi_splitter.graph.program import INPUT, Call
 
 _MARGIN_DIVISOR = 64
@@ -96,8 +101,9 @@ def memory_requirement(
         for call in itertools.islice(calls.values(), num_calls)
     }
     if encoding is not None:
-        shape = frozen.cuts[cut - 1].shape if cut else frozen.input_shape
-        encoder = encoder_step(shape, encoding)
+        value = frozen.values[frozen.node_at(cut)]
+        dtype = DTYPE_NAMES[value.dtype]
+        encoder = encoder_step(value.shape[1:], encoding, dtype)
         every.add(_sum(_with_margin(calls[end].after), encoder))
     kept: list[LinearBytes] = []
     for step in sorted(every, reverse=True):

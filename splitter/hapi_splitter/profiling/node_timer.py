@@ -28,11 +28,11 @@ def prefix_outputs(
 
     Args:
         frozen: the region.
-        inputs: ``[B, *input_shape]`` float32, on the region's device.
+        inputs: ``[B, *input_shape]``, on the region's device.
         cuts: cuts from 0 to ``num_cuts``.
 
     Returns:
-        ``[B, *cut.shape]`` float32 by cut: copies, except that cut 0 is
+        ``[B, *cut.shape]`` by cut: copies, except that cut 0 is
         ``inputs`` itself.  In a fast region, batch norms after these cuts are
         not folded, which changes the last bits.
 
