@@ -134,12 +134,16 @@ _PRECISION_DTYPES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 )
 
 
-def allowed_encodings(min_precision: str) -> tuple[str, ...]:
+def allowed_encodings(
+    min_precision: str, dtype: str = "float32"
+) -> tuple[str, ...]:
     """The canonical texts of the encodings of a lowest precision.
 
     Args:
         min_precision: one of :data:`PRECISIONS`: ``lossless`` allows
             float32, ``half`` the two 16-bit formats as well, ``uint8`` all.
+        dtype: of the features; it is allowed, as it loses nothing, and the
+            first one.
 
     Raises:
         ValueError: another precision.
@@ -149,10 +153,11 @@ def allowed_encodings(min_precision: str) -> tuple[str, ...]:
             f"min_precision is {min_precision!r}; allowed: "
             f"{', '.join(PRECISIONS)}"
         )
-    dtypes = _PRECISION_DTYPES[min_precision]
-    return tuple(
-        text for text in ENCODINGS if Encoding.parse(text).dtype in dtypes
-    )
+    dtypes = {dtype, *_PRECISION_DTYPES[min_precision]}
+    texts = [
+        each for each in ENCODINGS if Encoding.parse(each).dtype in dtypes
+    ]
+    return tuple(sorted(texts, key=lambda text: text != dtype))
 
 
 def num_groups(shape: Sequence[int]) -> int:

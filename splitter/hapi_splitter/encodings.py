@@ -195,9 +195,7 @@ def _to_half(
     if features.dtype != dtype:
         # The other 16-bit format may not have the largest value.
         features = features.float()
-    half = features.to(
-        dtype, memory_format=torch.contiguous_format, copy=True
-    )
+    half = features.to(dtype, memory_format=torch.contiguous_format, copy=True)
     # Values that round to infinity exceed the largest value as well.
     half.clamp_(-largest, largest)
     saturated = torch.count_nonzero(features > largest)

@@ -1,7 +1,9 @@
 """The whole chain: the same training run with and without push-down."""
 
+import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -11,8 +13,11 @@ from hapi_client.data.index import find_index, load_index, update_index
 from hapi_client.swift.retry import Backoff
 from hapi_client.swift.swift_url import Location
 from hapi_protocol.errors import ClientError, DataIndexError, HapiError
+from hapi_splitter.freezing.split_model import split
 from hapi_training.loop import train_tail
 from jobs import small_job, upload_shards
+from local_rows import local_rows
+from networks import small_network, small_transform
 from photos import shard, with_corrupt_member
 
 TOLERANCE = 1e-4
@@ -77,6 +82,36 @@ def test_half_precision_halves_the_bytes(connection, photos, streamed):
             received[encoding] = job.stats.bytes - before
             assert largest_difference(streamed[:5], history.losses) < 0.01
     assert received["float16"] < 0.55 * received["float32"]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_features_of_16_bits_arrive_as_the_region_computes_them(
+    connection, photos, dtype
+):
+    network = small_network().to(dtype)
+    region = split(network, "body", transform=small_transform()).frozen
+    options = {"network": network, "batch_size": NUM_SAMPLES}
+    found = {}
+    for cut in (1, "freeze", "stream"):
+        with job_of(connection, photos, cut=cut, **options) as job:
+            ((found[cut], _),) = job.loader()
+            assert found[cut].dtype == dtype
+            assert job.stats.fallbacks == job.stats.saturated == 0
+            if cut != "stream":
+                assert f"torch.{job.encodings[0]}" == str(dtype)
+            history = train_tail(job, epochs=1, learning_rate=0.01)
+            assert all(map(math.isfinite, history.losses))
+    shards = {"a.tar": shard(25), "b.tar": shard(15, seed=1)}
+    rows = [
+        local_rows(region, region.num_cuts, data, name).features
+        for name, data in shards.items()
+    ]
+    expected = torch.from_numpy(np.concatenate(rows))
+    assert torch.equal(found["freeze"].float(), expected)
+    limit = 2**-5 if dtype == torch.bfloat16 else 2**-8
+    for features in found.values():
+        largest = (features.float() - expected).abs().max()
+        assert largest <= limit * expected.abs().max()
 
 
 def test_the_package_travels_once(connection, photos):

@@ -397,7 +397,6 @@ WRONG_HAPI: Mapping[str, tuple[dict[str, Any], str]] = {
 
 WRONG_WEIGHTS: Mapping[str, tuple[bytes, bytes, str]] = {
     "float64 weights": (b'"F32"', b'"F64"', "has the unsupported dtype 'F64'"),
-    "float16 weights": (b'"F32"', b'"F16"', "has the unsupported dtype 'F16'"),
     "tensor size": (
         b'"shape":[4]',
         b'"shape":[9]',

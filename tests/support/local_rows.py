@@ -92,7 +92,7 @@ def local_rows(
         batches = torch.split(torch.stack(images), size)
         features = torch.cat([prefix(batch) for batch in batches])
     facts = [(number, *samples[number][:2]) for number in wanted]
-    return Rows(facts, features[: len(wanted)].numpy())
+    return Rows(facts, features[: len(wanted)].float().numpy())
 
 
 def place_of(source: bytes, wanted: range) -> tuple[int, int]:

@@ -181,7 +181,7 @@ EncodingOption: TypeAlias = Annotated[
         autocompletion=complete_encoding,
         help="Encoding on the wire: float32, float16, bfloat16 or uint8, "
         "each optionally with ;lz4 or ;zstd. Default: chosen by the plan; "
-        "float32 with a fixed cut.",
+        "the dtype of the features with a fixed cut.",
         rich_help_panel=EXPERT,
     ),
 ]

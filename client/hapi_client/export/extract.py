@@ -141,7 +141,9 @@ def _write(
         for features, labels in loader:
             keys = loader.keys
             writer.write(
-                Rows(keys, labels.cpu().numpy(), features.cpu().numpy())
+                Rows(
+                    keys, labels.cpu().numpy(), features.float().cpu().numpy()
+                )
             )
             done += len(keys)
             on_samples(done, total)

@@ -39,7 +39,8 @@ class FeatureDataset(IterableDataset[LabelledBatch]):
             for features, labels in data:
                 loss = criterion(tail(features), labels)
 
-    Yields ``(features, labels)``: float32 ``[n, *shape]``, int64 ``[n]``.
+    Yields ``(features, labels)``: ``[n, *shape]`` in the model's dtype, which
+    is mostly float32, and int64 ``[n]``.
     The basic form: one data set, one loop.  :class:`TransferJob` has several
     splits, reports and checkpoints in one object.
 

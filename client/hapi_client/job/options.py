@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import torch
 
@@ -25,7 +24,8 @@ class PlanConfig:
 
     Attributes:
         encoding: of features on the wire, e.g. ``"float16"``; None leaves it
-            to the plan, and means float32 if the cut is fixed.
+            to the plan, and means the dtype of the features if the cut is
+            fixed.
         min_precision: lowest precision that a plan may use: ``"lossless"``,
             ``"half"`` (16 bits) or ``"uint8"``.
         epochs: number of passes over the data, evaluations included, by
@@ -47,7 +47,7 @@ class PlanConfig:
     replan_min_spans: int = 4
 
     def __post_init__(self) -> None:
-        _ = self.encodings
+        self.encodings()
         if self.epochs is not None and not 0 < self.epochs < math.inf:
             raise _bad(f"epochs is {self.epochs!r}; a positive number or None")
         if self.replan_seconds <= 0 or self.replan_min_spans < 1:
@@ -57,11 +57,14 @@ class PlanConfig:
                 "positive"
             )
 
-    @cached_property
-    def encodings(self) -> tuple[str, ...]:
-        """Canonical texts of the encodings that a plan may choose from."""
+    def encodings(self, dtype: str = "float32") -> tuple[str, ...]:
+        """Returns encodings that a plan may choose from, the default first.
+
+        Args:
+            dtype: of the features.
+        """
         try:
-            allowed = allowed_encodings(self.min_precision)
+            allowed = allowed_encodings(self.min_precision, dtype)
             if self.encoding is None:
                 return allowed
             chosen = str(Encoding.parse(self.encoding))

@@ -39,6 +39,7 @@ from hapi_client.sampling.partition import Reader
 from hapi_client.swift.connection import Connection
 from hapi_protocol.errors import ClientError
 from hapi_protocol.headers import CACHE_OFF
+from hapi_splitter.cuts import Cut
 from hapi_splitter.planner.plan import Plan, Problem
 from hapi_splitter.planner.problem import Route
 
@@ -88,7 +89,7 @@ class FeaturePipeline:
         check_cache(cache)
         plan, swift = plan or PlanConfig(), swift or SwiftConfig()
         self._read = read or ReadConfig()
-        self._encodings = plan.encodings
+        self._plan = plan
         wanted = progress_wanted(self._read.progress, os.environ)
         self.frozen = frozen
         self.cut: int | str = AUTO if cut == AUTO else frozen.cut_number(cut)
@@ -134,7 +135,7 @@ class FeaturePipeline:
                 self._start_planner(plan, swift.models_container)
             elif self.cut:
                 self._push(
-                    (frozen.cut_number(cut), self._encodings[0]),
+                    (frozen.cut_number(cut), self.encodings[0]),
                     swift.models_container,
                 )
         except BaseException:
@@ -150,7 +151,7 @@ class FeaturePipeline:
             train,
             [each.spans for each in self._splits.values()],
             models_container=models_container,
-            encodings=self._encodings,
+            encodings=plan.encodings,
             epochs=plan.epochs,
             options=self._read,
             replan=plan.replan_options,
@@ -222,7 +223,11 @@ class FeaturePipeline:
     @property
     def encodings(self) -> Sequence[str]:
         """Encodings that features may have on the wire."""
-        return self._encodings
+        cuts: Sequence[Cut] = self.frozen.device_graph.cuts
+        if isinstance(self.cut, int) and self.cut:
+            cuts = [cuts[self.cut - 1]]
+        texts = (each for c in cuts for each in self._plan.encodings(c.dtype))
+        return tuple(dict.fromkeys(texts))
 
     @property
     def num_samples(self) -> int:

@@ -33,7 +33,7 @@ def make_planner(
     splits: Iterable[Sequence[Span]],
     *,
     models_container: str,
-    encodings: Sequence[str],
+    encodings: Callable[[str], Sequence[str]],
     epochs: float | None,
     options: ReadConfig,
     replan: ReplanOptions,
@@ -49,7 +49,8 @@ def make_planner(
         data: training data.
         splits: spans of all splits.
         models_container: container in which packages are stored.
-        encodings: encodings that a plan may choose from.
+        encodings: returns the encodings that a plan may choose from, from
+            the dtype of a cut.
         epochs: number of epochs; None if unknown.
         options: options of reading.
         replan: options of re-planning.

@@ -130,8 +130,8 @@ class FeatureLoader:
     Frameworks may make several iterators before the first batch; the first
     that is used delivers the epoch.
 
-    Yields ``(features, labels)``: features ``[n, *shape]`` float32 at the
-    freeze point, ordinary tensors that autograd may save; labels ``[n]``
+    Yields ``(features, labels)``: features ``[n, *shape]`` at the freeze
+    point, ordinary tensors that autograd may save; labels ``[n]``
     int64; both on the job's device.  ``n`` is the batch size, or less in the
     last batch and if samples were skipped.  A batch without samples is not
     delivered; it is an error if ``plan.needs_every_step`` is set, and if the

@@ -91,9 +91,8 @@ class SampleDataset(Dataset[tuple[torch.Tensor, torch.Tensor]]):
     """Single samples by number, in the order of the index.
 
     For ``DataLoader(…, batch_size=32, sampler=…)``, whose sampler does the
-    sharding.  Items are ``(features, label)``: float32 ``[*shape]`` at the
-    freeze point, int64 ``[]``.  Neighbours of a batch are read in one
-    request.  A shuffled batch needs a request per sample, so that training is
+    sharding.  Items are ``(features, label)``: ``[*shape]`` at the freeze
+    point, int64 ``[]``.  Neighbours of a batch are read in one request.  A shuffled batch needs a request per sample, so that training is
     several times as fast with :class:`FeatureDataset`.
 
     A sample that cannot be decoded is an error even with

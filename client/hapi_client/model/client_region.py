@@ -122,18 +122,20 @@ class ClientRegion:
 
         Args:
             cut: cut of the features; 0 for transformed samples.
-            features: ``[n, *shape at cut]`` on the CPU.
+            features: ``[n, *shape at cut]`` on the CPU; decoded features are
+            float32, whatever the cut's dtype.
 
         Returns:
-            ``[n, *shape at the freeze point]`` float32 on the device,
-            contiguous, because a tail may view them in another shape.
+            ``[n, *shape at the freeze point]`` on the device, in the dtype
+            of the freeze point, contiguous, because a tail may view them in
+            another shape.
         """
         if cut not in self._suffixes:
             self._suffixes[cut] = self.device_graph.suffix(cut)
-        suffix = self._suffixes[cut]
+        suffix, dtype = self._suffixes[cut], self.cut_dtype(cut)
         with exact_numerics(self.device):
             outputs = [
-                suffix(batch.to(self.device))
+                suffix(batch.to(self.device, dtype))
                 for batch in torch.split(features, self.forward_samples)
             ]
         joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
@@ -142,6 +144,10 @@ class ClientRegion:
     def cut_shape(self, cut: int) -> tuple[int, ...]:
         """Returns the shape of one sample's features at a cut, from 1."""
         return tuple(self._graph.cuts[cut - 1].shape)
+
+    def cut_dtype(self, cut: int) -> torch.dtype:
+        """Returns the dtype of features at a cut; 0 is the input."""
+        return self._graph.values[self._graph.node_at(cut)].dtype
 
 
 def default_forward_samples(graph: FrozenGraph, device: torch.device) -> int:

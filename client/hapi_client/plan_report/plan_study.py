@@ -138,7 +138,7 @@ def advise(
     probe, link, num_samples = inputs.data(connection, location)
     reporter.note("measuring samples and this machine's device")
     with background_load() as background:
-        facts = measure(region, probe, ENCODINGS, request.cuts)
+        facts = measure(region, probe, lambda _: ENCODINGS, request.cuts)
     if background.cores > MAX_BACKGROUND_CORES:
         assumptions.append(
             f"other processes keep using {background.cores:.1f} of "
@@ -397,7 +397,10 @@ def _train_seconds(region: FrozenRegion, batch_size: int) -> float:
     tail = copy.deepcopy(region.tail).train()
     device = region.device
     features = torch.randn(
-        batch_size, *region.cut_shape(region.num_cuts), device=device
+        batch_size,
+        *region.cut_shape(region.num_cuts),
+        dtype=region.cut_dtype(region.num_cuts),
+        device=device,
     )
     parameters = [p for p in tail.parameters() if p.requires_grad]
     if not parameters:

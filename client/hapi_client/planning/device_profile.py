@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -53,7 +54,7 @@ class LocalFacts:
 def measure(
     region: FrozenRegion,
     probe: ProbeSamples,
-    encodings: Sequence[str],
+    encodings: Callable[[str], Sequence[str]],
     cuts: Sequence[int] = (),
 ) -> LocalFacts:
     """Measures samples and the client's device.
@@ -61,7 +62,8 @@ def measure(
     Args:
         region: frozen region of the model.
         probe: samples to decode.
-        encodings: canonical texts of the encodings to measure.
+        encodings: returns canonical texts of the encodings to measure, from
+            the dtype of a cut.
         cuts: cuts to measure in addition to the candidates.
 
     Raises:
@@ -84,7 +86,7 @@ def measure(
 def _measure(
     region: FrozenRegion,
     probe: ProbeSamples,
-    encodings: Sequence[str],
+    encodings: Callable[[str], Sequence[str]],
     cuts: Sequence[int],
 ) -> LocalFacts:
     facts = cut_facts(region)
@@ -103,7 +105,7 @@ def _measure(
         if wire_bytes and not cuts and time.monotonic() > deadline:
             skipped.append(cut)
             continue
-        for encoding in encodings:
+        for encoding in encodings(facts[cut - 1].dtype):
             key = cut, encoding
             (
                 wire_bytes[key],
@@ -148,8 +150,9 @@ def cut_facts(region: FrozenRegion) -> tuple[CutFacts, ...]:
             name=cut.name,
             op=cut.op,
             shape=tuple(cut.shape),
-            float32_bytes=cut.bytes_per_sample,
+            float32_bytes=4 * math.prod(cut.shape),
             flops=cut.flops,
+            dtype=cut.dtype,
         )
         for cut in region.device_graph.cuts
     )

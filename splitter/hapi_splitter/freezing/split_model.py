@@ -273,8 +273,12 @@ def _split_two_modules(
     frozen = unwrapped(frozen)
     example = form.examples(_BATCHES[0]).to(device_of(frozen))
     frozen.eval()
-    two_modules.check_result(frozen, cast_input(frozen, example))
-    exported = export_region(CastInput(frozen), example, "model")
+    cast = cast_input(frozen, example)
+    two_modules.check_result(frozen, cast)
+    if cast is example:
+        exported = export_region(frozen, example)
+    else:
+        exported = export_region(CastInput(frozen), example, "model")
     graph = _frozen_graph(exported, form, transform, two_modules.DESCRIPTION)
     tail.eval()
     two_modules.check_accepts(

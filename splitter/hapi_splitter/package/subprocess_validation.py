@@ -38,7 +38,10 @@ from hapi_splitter.package.reader import PackageLimits, load_package
 
 _SAMPLES = 3
 _TOLERANCE = (1e-3, 1e-4)
-_HALF_TOLERANCES = {torch.bfloat16: (2**-5, 2**-5), torch.float16: (2**-8,) * 2}
+_HALF_TOLERANCES = {
+    torch.bfloat16: (2**-5, 2**-5),
+    torch.float16: (2**-8,) * 2,
+}
 """Tolerances relative to a value and to the largest one: kernels for other
 batch sizes round differently."""
 _MAX_ANSWER_BYTES = 4 << 20

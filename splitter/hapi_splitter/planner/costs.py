@@ -76,8 +76,9 @@ class CutFacts:
         name: module in the user's model, for people.
         op: operator that yields the tensor.
         shape: of one sample.
-        float32_bytes: unencoded size of one sample.
+        float32_bytes: size of one sample in float32.
         flops: floating-point operations per sample from the input to the cut.
+        dtype: in which the tensor is computed.
     """
 
     index: int
@@ -86,6 +87,7 @@ class CutFacts:
     shape: tuple[int, ...]
     float32_bytes: int
     flops: int
+    dtype: str = "float32"
 
 
 @dataclass(frozen=True)
@@ -246,14 +248,14 @@ def build_problem(
     """
     _check_profiles(cuts, server, client)
     costs = _Costs(server, client, samples, conditions)
-    allowed = set(allowed_encodings(min_precision))
     options = [costs.streaming()]
     for cut, encoding in sorted(samples.wire_bytes):
         if not 1 <= cut <= len(cuts):
             raise ValueError(
                 f"cut {cut} was measured, the region has 1 to {len(cuts)}"
             )
-        if encoding in allowed:
+        dtype = cuts[cut - 1].dtype
+        if encoding in allowed_encodings(min_precision, dtype):
             options.append(costs.pushed(cut, encoding))
     return Problem(
         resources=_resources(server, client, conditions),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -155,7 +154,7 @@ class PrefixCompute:
 
     @cached_property
     def output_bytes(self) -> int:
-        return 4 * math.prod(self.lease.shape)
+        return self.lease.frozen.cuts[self.lease.cut - 1].bytes_per_sample
 
     def core_seconds(self) -> float:
         return core_clock(self.executor.device)

@@ -20,7 +20,7 @@ class PassResult:
     """Features of one micro-batch, on the device.
 
     Attributes:
-        features: ``[batch, *shape]`` float32.
+        features: ``[batch, *shape]`` in the dtype of the cut.
         seconds: of the pass, the copy to the device included.
         cpu_seconds: core-seconds, as of :func:`core_clock`.
         num_halvings: how often the memory did not suffice.

@@ -608,7 +608,7 @@ class Lease:
         return self.loaded.load_seconds
 
     def prefix(self) -> nn.Module:
-        """``[B, *input_shape]`` float32 → ``[B, *shape]``; thread-safe."""
+        """``[B, *input_shape]`` → ``[B, *shape]``; thread-safe."""
         if self._prefix is None:
             self._prefix = self.device_models.prefix(self.loaded, self.cut)
         return self._prefix

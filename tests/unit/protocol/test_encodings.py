@@ -59,6 +59,10 @@ def test_floor_allows_encodings_that_are_precise_enough():
     assert allowed[1] - allowed[0] == {
         text for text in ENCODINGS if "float16" in text
     }
+    of_half = allowed_encodings("lossless", "bfloat16")
+    assert of_half[0] == "bfloat16"
+    assert {text for text in of_half if "float16" not in text} == allowed[0]
+    assert not any(text.startswith("float16") for text in of_half)
     with pytest.raises(ValueError, match="lossless, half, uint8"):
         allowed_encodings("int8")
 

@@ -274,3 +274,21 @@ def test_encoder_memory_bound_is_tight(shape):
         result = Encoding(dtype).sample_bytes(shape)
         assert constant <= 4096 + 2 * encodings_module.CHUNK_BYTES
         assert result <= per_sample <= 4 * size + 80 * num_groups(shape)
+
+
+@pytest.mark.parametrize("encoding", DTYPES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@given(features=batches())
+def test_features_of_16_bits_are_encoded_as_their_float32_values(
+    encoding, dtype, features
+):
+    features = features.to(dtype)
+    before = features.clone()
+    found = encode(features, encoding)
+    assert bits(found) == bits(encode(features.float(), encoding))
+    assert torch.equal(features.view(torch.int16), before.view(torch.int16))
+    if f"torch.{encoding}" == str(dtype) and not features.isinf().any():
+        back = decoded(found, encoding).to(dtype)
+        torch.testing.assert_close(
+            back, features, rtol=0, atol=0, equal_nan=True
+        )

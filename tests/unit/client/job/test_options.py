@@ -56,7 +56,7 @@ def test_encoding_is_accepted_if_the_precision_allows_it(
 ):
     """The default precision is no request of the user."""
     config = PlanConfig(encoding=encoding, min_precision=min_precision)
-    assert config.encodings == (encoding,)
+    assert config.encodings() == (encoding,)
 
 
 def test_encoding_below_a_given_precision_is_refused():

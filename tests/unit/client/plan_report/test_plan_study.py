@@ -146,7 +146,7 @@ def test_load_is_zero_if_the_system_does_not_report_it(tmp_path, monkeypatch):
 
 
 def test_measured_cut_has_costs_of_all_encodings(region):
-    facts = measure(region, reference_samples(region), ENCODINGS)
+    facts = measure(region, reference_samples(region), lambda _: ENCODINGS)
     numbers = list(range(1, region.num_cuts + 1))
     assert [each.index for each in cut_facts(region)] == numbers
     assert facts.cuts[-1].shape == region.cut_shape(region.num_cuts)
@@ -175,7 +175,8 @@ def test_copies_of_an_image_in_other_batches_do_not_compress(region):
     def sizes(images):
         probe = ProbeSamples(images, probed.bytes_each)
         encodings = ("float32;lz4", "float32;zstd")
-        return dict(measure(region, probe, encodings).samples.wire_bytes)
+        facts = measure(region, probe, lambda _: encodings)
+        return dict(facts.samples.wire_bytes)
 
     copied = sizes(4 * some)
     for way, size in sizes(some).items():
@@ -188,7 +189,7 @@ def test_measuring_does_not_change_the_model(region):
     before = {n: w.clone() for n, w in region.device_graph.weights.items()}
     tail = {k: v.clone() for k, v in region.tail.state_dict().items()}
 
-    measure(region, reference_samples(region), ("float32",))
+    measure(region, reference_samples(region), lambda _: ("float32",))
     train_seconds(region, batch_size=4)
 
     for node, weight in region.device_graph.weights.items():
@@ -201,9 +202,9 @@ def test_measuring_does_not_change_the_model(region):
 def test_undecodable_samples_are_left_out(region):
     good = reference_samples(region)
     mixed = ProbeSamples((b"no image", *good.members[:2]), good.bytes_each)
-    assert measure(region, mixed, ("float32",)).num_probed == 2
+    assert measure(region, mixed, lambda _: ("float32",)).num_probed == 2
     with pytest.raises(ClientError, match="none of the samples"):
-        measure(region, ProbeSamples((b"no",), 9.0), ("float32",))
+        measure(region, ProbeSamples((b"no",), 9.0), lambda _: ("float32",))
 
 
 class Outputs(torch.nn.Module):
@@ -248,7 +249,7 @@ def test_failing_step_names_the_batch_size():
 
 def test_whole_region_is_measured_without_any_time_left(region, monkeypatch):
     monkeypatch.setattr(device_profile, "ENCODING_SECONDS", -1.0)
-    facts = measure(region, reference_samples(region), ("float32",))
+    facts = measure(region, reference_samples(region), lambda _: ("float32",))
     assert set(facts.samples.wire_bytes) == {(region.num_cuts, "float32")}
     assert facts.skipped
     assert region.num_cuts not in facts.skipped

@@ -188,6 +188,19 @@ def test_precision_floor_selects_the_encodings(min_precision, encodings):
     assert [each.encoding for each in options] == encodings
 
 
+def test_the_dtype_of_a_cut_is_lossless():
+    cuts = (*CUTS[:2], replace(CUTS[2], dtype="float16"))
+    problem = build_problem(
+        *(cuts, SERVER, CLIENT, SAMPLES, CONDITIONS),
+        num_samples=100,
+        epochs=1,
+        min_precision="lossless",
+        startup=StartupCost(),
+    )
+    found = [(each.cut, each.encoding) for each in problem.options]
+    assert found == [(0, "raw"), (2, "float32"), (3, "float16;zstd")]
+
+
 def test_startup_costs_are_upload_load_and_profile():
     problem = build(
         startup=StartupCost(2e6, load_seconds=3, profile_seconds=4)
