@@ -92,8 +92,9 @@ class SampleDataset(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
     For ``DataLoader(…, batch_size=32, sampler=…)``, whose sampler does the
     sharding.  Items are ``(features, label)``: ``[*shape]`` at the freeze
-    point, int64 ``[]``.  Neighbours of a batch are read in one request.  A shuffled batch needs a request per sample, so that training is
-    several times as fast with :class:`FeatureDataset`.
+    point, int64 ``[]``.  Neighbours of a batch are read in one request.  A
+    shuffled batch needs a request per sample, so that training is several
+    times as fast with :class:`FeatureDataset`.
 
     A sample that cannot be decoded is an error even with
     ``on_error="skip"``: a sampler's samples cannot be skipped.

@@ -19,7 +19,7 @@ from regions import region_of
 
 SHAPE = (3, 32, 32)
 TOLERANCES = {"bfloat16": 2**-5, "float16": 2**-8}
-"""Of the largest value, as documented."""
+"""Documented tolerances, relative to the largest value."""
 
 
 def convolutions(dtype=torch.float32):
