@@ -443,8 +443,8 @@ PRODUCTS = frozenset(
 torch's kernels for other types were not examined.  Those for 16 bits need no
 more than memory that is linear in the batch, and torch reports all of it, so
 that a worker measures it when it validates a package.  Without instructions
-of the CPU for the type, a convolution unfolds the batch into columns: 5.5
-times its result for 3x3 kernels, 14.5 times in three dimensions."""
+of the CPU for the type, a convolution unfolds the batch into columns: 9 times
+its input for a 3x3 kernel, 27 times in three dimensions."""
 
 INDICES: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
