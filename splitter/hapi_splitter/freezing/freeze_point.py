@@ -168,9 +168,8 @@ class FreezePoints:
             owner = name.rpartition(".")[0]
             problem = f"this parameter belongs to {owner!r}; name {owner!r}"
         else:
-            module = self._modules.get(name)
-            reason = "is never called" if module else "is not in the model"
-            if isinstance(module, torch.jit.ScriptModule):
+            reason = "is never called"
+            if isinstance(self._modules.get(name), torch.jit.ScriptModule):
                 reason = "is compiled by torch.jit, which hides its calls"
             problem = (
                 f"that module {reason}; "

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass
 from typing import TypeAlias, Union
 
@@ -18,6 +24,8 @@ Freeze: TypeAlias = Union[  # noqa: UP007 (evaluated by Python 3.10)
 list of names freezes exactly these modules and parameters. A function of name
 and module selects among the modules with parameters of their own."""
 
+AUTO = "auto"
+"""Freezes everything before the first trainable parameter."""
 _COMPILED = "_orig_mod."
 _MAX_TEXT_NAMES = 4
 _MAX_SIMILAR = 5
@@ -73,7 +81,10 @@ def parse_freeze(model: nn.Module, freeze: Freeze | None) -> FreezeSpec:
             ``cannot_freeze`` if a function selects no module.
     """
     if isinstance(freeze, str) and freeze:
-        return FreezeSpec((freeze.removeprefix(_COMPILED),))
+        name = freeze.removeprefix(_COMPILED)
+        if name != AUTO:
+            _check_names(model, [name])
+        return FreezeSpec((name,))
     if callable(freeze) and not isinstance(freeze, nn.Module):
         names = tuple(_selected_names(model, freeze))
         return FreezeSpec(names, exact=True, from_function=True)
@@ -94,7 +105,20 @@ def parse_freeze(model: nn.Module, freeze: Freeze | None) -> FreezeSpec:
             "least one name, or a function of a name and a module",
         )
     unique = dict.fromkeys(name.removeprefix(_COMPILED) for name in freeze)
+    _check_names(model, unique)
     return FreezeSpec(tuple(unique), exact=True)
+
+
+def _check_names(model: nn.Module, names: Iterable[str]) -> None:
+    modules = dict(model.named_modules(remove_duplicate=False))
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    for name in names:
+        if name not in modules and name not in parameters:
+            raise FreezeError(
+                "unknown_freeze",
+                f"freeze {name!r}: that module is not in the model; similar "
+                f"names: {similar(name, modules)}",
+            )
 
 
 def _selected_names(
@@ -135,9 +159,10 @@ def _outermost_names(
             yield from _outermost_names(child, prefix + name, is_selected)
 
 
-def similar(name: str, valid: Mapping[str, int]) -> str:
+def similar(name: str, valid: Iterable[str]) -> str:
     """Returns valid names that are spelt like ``name``, for a message."""
-    close = difflib.get_close_matches(name, valid, _MAX_SIMILAR, cutoff=0.0)
+    names = [each for each in valid if each]
+    close = difflib.get_close_matches(name, names, _MAX_SIMILAR, cutoff=0.0)
     return ", ".join(close) or _NONE
 
 

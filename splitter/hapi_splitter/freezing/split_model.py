@@ -29,6 +29,7 @@ from hapi_splitter.freezing import two_modules
 from hapi_splitter.freezing.boundaries import FreezePoint
 from hapi_splitter.freezing.freeze_point import FreezePoints
 from hapi_splitter.freezing.freeze_selector import (
+    AUTO,
     Freeze,
     FreezeSpec,
     parse_freeze,
@@ -51,8 +52,6 @@ from hapi_splitter.inputs.sample_format import InputTransform, SampleForm
 from hapi_splitter.package.writer import digest_of
 
 DEFAULT_SAMPLE_SHAPE = (3, 224, 224)
-AUTO = "auto"
-"""Freezes everything before the first trainable parameter."""
 _BATCHES = (2, 3)
 
 
