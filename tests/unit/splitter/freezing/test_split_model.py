@@ -240,6 +240,9 @@ def test_modules_before_the_last_must_be_frozen(model, freeze, last, message):
     assert caught.value.code == "cannot_freeze"
 
 
+TWO_INPUTS = nn.TransformerDecoderLayer(4, 1, 4)
+
+
 @pytest.mark.parametrize(
     ("model", "freeze", "code", "message"),
     [
@@ -258,7 +261,7 @@ def test_modules_before_the_last_must_be_frozen(model, freeze, last, message):
             "belongs to 'stem'",
         ),
         (BranchedNet(), "mxi", "unknown_freeze", r"'mxi'.*not in.*mix"),
-        (nn.Bilinear(3, 3, 2), "x", "cannot_trace", "takes 2 tensors"),
+        (TWO_INPUTS, "linear1", "cannot_trace", "takes 2 tensors"),
         (nn.Sequential(nn.Linear(7, 2)), "0", "cannot_trace", "does not run"),
     ],
 )
