@@ -1,0 +1,230 @@
+"""Equivalence of many models and ways of using them with their splits."""
+
+import copy
+import random
+import re
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import torch
+
+from equal_models import (
+    assert_close,
+    assert_same_model,
+    assert_same_result,
+    tensors,
+)
+from hapi_protocol.errors import FreezeError
+from hapi_splitter.freezing.split_model import default_freeze, split
+from hapi_splitter.package.reader import load_package
+from hapi_splitter.package.writer import package_bytes
+from model_case_table import MODEL_CASES
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, id=case.id) for case in MODEL_CASES]
+)
+def test_split_equals_the_model_or_is_refused(case):
+    check(case)
+
+
+def test_most_models_are_accepted():
+    assert sum(not case.error for case in MODEL_CASES) >= 310
+    assert len({case.id for case in MODEL_CASES}) == len(MODEL_CASES)
+
+
+def check(case):
+    """Checks one case of the table."""
+    try:
+        fresh, model = case.model(), case.model()
+    except ImportError as error:
+        pytest.skip(str(error))
+    random_state = torch.get_rng_state()
+    try:
+        freeze = case.freeze
+        if freeze is None:
+            freeze = default_freeze(model, **case.options)
+        parts = split(model, freeze, **case.options)
+    except FreezeError as error:
+        assert error.code == case.error, error
+        assert re.search(case.message, error.message), error
+        assert_same_model(model, fresh)
+        return
+    assert not case.error or case.later, "it is accepted"
+    assert torch.equal(torch.get_rng_state(), random_state)
+    assert_same_model(model, fresh)
+    if freeze == "auto":
+        freeze = parts.freeze
+    reference = Reference(fresh, freeze, case.samples(2))
+    check_evaluation(case, reference, model, parts)
+    check_training(case, reference, model, parts)
+
+
+def check_evaluation(case, reference, model, parts):
+    """Compares at the freeze point and two random cuts of the package."""
+    samples = case.samples(5)
+    check_copy(model, reference, samples)
+    loaded = load_package(package_bytes(parts.frozen))
+    draw = random.Random(case.id)
+    last = parts.frozen.num_cuts
+    cuts = {last, draw.randint(0, last), draw.randint(0, last)}
+    parts.tail.eval()
+    for cut in sorted(cuts):
+        with torch.inference_mode():
+            crossing = loaded.prefix(cut)(samples)
+            features = parts.frozen.suffix(cut)(crossing)
+        expected = reference.run(samples)
+        seed(0)
+        with torch.no_grad():
+            actual = parts.tail(features.clone())
+        assert_same_result(actual, expected, f"cut {cut}")
+
+
+def check_copy(model, reference, samples):
+    """Compares a copy of the split model with the whole model."""
+    try:
+        copied = copy.deepcopy(model)
+    except RuntimeError:
+        with pytest.raises(RuntimeError):
+            copy.deepcopy(reference.model)
+        return
+    copied.eval()
+    reference.model.eval()
+    with torch.no_grad():
+        seed(0)
+        expected = reference.model(samples)
+        seed(0)
+        assert_same_result(copied(samples), expected, "copy")
+
+
+def check_training(case, reference, model, parts):
+    """Compares two steps; the model and the seed change between them."""
+    parts.tail.train()
+    trained = {
+        name
+        for name, parameter in parts.tail.named_parameters()
+        if parameter.requires_grad
+    }
+    for name, parameter in reference.model.named_parameters():
+        parameter.requires_grad_(name in trained)
+    for step, count in enumerate((4, 3)):
+        samples = case.samples(count)
+        for each in (reference.model, model):
+            each.zero_grad()
+            if step:
+                case.change(each)
+        try:
+            expected = reference.run(samples, training=True, number=step)
+        except Exception:  # it trains with targets only
+            return
+        with torch.no_grad():
+            features = parts.frozen.suffix(0)(samples)
+        seed(step)
+        actual = parts.tail(features.clone())
+        assert_same_result(actual, expected, f"training step {step}")
+        if not has_gradient(expected):
+            assert not has_gradient(actual)
+            continue
+        loss(expected).backward()
+        loss(actual).backward()
+        check_gradients(model, reference.model, trained)
+    buffers = dict(parts.tail.named_buffers())
+    for name, buffer in reference.model.named_buffers():
+        if name in buffers and buffer.is_floating_point():
+            assert_close(buffers[name], buffer, f"buffer {name}")
+
+
+def check_gradients(model, reference, trained):
+    """Compares gradients, of which some are zero but for rounding."""
+    actual, expected = (
+        {n: p.grad for n, p in each.named_parameters() if n in trained}
+        for each in (model, reference)
+    )
+    largest = max(g.abs().max() for g in expected.values() if g is not None)
+    for name, gradient in expected.items():
+        assert (actual[name] is None) == (gradient is None), name
+        if gradient is not None:
+            assert_close(actual[name], gradient, name, 1e-6 * largest.item())
+
+
+def has_gradient(result):
+    return any(each.requires_grad for each in tensors(result))
+
+
+def loss(result):
+    """Returns a scalar on which all results have different influence."""
+    total = torch.zeros(())
+    for each in tensors(result):
+        if each.requires_grad:
+            weights = torch.linspace(-1, 1, each.numel()).reshape(each.shape)
+            total = total + (each.float() * weights).mean()
+    return total
+
+
+def seed(number):
+    torch.manual_seed(number)
+    random.seed(number)
+    np.random.seed(number)
+
+
+class Reference:
+    """Runs a whole model: in eval mode to the freeze point, then in its own.
+
+    Its first run finds the freeze point: the last named module that ends.
+    """
+
+    def __init__(self, model, freeze, samples):
+        self.model, self.freeze = model, freeze
+        names = set(named(model, freeze))
+        ends = []
+        with torch.no_grad(), hooks(model, names, ends.append):
+            self.model.eval()
+            seed(0)
+            model(samples)
+        self._end, self._calls = ends[-1], ends.count(ends[-1])
+
+    def run(self, samples, training=False, number=0):
+        calls = iter(range(self._calls))
+
+        def reach(_):
+            if next(calls) == self._calls - 1:
+                self.model.train(training)
+
+        self.model.eval()
+        seed(number)
+        with hooks(self.model, {self._end}, reach):
+            with torch.set_grad_enabled(training):
+                return self.model(samples.clone())
+
+
+def named(model, freeze):
+    """Yields the names of modules that a freeze specification covers."""
+    for name, module in model.named_modules():
+        if callable(freeze):
+            own = any(True for _ in module.parameters(recurse=False))
+            is_covered = own and freeze(name, module)
+        else:
+            names = freeze if isinstance(freeze, list) else [freeze]
+            is_covered = name in names
+            if any(name.startswith(f"{each}.") for each in names):
+                is_covered = True
+        if is_covered:
+            yield name
+
+
+@contextmanager
+def hooks(model, names, act):
+    """Calls a function at each end of the named modules."""
+    handles = [
+        model.get_submodule(name).register_forward_hook(
+            lambda *_, name=name: act(name)
+        )
+        for name in names
+        if not isinstance(model.get_submodule(name), torch.jit.ScriptModule)
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,120 @@
+"""Cases of timm's models, with few and narrow layers."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import timm
+from timm.layers import GroupNormAct, StdConv2d
+from timm.models import metaformer
+from torch import nn
+
+from model_cases import IMAGE, LARGE_IMAGE, ModelCase, accepted
+
+SMALL = {"img_size": 32, "patch_size": 8}
+NARROW = {"embed_dim": 32, "depth": 2, "num_heads": 2}
+VIT = {**SMALL, **NARROW}
+STAGES = {"depths": (1, 1, 1, 1), "dims": (8, 16, 24, 32)}
+SWIN = {
+    "img_size": 32,
+    "patch_size": 4,
+    "window_size": 4,
+    "embed_dim": 16,
+    "depths": (2, 1),
+    "num_heads": (2, 2),
+}
+BIT = {
+    "layers": (1, 1, 1, 1),
+    "channels": (32, 32, 64, 64),
+    "stem_type": "fixed",
+    "stem_chs": 16,
+    "conv_layer": partial(StdConv2d, eps=1e-8),
+    "norm_layer": partial(GroupNormAct, num_groups=8),
+}
+MIXER = {**SMALL, "embed_dim": 32, "num_blocks": 2}
+MAXVIT = {"embed_dim": (32, 32), "depths": (1, 1), "block_type": ("M", "M")}
+
+
+def timm_model(name: str, options: dict[str, Any]) -> nn.Module:
+    """Builds a registered model, or a class of ``timm.models``."""
+    if not name.islower():
+        return getattr(timm.models, name)(num_classes=5, **options)
+    return timm.create_model(name, num_classes=5, **options)
+
+
+_MODELS: list[tuple[str, dict[str, Any], list[Any], tuple[int, ...]]] = [
+    ("vit_tiny_patch16_224", VIT, [None, "blocks.0", "blocks", "norm", "patch_embed"], IMAGE),
+    ("vit_tiny_patch16_224", {**VIT, "drop_path_rate": 0.3, "proj_drop_rate": 0.1}, ["blocks.0.attn", "norm_pre"], IMAGE),
+    ("vit_small_patch16_224", {**VIT, "global_pool": "avg", "reg_tokens": 2}, [None, "blocks.0"], IMAGE),
+    ("vit_small_patch14_dinov2", VIT, [None, "blocks.0", "blocks", "norm"], IMAGE),
+    ("vit_small_patch14_reg4_dinov2", VIT, [None, "blocks.0"], IMAGE),
+    ("vit_small_patch16_dinov3", VIT, [None, "blocks.0", "blocks", "norm"], IMAGE),
+    ("vit_base_patch16_siglip_224", VIT, [None, "blocks.0", "norm", "attn_pool"], IMAGE),
+    ("vit_base_patch16_clip_224", VIT, [None, "blocks.0", "norm_pre"], IMAGE),
+    ("eva02_tiny_patch14_224", VIT, [None, "blocks.0", "blocks"], IMAGE),
+    ("beit_base_patch16_224", VIT, [None, "blocks.0", "blocks"], IMAGE),
+    ("deit3_small_patch16_224", VIT, [None, "blocks.0"], IMAGE),
+    ("flexivit_small", VIT, ["blocks.0"], IMAGE),
+    ("vit_relpos_small_patch16_224", VIT, ["blocks.0"], IMAGE),
+    ("naflexvit_base_patch16_gap", {"embed_dim": 32, "depth": 2, "num_heads": 2}, ["blocks.0"], IMAGE),
+    ("samvit_base_patch16", {**VIT, "window_size": 2, "global_attn_indexes": (1,)}, ["blocks.0"], IMAGE),
+    ("swin_tiny_patch4_window7_224", SWIN, [None, "layers.0.blocks.0"], IMAGE),
+    ("swinv2_tiny_window8_256", SWIN, ["layers.0"], IMAGE),
+    ("swinv2_cr_tiny_224", SWIN, ["stages.0"], IMAGE),
+    ("convnext_tiny", STAGES, [None, "stages.1", "stages.2.blocks.0"], IMAGE),
+    ("convnextv2_nano", STAGES, [None, "stages.0"], IMAGE),
+    ("test_efficientnet", {}, [None, "blocks.1", "conv_head"], IMAGE),
+    ("efficientnet_lite0", {}, ["blocks.1"], IMAGE),
+    ("mobilenetv3_small_050", {}, ["blocks.1"], IMAGE),
+    ("mobilenetv4_conv_small_050", {}, ["blocks.1"], IMAGE),
+    ("regnetx_002", {}, ["s2"], IMAGE),
+    ("resnet18", {"layers": (1, 1, 1, 1)}, [None, "layer2", "act1"], IMAGE),
+    ("resnet26t", {"layers": (1, 1, 1, 1), "base_width": 8}, ["layer1"], IMAGE),
+    ("resnetv2_50", {"layers": (1, 1, 1, 1), "channels": (16, 16, 32, 32)}, [None, "stages.1"], IMAGE),
+    ("seresnet18", {"layers": (1, 1, 1, 1)}, ["layer1"], IMAGE),
+    ("test_nfnet", {}, ["stages.0", "stages.2"], IMAGE),
+    ("test_byobnet", {}, [None, "stages.1"], IMAGE),
+    ("test_mambaout", {}, [None, "stages.1"], IMAGE),
+    ("maxvit_pico_rw_256", {**MAXVIT, "img_size": 32}, ["stages.0"], IMAGE),
+    ("coatnet_pico_rw_224", {"embed_dim": (32, 32), "depths": (1, 1), "block_type": ("C", "T"), "img_size": 32}, ["stages.0"], IMAGE),
+    ("hiera_tiny_224", {"img_size": (64, 64), "embed_dim": 16, "stages": (1, 1, 2, 1)}, [None, "blocks.2"], LARGE_IMAGE),
+    ("xcit_nano_12_p8_224", {"img_size": 32, "embed_dim": 32, "depth": 2, "num_heads": 2}, ["blocks.0"], IMAGE),
+    ("cait_xxs24_224", VIT, [None, "blocks.0", "blocks"], IMAGE),
+    ("convit_tiny", {**SMALL, "embed_dim": 16, "depth": 2, "num_heads": 2, "local_up_to_layer": 1}, [None, "blocks.0", "norm"], IMAGE),
+    ("levit_128s", {"img_size": 64, "embed_dim": (16, 32, 48), "depth": (1, 1, 1), "num_heads": (2, 2, 2), "key_dim": 8}, ["stages.0"], LARGE_IMAGE),
+    ("pvt_v2_b0", {"depths": (1, 1, 1, 1), "embed_dims": (8, 16, 24, 32), "num_heads": (1, 2, 2, 2)}, [None, "stages.1"], IMAGE),
+    ("edgenext_xx_small", {"depths": (1, 1, 1, 1)}, ["stages.1"], LARGE_IMAGE),
+    ("mobilevit_xxs", {}, ["stages.2.1"], LARGE_IMAGE),
+    ("pit_ti_224", {"img_size": 32, "patch_size": 8, "stride": 4, "base_dims": (16, 16, 16), "depth": (1, 1, 1), "heads": (1, 2, 2)}, [None, "transformers.0"], IMAGE),
+    ("tnt_s_legacy_patch16_224", {"img_size": 32, "embed_dim": 32, "inner_dim": 8, "depth": 2, "num_heads_outer": 2, "num_heads_inner": 2}, ["norm"], IMAGE),
+    ("twins_pcpvt_small", {"img_size": 64, "depths": (1, 1, 1, 1), "embed_dims": (8, 16, 24, 32), "num_heads": (1, 1, 2, 2)}, ["norm"], LARGE_IMAGE),
+    ("visformer_tiny", {"img_size": 64, "embed_dim": 32, "depth": (1, 1, 1), "num_heads": 2}, [None, "stage1"], LARGE_IMAGE),
+    ("repvit_m0_9", {"depth": (1, 1, 1, 1), "embed_dim": (8, 16, 24, 32)}, ["stages.1"], LARGE_IMAGE),
+    ("inception_next_tiny", STAGES, ["stages.1"], IMAGE),
+    ("rexnet_100", {"width_mult": 0.3, "depth_mult": 0.4}, ["features.2"], IMAGE),
+    ("ResNetV2", BIT, [None, "stages.0", "norm"], IMAGE),
+    ("MlpMixer", MIXER, [None, "blocks.0"], IMAGE),
+    ("ConvMixer", {"dim": 16, "depth": 2, "kernel_size": 3}, [None, "blocks.0"], IMAGE),
+    ("MetaFormer", {**STAGES, "token_mixers": [metaformer.SepConv, metaformer.Attention] * 2}, [None, "stages.2"], IMAGE),
+    ("MetaFormer", STAGES, ["stages.1"], IMAGE),
+    ("FastVit", {"layers": (1, 1, 1, 1), "embed_dims": (8, 16, 24, 32), "token_mixers": ("repmixer", "repmixer", "repmixer", "attention")} | {"embed_dims": (8, 16, 24, 32)}, ["stages.1", "stages.3"], IMAGE),
+    ("GlobalContextVit", {"img_size": 32, "window_ratio": (2, 2), "embed_dim": 8, "depths": (1, 1), "num_heads": (2, 2)}, ["stages.0"], IMAGE),
+]
+
+
+def _label(name: str, index: int) -> str:
+    repeated = sum(each[0] == name for each in _MODELS[:index])
+    return f"timm {name}" + (f" #{repeated + 1}" if repeated else "")
+
+
+TIMM_CASES: list[ModelCase] = [
+    case
+    for index, (name, options, freezes, shape) in enumerate(_MODELS)
+    for case in accepted(
+        _label(name, index),
+        partial(timm_model, name, options),
+        *freezes,
+        sample=shape,
+    )
+]

@@ -1,0 +1,154 @@
+"""Cases of Hugging Face's models, built from tiny configurations."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from hapi_splitter.inputs.array_transform import ArrayTransform
+from model_cases import IDS, IMAGE, LARGE_IMAGE, NUM_IDS, ModelCase, accepted
+
+WAVE = ArrayTransform((1600,))
+MELS = ArrayTransform((16, 32))
+SPECTROGRAM = ArrayTransform((32, 16))
+VIDEO = (4, 3, 32, 32)
+LAYERS = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
+}
+VISION = {**LAYERS, "image_size": 32, "patch_size": 8}
+TEXT = {
+    **LAYERS,
+    "vocab_size": NUM_IDS,
+    "max_position_embeddings": 32,
+    "pad_token_id": 0,
+}
+DECODER = {**TEXT, "num_key_value_heads": 1, "head_dim": 16}
+STAGES = {"depths": [1, 1, 1, 1], "hidden_sizes": [8, 16, 24, 32]}
+SWIN = {
+    "image_size": 32,
+    "patch_size": 4,
+    "embed_dim": 16,
+    "depths": [2, 1],
+    "num_heads": [2, 2],
+    "window_size": 4,
+}
+SPEECH = {
+    **LAYERS,
+    "conv_dim": [16, 16],
+    "conv_kernel": [10, 3],
+    "conv_stride": [5, 4],
+    "num_feat_extract_layers": 2,
+    "num_conv_pos_embeddings": 8,
+    "num_conv_pos_embedding_groups": 2,
+    "vocab_size": 16,
+    "layerdrop": 0.2,
+    "num_labels": 5,
+    "mask_time_prob": 0.0,
+    "classifier_proj_size": 16,
+}
+WHISPER = {
+    "d_model": 32,
+    "encoder_layers": 2,
+    "encoder_attention_heads": 2,
+    "encoder_ffn_dim": 64,
+    "decoder_layers": 1,
+    "decoder_attention_heads": 2,
+    "num_mel_bins": 16,
+    "max_source_positions": 16,
+    "vocab_size": NUM_IDS,
+    "pad_token_id": 0,
+    "encoder_layerdrop": 0.3,
+    "num_labels": 5,
+}
+
+
+def library_model(name: str, config: str, options: dict[str, Any]) -> nn.Module:
+    import transformers
+
+    kind = getattr(transformers, name)
+    return kind(getattr(transformers, config)(**options))
+
+
+_MODELS: list[tuple[str, str, dict[str, Any], list[Any], Any]] = [
+    ("ViTForImageClassification", "ViTConfig", VISION, [None, "vit.layers.0"], IMAGE),
+    ("ViTModel", "ViTConfig", VISION, [None, "layers.0"], IMAGE),
+    ("DeiTForImageClassification", "DeiTConfig", VISION, [None, "deit.layers.0"], IMAGE),
+    ("BeitForImageClassification", "BeitConfig", {**VISION, "use_relative_position_bias": True}, [None, "beit.layers.0"], IMAGE),
+    ("Dinov2ForImageClassification", "Dinov2Config", VISION, [None, "dinov2.encoder.layer.0"], IMAGE),
+    ("Dinov2WithRegistersForImageClassification", "Dinov2WithRegistersConfig", VISION, [None, "dinov2_with_registers.encoder.layer.0"], IMAGE),
+    ("DINOv3ViTModel", "DINOv3ViTConfig", VISION, [None, "model.layer.0"], IMAGE),
+    ("DINOv3ConvNextModel", "DINOv3ConvNextConfig", STAGES, ["model.stages.1"], IMAGE),
+    ("SwinForImageClassification", "SwinConfig", SWIN, [None, "swin.encoder.layers.0"], IMAGE),
+    ("Swinv2ForImageClassification", "Swinv2Config", SWIN, [None, "swinv2.encoder.layers.0"], IMAGE),
+    ("ConvNextForImageClassification", "ConvNextConfig", STAGES, [None, "convnext.encoder.stages.1"], IMAGE),
+    ("ConvNextV2ForImageClassification", "ConvNextV2Config", STAGES, [None, "convnextv2.encoder.stages.1"], IMAGE),
+    ("SiglipVisionModel", "SiglipVisionConfig", VISION, [None, "encoder.layers.0"], IMAGE),
+    ("SiglipForImageClassification", "SiglipConfig", {"vision_config": VISION}, [None, "vision_model.encoder.layers.0"], IMAGE),
+    ("CLIPVisionModel", "CLIPVisionConfig", VISION, [None, "encoder.layers.0"], IMAGE),
+    ("CLIPVisionModelWithProjection", "CLIPVisionConfig", VISION, [None], IMAGE),
+    ("CLIPForImageClassification", "CLIPConfig", {"vision_config": VISION, "text_config": {**TEXT, "bos_token_id": 1, "eos_token_id": 2}}, [None, "vision_model.encoder.layers.0"], IMAGE),
+    ("SegformerForImageClassification", "SegformerConfig", {"depths": [1, 1, 1, 1], "hidden_sizes": [8, 16, 16, 32], "num_attention_heads": [1, 1, 2, 2]}, [None, "segformer.stages.1"], LARGE_IMAGE),
+    ("SegformerForSemanticSegmentation", "SegformerConfig", {"depths": [1, 1, 1, 1], "hidden_sizes": [8, 16, 16, 32], "num_attention_heads": [1, 1, 2, 2], "decoder_hidden_size": 16}, ["segformer"], LARGE_IMAGE),
+    ("ResNetForImageClassification", "ResNetConfig", {**STAGES, "embedding_size": 8}, [None, "resnet.encoder.stages.1"], IMAGE),
+    ("RegNetForImageClassification", "RegNetConfig", {**STAGES, "embedding_size": 8, "groups_width": 8}, [None, "regnet.encoder.stages.1"], IMAGE),
+    ("BitForImageClassification", "BitConfig", {"depths": [1, 1], "hidden_sizes": [32, 64], "embedding_size": 32, "num_groups": 8}, ["bit.encoder.stages.0"], IMAGE),
+    ("MobileViTForImageClassification", "MobileViTConfig", {"image_size": 64, "hidden_sizes": [16, 16, 16], "neck_hidden_sizes": [8, 8, 8, 16, 16, 16, 32], "num_attention_heads": 2}, [None, "mobilevit.encoder.layer.1"], LARGE_IMAGE),
+    ("MobileNetV2ForImageClassification", "MobileNetV2Config", {"depth_multiplier": 0.35}, ["mobilenet_v2.layer.1"], IMAGE),
+    ("HieraForImageClassification", "HieraConfig", {"image_size": [64, 64], "embed_dim": 16, "depths": [1, 1, 1], "num_heads": [1, 2, 2], "num_query_pool": 2, "masked_unit_size": [4, 4], "patch_stride": [4, 4]}, [None, "hiera.encoder.stages.0"], LARGE_IMAGE),
+    ("PoolFormerForImageClassification", "PoolFormerConfig", STAGES, [None, "poolformer.encoder.block.1"], IMAGE),
+    ("PvtForImageClassification", "PvtConfig", {"image_size": 64, "depths": [1, 1, 1, 1], "hidden_sizes": [8, 16, 16, 32], "num_attention_heads": [1, 1, 2, 2]}, [None], LARGE_IMAGE),
+    ("PvtV2ForImageClassification", "PvtV2Config", {"image_size": 64, "depths": [1, 1, 1, 1], "hidden_sizes": [8, 16, 16, 32], "num_attention_heads": [1, 1, 2, 2]}, [None], LARGE_IMAGE),
+    ("CvtForImageClassification", "CvtConfig", {"embed_dim": [16, 16, 32], "num_heads": [1, 1, 2], "depth": [1, 1, 2], "drop_path_rate": [0.0, 0.0, 0.1]}, [None], LARGE_IMAGE),
+    ("LevitForImageClassification", "LevitConfig", {"image_size": 64, "hidden_sizes": [16, 32, 48], "num_attention_heads": [2, 2, 2], "depths": [1, 1, 1], "key_dim": [8, 8, 8]}, [None], LARGE_IMAGE),
+    ("FocalNetForImageClassification", "FocalNetConfig", {"image_size": 32, "embed_dim": 8, "depths": [1, 1]}, [None], IMAGE),
+    ("Data2VecVisionForImageClassification", "Data2VecVisionConfig", {**VISION, "use_relative_position_bias": True}, [None, "data2vec_vision.encoder.layer.0"], IMAGE),
+    ("IJepaForImageClassification", "IJepaConfig", VISION, [None], IMAGE),
+    ("VideoMAEForVideoClassification", "VideoMAEConfig", {**VISION, "num_frames": 4}, [None], VIDEO),
+    ("TimesformerForVideoClassification", "TimesformerConfig", {**VISION, "num_frames": 4}, [None], VIDEO),
+    ("BertForSequenceClassification", "BertConfig", TEXT, [None, "bert.encoder.layer.0", "bert.embeddings"], IDS),
+    ("BertForMaskedLM", "BertConfig", TEXT, ["bert.encoder.layer.0", "bert"], IDS),
+    ("RobertaForSequenceClassification", "RobertaConfig", TEXT, [None, "roberta.encoder.layer.0"], IDS),
+    ("XLMRobertaForTokenClassification", "XLMRobertaConfig", TEXT, ["roberta.encoder.layer.0"], IDS),
+    ("DistilBertForSequenceClassification", "DistilBertConfig", {"dim": 32, "hidden_dim": 64, "n_layers": 2, "n_heads": 2, "vocab_size": NUM_IDS, "max_position_embeddings": 32}, [None, "distilbert.transformer.layer.0"], IDS),
+    ("AlbertForSequenceClassification", "AlbertConfig", {**TEXT, "embedding_size": 16}, [None], IDS),
+    ("ElectraForSequenceClassification", "ElectraConfig", {**TEXT, "embedding_size": 16}, [None, "electra.encoder.layer.0"], IDS),
+    ("ModernBertForSequenceClassification", "ModernBertConfig", {**TEXT, "global_attn_every_n_layers": 2, "cls_token_id": 1, "sep_token_id": 2, "bos_token_id": 1, "eos_token_id": 2}, [None, "model.layers.0"], IDS),
+    ("DebertaV2ForSequenceClassification", "DebertaV2Config", {**TEXT, "relative_attention": True, "pos_att_type": ["p2c", "c2p"]}, [None, "deberta.encoder.layer.0"], IDS),
+    ("MPNetForSequenceClassification", "MPNetConfig", TEXT, [None, "mpnet.encoder.layer.0"], IDS),
+    ("CamembertForSequenceClassification", "CamembertConfig", TEXT, [None], IDS),
+    ("GPT2LMHeadModel", "GPT2Config", {"n_embd": 32, "n_layer": 2, "n_head": 2, "vocab_size": NUM_IDS, "n_positions": 32, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}, ["transformer.h.0", "transformer"], IDS),
+    ("GPT2ForSequenceClassification", "GPT2Config", {"n_embd": 32, "n_layer": 2, "n_head": 2, "vocab_size": NUM_IDS, "n_positions": 32, "pad_token_id": 0}, ["transformer.h.0"], IDS),
+    ("LlamaForCausalLM", "LlamaConfig", DECODER, [None, "model.layers.0"], IDS),
+    ("LlamaForSequenceClassification", "LlamaConfig", DECODER, ["model.layers.0"], IDS),
+    ("Qwen3ForCausalLM", "Qwen3Config", DECODER, ["model.layers.0"], IDS),
+    ("Gemma2ForCausalLM", "Gemma2Config", DECODER, ["model.layers.0"], IDS),
+    ("Gemma3ForCausalLM", "Gemma3TextConfig", DECODER, ["model.layers.0"], IDS),
+    ("MistralForCausalLM", "MistralConfig", DECODER, ["model.layers.0"], IDS),
+    ("GPTNeoXForCausalLM", "GPTNeoXConfig", TEXT, ["gpt_neox.layers.0"], IDS),
+    ("OPTForCausalLM", "OPTConfig", {"hidden_size": 32, "word_embed_proj_dim": 32, "ffn_dim": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": NUM_IDS, "max_position_embeddings": 32}, ["model.decoder.layers.0"], IDS),
+    ("T5EncoderModel", "T5Config", {"d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 2, "num_heads": 2, "vocab_size": NUM_IDS}, ["encoder.block.0"], IDS),
+    ("WhisperForAudioClassification", "WhisperConfig", WHISPER, [None, "encoder.layers.0", "encoder.conv2"], MELS),
+    ("Wav2Vec2ForSequenceClassification", "Wav2Vec2Config", SPEECH, [None, "wav2vec2.encoder.layers.0", "wav2vec2.feature_extractor"], WAVE),
+    ("Wav2Vec2ForCTC", "Wav2Vec2Config", {**SPEECH, "do_stable_layer_norm": True, "feat_extract_norm": "layer", "conv_bias": True}, ["wav2vec2.encoder.layers.0"], WAVE),
+    ("HubertForSequenceClassification", "HubertConfig", SPEECH, [None, "hubert.encoder.layers.0"], WAVE),
+    ("WavLMForSequenceClassification", "WavLMConfig", SPEECH, ["wavlm.encoder.layers.0"], WAVE),
+    ("Data2VecAudioForSequenceClassification", "Data2VecAudioConfig", {**SPEECH, "num_conv_pos_embeddings": 2}, ["data2vec_audio.encoder.layers.0"], WAVE),
+    ("ASTForAudioClassification", "ASTConfig", {**LAYERS, "max_length": 32, "num_mel_bins": 16, "patch_size": 8, "time_stride": 8, "frequency_stride": 8}, [None, "audio_spectrogram_transformer.layers.0"], SPECTROGRAM),
+]
+
+
+TRANSFORMERS_CASES: list[ModelCase] = [
+    case
+    for name, config, options, freezes, sample in _MODELS
+    for case in accepted(
+        f"transformers {name}",
+        partial(library_model, name, config, options),
+        *freezes,
+        sample=sample,
+    )
+]
