@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from hapi_splitter.inputs.array_transform import ArrayTransform
-from model_cases import IDS, IMAGE, LARGE_IMAGE, NUM_IDS, ModelCase, accepted
+from model_cases import IDS, IMAGE, LARGE_IMAGE, NUM_IDS, ModelCase, accepted, refused
 
 WAVE = ArrayTransform((1600,))
 MELS = ArrayTransform((16, 32))
@@ -103,7 +103,6 @@ _MODELS: list[tuple[str, str, dict[str, Any], list[Any], Any]] = [
     ("PoolFormerForImageClassification", "PoolFormerConfig", STAGES, [None, "poolformer.encoder.block.1"], IMAGE),
     ("PvtForImageClassification", "PvtConfig", {"image_size": 64, "depths": [1, 1, 1, 1], "hidden_sizes": [8, 16, 16, 32], "num_attention_heads": [1, 1, 2, 2]}, [None], LARGE_IMAGE),
     ("PvtV2ForImageClassification", "PvtV2Config", {"image_size": 64, "depths": [1, 1, 1, 1], "hidden_sizes": [8, 16, 16, 32], "num_attention_heads": [1, 1, 2, 2]}, [None], LARGE_IMAGE),
-    ("CvtForImageClassification", "CvtConfig", {"embed_dim": [16, 16, 32], "num_heads": [1, 1, 2], "depth": [1, 1, 2], "drop_path_rate": [0.0, 0.0, 0.1]}, [None], LARGE_IMAGE),
     ("LevitForImageClassification", "LevitConfig", {"image_size": 64, "hidden_sizes": [16, 32, 48], "num_attention_heads": [2, 2, 2], "depths": [1, 1, 1], "key_dim": [8, 8, 8]}, [None], LARGE_IMAGE),
     ("FocalNetForImageClassification", "FocalNetConfig", {"image_size": 32, "embed_dim": 8, "depths": [1, 1]}, [None], IMAGE),
     ("Data2VecVisionForImageClassification", "Data2VecVisionConfig", {**VISION, "use_relative_position_bias": True}, [None, "data2vec_vision.encoder.layer.0"], IMAGE),
@@ -111,26 +110,26 @@ _MODELS: list[tuple[str, str, dict[str, Any], list[Any], Any]] = [
     ("VideoMAEForVideoClassification", "VideoMAEConfig", {**VISION, "num_frames": 4}, [None], VIDEO),
     ("TimesformerForVideoClassification", "TimesformerConfig", {**VISION, "num_frames": 4}, [None], VIDEO),
     ("BertForSequenceClassification", "BertConfig", TEXT, [None, "bert.encoder.layer.0", "bert.embeddings"], IDS),
-    ("BertForMaskedLM", "BertConfig", TEXT, ["bert.encoder.layer.0", "bert"], IDS),
+    ("BertForMaskedLM", "BertConfig", {**TEXT, "tie_word_embeddings": False}, ["bert.encoder.layer.0", "bert"], IDS),
     ("RobertaForSequenceClassification", "RobertaConfig", TEXT, [None, "roberta.encoder.layer.0"], IDS),
     ("XLMRobertaForTokenClassification", "XLMRobertaConfig", TEXT, ["roberta.encoder.layer.0"], IDS),
     ("DistilBertForSequenceClassification", "DistilBertConfig", {"dim": 32, "hidden_dim": 64, "n_layers": 2, "n_heads": 2, "vocab_size": NUM_IDS, "max_position_embeddings": 32}, [None, "distilbert.transformer.layer.0"], IDS),
     ("AlbertForSequenceClassification", "AlbertConfig", {**TEXT, "embedding_size": 16}, [None], IDS),
     ("ElectraForSequenceClassification", "ElectraConfig", {**TEXT, "embedding_size": 16}, [None, "electra.encoder.layer.0"], IDS),
     ("ModernBertForSequenceClassification", "ModernBertConfig", {**TEXT, "global_attn_every_n_layers": 2, "cls_token_id": 1, "sep_token_id": 2, "bos_token_id": 1, "eos_token_id": 2}, [None, "model.layers.0"], IDS),
-    ("DebertaV2ForSequenceClassification", "DebertaV2Config", {**TEXT, "relative_attention": True, "pos_att_type": ["p2c", "c2p"]}, [None, "deberta.encoder.layer.0"], IDS),
+    ("DebertaV2ForSequenceClassification", "DebertaV2Config", {**TEXT, "relative_attention": True, "pos_att_type": ["p2c", "c2p"]}, [None], IDS),
     ("MPNetForSequenceClassification", "MPNetConfig", TEXT, [None, "mpnet.encoder.layer.0"], IDS),
     ("CamembertForSequenceClassification", "CamembertConfig", TEXT, [None], IDS),
-    ("GPT2LMHeadModel", "GPT2Config", {"n_embd": 32, "n_layer": 2, "n_head": 2, "vocab_size": NUM_IDS, "n_positions": 32, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}, ["transformer.h.0", "transformer"], IDS),
+    ("GPT2LMHeadModel", "GPT2Config", {"n_embd": 32, "n_layer": 2, "n_head": 2, "vocab_size": NUM_IDS, "n_positions": 32, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "tie_word_embeddings": False}, ["transformer.h.0", "transformer"], IDS),
     ("GPT2ForSequenceClassification", "GPT2Config", {"n_embd": 32, "n_layer": 2, "n_head": 2, "vocab_size": NUM_IDS, "n_positions": 32, "pad_token_id": 0}, ["transformer.h.0"], IDS),
     ("LlamaForCausalLM", "LlamaConfig", DECODER, [None, "model.layers.0"], IDS),
     ("LlamaForSequenceClassification", "LlamaConfig", DECODER, ["model.layers.0"], IDS),
     ("Qwen3ForCausalLM", "Qwen3Config", DECODER, ["model.layers.0"], IDS),
-    ("Gemma2ForCausalLM", "Gemma2Config", DECODER, ["model.layers.0"], IDS),
-    ("Gemma3ForCausalLM", "Gemma3TextConfig", DECODER, ["model.layers.0"], IDS),
+    ("Gemma2ForCausalLM", "Gemma2Config", {**DECODER, "tie_word_embeddings": False}, ["model.layers.0"], IDS),
+    ("Gemma3ForCausalLM", "Gemma3TextConfig", {**DECODER, "tie_word_embeddings": False}, ["model.layers.0"], IDS),
     ("MistralForCausalLM", "MistralConfig", DECODER, ["model.layers.0"], IDS),
     ("GPTNeoXForCausalLM", "GPTNeoXConfig", TEXT, ["gpt_neox.layers.0"], IDS),
-    ("OPTForCausalLM", "OPTConfig", {"hidden_size": 32, "word_embed_proj_dim": 32, "ffn_dim": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": NUM_IDS, "max_position_embeddings": 32}, ["model.decoder.layers.0"], IDS),
+    ("OPTForCausalLM", "OPTConfig", {"hidden_size": 32, "word_embed_proj_dim": 32, "ffn_dim": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": NUM_IDS, "max_position_embeddings": 32, "tie_word_embeddings": False}, ["model.decoder.layers.0"], IDS),
     ("T5EncoderModel", "T5Config", {"d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 2, "num_heads": 2, "vocab_size": NUM_IDS}, ["encoder.block.0"], IDS),
     ("WhisperForAudioClassification", "WhisperConfig", WHISPER, [None, "encoder.layers.0", "encoder.conv2"], MELS),
     ("Wav2Vec2ForSequenceClassification", "Wav2Vec2Config", SPEECH, [None, "wav2vec2.encoder.layers.0", "wav2vec2.feature_extractor"], WAVE),
@@ -151,4 +150,26 @@ TRANSFORMERS_CASES: list[ModelCase] = [
         *freezes,
         sample=sample,
     )
+] + [
+    *refused(
+        "transformers BertForMaskedLM, tied",
+        partial(library_model, "BertForMaskedLM", "BertConfig", TEXT),
+        "bert.encoder.layer.0",
+        "cannot_freeze",
+        "used before and after",
+        IDS,
+    ),
+    *refused(
+        "transformers DebertaV2ForSequenceClassification",
+        partial(
+            library_model,
+            "DebertaV2ForSequenceClassification",
+            "DebertaV2Config",
+            {**TEXT, "relative_attention": True, "pos_att_type": ["p2c"]},
+        ),
+        "deberta.encoder.layer.0",
+        "cannot_freeze",
+        "rel_embeddings.weight' is used before and after",
+        IDS,
+    ),
 ]
