@@ -22,8 +22,21 @@ def anneal(model: Any) -> None:
     model.temperature = 0.25
 
 
-def layers(*names: str) -> list[str]:
-    return list(names)
+def replace_head(model: Any) -> None:
+    torch.manual_seed(7)
+    model.head = nn.Linear(W, 3)
+
+
+def hook_neck(model: Any) -> None:
+    model.neck.register_forward_hook(double)
+
+
+def freeze_neck(model: Any) -> None:
+    model.neck.requires_grad_(False)
+
+
+def double(module: Any, args: Any, result: Any = None) -> Any:
+    return 2 * result
 
 
 def a(name: str, build: Any, *freezes: Any, **options: Any) -> list[ModelCase]:
@@ -211,6 +224,9 @@ STATE = [
     *a("LayerDrop", hm.LayerDrop, "embed"),
     *a("stochastic depth", hm.StochasticDepth, "body"),
     *a("annealed attribute", hm.Annealed, "body", "stem", change=anneal),
+    *a("head replaced later", hm.Net, "body", change=replace_head),
+    *a("hook added later", hm.Net, "body", change=hook_neck),
+    *a("neck frozen later", hm.Net, "body", change=freeze_neck),
     *a("counters", hm.Counted, "body", "neck"),
     *a("caches", hm.Cached, "body", "stem"),
     *a("stashed tensor", hm.Stashed, "stem", "body"),
@@ -229,10 +245,6 @@ STATE = [
     *a("branch on values after", hm.DependsAfter, "body"),
     *r("mean over the batch", hm.AcrossBatch, "body", "unknown_op", ""),
 ]
-
-
-def double(module: Any, args: Any, result: Any = None) -> Any:
-    return 2 * result
 
 
 def shift(module: Any, args: Any) -> Any:
@@ -346,6 +358,27 @@ def peft(*layers_to_transform: int) -> nn.Module:
     )
 
 
+def open_clip_vit() -> nn.Module:
+    from open_clip.transformer import VisionTransformer
+
+    return VisionTransformer(32, 8, 32, 2, 2, 2.0, output_dim=16)
+
+
+def open_clip_pooled() -> nn.Module:
+    from open_clip.transformer import VisionTransformer
+
+    return VisionTransformer(
+        32, 8, 32, 2, 2, 2.0, attentional_pool=True, attn_pooler_queries=4,
+        attn_pooler_heads=2, output_dim=16,
+    )
+
+
+def open_clip_resnet() -> nn.Module:
+    from open_clip.modified_resnet import ModifiedResNet
+
+    return ModifiedResNet((1, 1, 1, 1), 16, 2, 32, 8)
+
+
 def lazy() -> nn.Module:
     model = hm.Net()
     model.head = nn.LazyLinear(5)
@@ -390,6 +423,10 @@ AROUND = [
     *r("on the meta device", on_meta, "body", "cannot_freeze", "no data"),
     *r("data parallel", lambda: nn.DataParallel(hm.Net()), "body", "cannot_freeze", r"give its \.module"),
     *a("PEFT in the last block", partial(peft, 1), "auto", "base_model.model.vit.layers.0", sample=(3, 32, 32)),
+    *a("open_clip ViT", open_clip_vit, "transformer.resblocks.0", "transformer", "ln_post", sample=(3, 32, 32)),
+    *a("open_clip pooled ViT", open_clip_pooled, "transformer.resblocks.0", sample=(3, 32, 32)),
+    *unheld("open_clip pooled ViT", open_clip_pooled, "attn_pool", sample=(3, 32, 32)),
+    *a("open_clip ResNet", open_clip_resnet, "layer2", "layer4", sample=(3, 32, 32)),
     *r("PEFT before", partial(peft, 0, 1), "base_model.model.vit.layers.0", "cannot_freeze", "trainable parameters", sample=(3, 32, 32)),
     *r("module that never runs", hm.NeverRuns, "unused", "unknown_freeze", "is never called"),
     *r("unknown name", hm.Net, "bodi", "unknown_freeze", "body"),

@@ -24,6 +24,13 @@ SWIN = {
     "depths": (2, 1),
     "num_heads": (2, 2),
 }
+CAFORMER = {
+    "depths": (1, 1, 1, 1),
+    "dims": (8, 16, 32, 32),
+    "token_mixers": [metaformer.SepConv] * 2 + [metaformer.Attention] * 2,
+    "norm_layers": [metaformer.LayerNorm2dNoBias] * 2
+    + [metaformer.LayerNormNoBias] * 2,
+}
 BIT = {
     "layers": (1, 1, 1, 1),
     "channels": (32, 32, 64, 64),
@@ -96,10 +103,10 @@ _MODELS: list[tuple[str, dict[str, Any], list[Any], tuple[int, ...]]] = [
     ("ResNetV2", BIT, [None, "stages.0", "norm"], IMAGE),
     ("MlpMixer", MIXER, [None, "blocks.0"], IMAGE),
     ("ConvMixer", {"dim": 16, "depth": 2, "kernel_size": 3}, [None, "blocks.0"], IMAGE),
-    ("MetaFormer", {**STAGES, "token_mixers": [metaformer.SepConv, metaformer.Attention] * 2}, [None, "stages.2"], IMAGE),
+    ("MetaFormer", CAFORMER, [None, "stages.2"], IMAGE),
     ("MetaFormer", STAGES, ["stages.1"], IMAGE),
-    ("FastVit", {"layers": (1, 1, 1, 1), "embed_dims": (8, 16, 24, 32), "token_mixers": ("repmixer", "repmixer", "repmixer", "attention")} | {"embed_dims": (8, 16, 24, 32)}, ["stages.1", "stages.3"], IMAGE),
-    ("GlobalContextVit", {"img_size": 32, "window_ratio": (2, 2), "embed_dim": 8, "depths": (1, 1), "num_heads": (2, 2)}, ["stages.0"], IMAGE),
+    ("FastVit", {"layers": (1, 1, 1, 1), "embed_dims": (16, 32, 32, 64), "token_mixers": ("repmixer", "repmixer", "repmixer", "attention")}, ["stages.1", "stages.3"], IMAGE),
+    ("GlobalContextVit", {"img_size": 32, "window_ratio": (8, 16), "embed_dim": 8, "depths": (1, 1), "num_heads": (2, 2)}, ["stages.0"], IMAGE),
 ]
 
 

@@ -2,43 +2,43 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Callable
 from functools import partial
 
 import torch
 from torch import nn
 from torchvision import models
 from torchvision.models import convnext, regnet, swin_transformer
+from torchvision.models._utils import IntermediateLayerGetter
 from torchvision.models.detection import backbone_utils
 from torchvision.models.efficientnet import FusedMBConvConfig, MBConvConfig
 from torchvision.models.mobilenetv3 import InvertedResidualConfig
 from torchvision.models.resnet import BasicBlock, Bottleneck
-from torchvision.models.video import mvit, resnet as video_resnet
+from torchvision.models.segmentation import deeplabv3, fcn, lraspp
+from torchvision.models.vgg import make_layers
+from torchvision.models.video import mvit
+from torchvision.models.video import resnet as video_resnet
 
 from model_cases import LARGE_IMAGE, ModelCase, accepted
+from reference_models import randomise_statistics
 
 CLIP = (3, 4, 32, 32)
-NARROW = {"width_per_group": 16, "num_classes": 5}
 
 
-def allocated(build: partial[nn.Module], classifier: str) -> nn.Module:
-    """Builds a model and replaces its wide classifier before it has memory."""
+def with_small_classifier(
+    build: Callable[[], nn.Module], features: int
+) -> nn.Module:
+    """Replaces the wide classifier of a model before it takes memory."""
     with torch.device("meta"):
         model = build()
-    width = next(
-        m for m in model.get_submodule(classifier).modules()
-        if isinstance(m, nn.Linear)
-    ).in_features
-    model.set_submodule(
-        classifier,
-        nn.Sequential(
-            nn.Linear(width, 16), nn.ReLU(True), nn.Dropout(), nn.Linear(16, 5)
-        ),
+    model.classifier = nn.Sequential(
+        nn.Linear(features, 16), nn.ReLU(True), nn.Dropout(), nn.Linear(16, 5)
     )
-    for name, module in model.named_children():
-        if name != classifier:
-            module.to_empty(device="cpu")
+    model.features.to_empty(device="cpu")
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.05)
+    randomise_statistics(model)
     return model
 
 
@@ -67,27 +67,23 @@ def swin(block, downsample) -> nn.Module:
     )
 
 
-def segmentation(name: str, **options) -> nn.Module:
-    return getattr(models.segmentation, name)(
-        weights=None, weights_backbone=None, num_classes=4, **options
-    )
-
-
-def small_segmentation(head: str) -> nn.Module:
-    """DeepLab or FCN on a small ResNet, as their constructors assemble it."""
-    from torchvision.models._utils import IntermediateLayerGetter
-    from torchvision.models.segmentation import deeplabv3, fcn
-
-    body = resnet(Bottleneck, width_per_group=4)
-    body = IntermediateLayerGetter(body, {"layer3": "aux", "layer4": "out"})
-    heads = {
-        "deeplabv3": (deeplabv3.DeepLabV3, deeplabv3.DeepLabHead),
-        "fcn": (fcn.FCN, fcn.FCNHead),
+def segmentation(head: str) -> nn.Module:
+    """A segmentation model on a small body, as torchvision assembles it."""
+    if head == "lraspp":
+        body = IntermediateLayerGetter(
+            mobilenet_v3().features, {"2": "low", "4": "high"}
+        )
+        return lraspp.LRASPP(body, 24, 144, 4, 16)
+    layers = {"conv1": nn.Conv2d(3, 8, 3, padding=1)} | {
+        f"layer{number}": BasicBlock(8, 8) for number in range(1, 5)
     }
-    kind, classifier = heads[head]
-    options = {"atrous_rates": (2, 4)} if head == "deeplabv3" else {}
-    classifier = classifier(2048, 4, **options)
-    return kind(body, classifier, fcn.FCNHead(1024, 4))
+    body = IntermediateLayerGetter(
+        nn.Sequential(OrderedDict(layers)), {"layer3": "aux", "layer4": "out"}
+    )
+    if head == "fcn":
+        return fcn.FCN(body, fcn.FCNHead(8, 4), fcn.FCNHead(8, 4))
+    classifier = deeplabv3.DeepLabHead(8, 4, (1, 2))
+    return deeplabv3.DeepLabV3(body, classifier, fcn.FCNHead(8, 4))
 
 
 def fpn() -> nn.Module:
@@ -118,12 +114,9 @@ def mvit_small() -> nn.Module:
 
 
 def vgg(norm: bool) -> nn.Module:
-    config = [8, "M", 16, 16, "M", 16, "M"]
-    from torchvision.models.vgg import make_layers
-
-    return allocated(
-        partial(models.VGG, make_layers(config, norm), init_weights=False),
-        "classifier",
+    features = make_layers([8, "M", 16, 16, "M", 16, "M"], norm)
+    return with_small_classifier(
+        partial(models.VGG, features, init_weights=False), 16 * 49
     )
 
 
@@ -135,7 +128,7 @@ TORCHVISION_CASES: list[ModelCase] = [
         None, "layer2.0",
     ),
     *accepted("torchvision resnet, dilated", partial(resnet, Bottleneck, width_per_group=4, replace_stride_with_dilation=[False, True, True]), "layer3"),
-    *accepted("torchvision alexnet", lambda: allocated(models.AlexNet, "classifier"), None, "features", "features.5", sample=LARGE_IMAGE),
+    *accepted("torchvision alexnet", partial(with_small_classifier, models.AlexNet, 9216), None, "features.5", sample=LARGE_IMAGE),
     *accepted("torchvision vgg", partial(vgg, False), None, "features.2"),
     *accepted("torchvision vgg_bn", partial(vgg, True), None, "avgpool"),
     *accepted("torchvision densenet", partial(models.DenseNet, 8, (2, 2), 16, num_classes=5), None, "features.denseblock1", "features.norm5"),
@@ -155,9 +148,9 @@ TORCHVISION_CASES: list[ModelCase] = [
     *accepted("torchvision swin", partial(swin, swin_transformer.SwinTransformerBlock, swin_transformer.PatchMerging), None, "features.1", "permute"),
     *accepted("torchvision swin_v2", partial(swin, swin_transformer.SwinTransformerBlockV2, swin_transformer.PatchMergingV2), None, "features.2"),
     *accepted("torchvision maxvit", partial(models.MaxVit, (32, 32), 8, 4, [8, 16], [1, 1], 8, 0.2, num_classes=5), None, "blocks.0"),
-    *accepted("torchvision deeplabv3", partial(small_segmentation, "deeplabv3"), "backbone.layer2", "backbone.layer3", "backbone", ["backbone.layer3", "backbone.layer4"]),
-    *accepted("torchvision fcn", partial(small_segmentation, "fcn"), "backbone.layer3", "backbone", "classifier.3"),
-    *accepted("torchvision lraspp", partial(segmentation, "lraspp_mobilenet_v3_large"), "backbone.4", "backbone", sample=LARGE_IMAGE),
+    *accepted("torchvision deeplabv3", partial(segmentation, "deeplabv3"), "backbone.layer2", "backbone.layer3", "backbone"),
+    *accepted("torchvision fcn", partial(segmentation, "fcn"), "backbone.layer3", "backbone"),
+    *accepted("torchvision lraspp", partial(segmentation, "lraspp"), "backbone.1", "backbone", sample=LARGE_IMAGE),
     *accepted("torchvision resnet_fpn", fpn, "body.layer2", "body.layer3", "body.layer4"),
     *accepted("torchvision r3d", video, None, "layer2", sample=CLIP),
     *accepted("torchvision mc3", partial(video, convolution=video_resnet.Conv3DNoTemporal), "layer3", sample=CLIP),
