@@ -94,25 +94,43 @@ class ModelCase:
 def accepted(
     name: str,
     build: Callable[[], nn.Module],
-    *freezes: Freeze | None,
+    freezes: str | Freeze,
     sample: tuple[int, ...] | ArrayTransform = IMAGE,
     change: Callable[[Any], None] = _leave,
 ) -> list[ModelCase]:
-    """Returns one case for each freeze point."""
+    """Returns one case for each freeze point.
+
+    Args:
+        name: see :class:`ModelCase`.
+        build: see :class:`ModelCase`.
+        freezes: names between blanks; ``default`` for the default freeze
+            point, ``a+b`` for a list of names. Or one function.
+        sample: see :class:`ModelCase`.
+        change: see :class:`ModelCase`.
+    """
+    each = freezes.split() if isinstance(freezes, str) else [freezes]
     return [
-        ModelCase(name, build, freeze, sample, change=change)
-        for freeze in freezes
+        ModelCase(name, build, _parsed(freeze), sample, change=change)
+        for freeze in each
     ]
 
 
 def refused(
     name: str,
     build: Callable[[], nn.Module],
-    freeze: Freeze | None,
+    freeze: str,
     error: str,
     message: str,
     sample: tuple[int, ...] | ArrayTransform = IMAGE,
     later: bool = False,
 ) -> list[ModelCase]:
     """Returns one case that ends in an error."""
-    return [ModelCase(name, build, freeze, sample, error, message, later)]
+    return [
+        ModelCase(name, build, _parsed(freeze), sample, error, message, later)
+    ]
+
+
+def _parsed(freeze: str | Freeze) -> Freeze | None:
+    if not isinstance(freeze, str) or "+" not in freeze:
+        return None if freeze == "default" else freeze
+    return freeze.split("+")
