@@ -66,11 +66,11 @@ _MODELS: list[tuple[str, dict[str, Any], str, tuple[int, ...]]] = [
     (
         "vit_small_patch16_224",
         {**VIT, "global_pool": "avg", "reg_tokens": 2},
-        "default blocks.0",
+        "blocks.0",
         IMAGE,
     ),
     ("vit_small_patch14_dinov2", VIT, "default blocks.0 blocks norm", IMAGE),
-    ("vit_small_patch14_reg4_dinov2", VIT, "default blocks.0", IMAGE),
+    ("vit_small_patch14_reg4_dinov2", VIT, "blocks.0", IMAGE),
     ("vit_small_patch16_dinov3", VIT, "default blocks.0 blocks norm", IMAGE),
     (
         "vit_base_patch16_siglip_224",
@@ -79,9 +79,9 @@ _MODELS: list[tuple[str, dict[str, Any], str, tuple[int, ...]]] = [
         IMAGE,
     ),
     ("vit_base_patch16_clip_224", VIT, "default blocks.0 norm_pre", IMAGE),
-    ("eva02_tiny_patch14_224", VIT, "default blocks.0 blocks", IMAGE),
+    ("eva02_tiny_patch14_224", VIT, "blocks.0 blocks", IMAGE),
     ("beit_base_patch16_224", VIT, "default blocks.0 blocks", IMAGE),
-    ("deit3_small_patch16_224", VIT, "default blocks.0", IMAGE),
+    ("deit3_small_patch16_224", VIT, "blocks.0", IMAGE),
     ("flexivit_small", VIT, "blocks.0", IMAGE),
     ("vit_relpos_small_patch16_224", VIT, "blocks.0", IMAGE),
     (
@@ -96,11 +96,11 @@ _MODELS: list[tuple[str, dict[str, Any], str, tuple[int, ...]]] = [
         "blocks.0",
         IMAGE,
     ),
-    ("swin_tiny_patch4_window7_224", SWIN, "default layers.0.blocks.0", IMAGE),
+    ("swin_tiny_patch4_window7_224", SWIN, "layers.0.blocks.0", IMAGE),
     ("swinv2_tiny_window8_256", SWIN, "layers.0", IMAGE),
     ("swinv2_cr_tiny_224", SWIN, "stages.0", IMAGE),
     ("convnext_tiny", STAGES, "default stages.1 stages.2.blocks.0", IMAGE),
-    ("convnextv2_nano", STAGES, "default stages.0", IMAGE),
+    ("convnextv2_nano", STAGES, "stages.0", IMAGE),
     ("test_efficientnet", {}, "default blocks.1 conv_head", IMAGE),
     ("efficientnet_lite0", {}, "blocks.1", IMAGE),
     ("mobilenetv3_small_050", {}, "blocks.1", IMAGE),
@@ -111,13 +111,13 @@ _MODELS: list[tuple[str, dict[str, Any], str, tuple[int, ...]]] = [
     (
         "resnetv2_50",
         {"layers": (1, 1, 1, 1), "channels": (16, 16, 32, 32)},
-        "default stages.1",
+        "stages.1",
         IMAGE,
     ),
     ("seresnet18", {"layers": (1, 1, 1, 1)}, "layer1", IMAGE),
     ("test_nfnet", {}, "stages.0 stages.2", IMAGE),
-    ("test_byobnet", {}, "default stages.1", IMAGE),
-    ("test_mambaout", {}, "default stages.1", IMAGE),
+    ("test_byobnet", {}, "stages.1", IMAGE),
+    ("test_mambaout", {}, "stages.1", IMAGE),
     ("maxvit_pico_rw_256", {**MAXVIT, "img_size": 32}, "stages.0", IMAGE),
     (
         "coatnet_pico_rw_224",
@@ -133,7 +133,7 @@ _MODELS: list[tuple[str, dict[str, Any], str, tuple[int, ...]]] = [
     (
         "hiera_tiny_224",
         {"img_size": (64, 64), "embed_dim": 16, "stages": (1, 1, 2, 1)},
-        "default blocks.2",
+        "blocks.2",
         LARGE_IMAGE,
     ),
     (
@@ -152,7 +152,7 @@ _MODELS: list[tuple[str, dict[str, Any], str, tuple[int, ...]]] = [
             "num_heads": 2,
             "local_up_to_layer": 1,
         },
-        "default blocks.0 norm",
+        "blocks.0 norm",
         IMAGE,
     ),
     (
@@ -174,7 +174,7 @@ _MODELS: list[tuple[str, dict[str, Any], str, tuple[int, ...]]] = [
             "embed_dims": (8, 16, 24, 32),
             "num_heads": (1, 2, 2, 2),
         },
-        "default stages.1",
+        "stages.1",
         IMAGE,
     ),
     ("edgenext_xx_small", {"depths": (1, 1, 1, 1)}, "stages.1", LARGE_IMAGE),
@@ -219,7 +219,7 @@ _MODELS: list[tuple[str, dict[str, Any], str, tuple[int, ...]]] = [
     (
         "visformer_tiny",
         {"img_size": 64, "embed_dim": 32, "depth": (1, 1, 1), "num_heads": 2},
-        "default stage1",
+        "stage1",
         LARGE_IMAGE,
     ),
     (
@@ -235,7 +235,7 @@ _MODELS: list[tuple[str, dict[str, Any], str, tuple[int, ...]]] = [
         "features.2",
         IMAGE,
     ),
-    ("ResNetV2", BIT, "default stages.0 norm", IMAGE),
+    ("ResNetV2", BIT, "stages.0 norm", IMAGE),
     ("MlpMixer", MIXER, "default blocks.0", IMAGE),
     (
         "ConvMixer",
@@ -243,7 +243,7 @@ _MODELS: list[tuple[str, dict[str, Any], str, tuple[int, ...]]] = [
         "default blocks.0",
         IMAGE,
     ),
-    ("MetaFormer", CAFORMER, "default stages.2", IMAGE),
+    ("MetaFormer", CAFORMER, "stages.2", IMAGE),
     ("MetaFormer", STAGES, "stages.1", IMAGE),
     (
         "FastVit",

@@ -148,7 +148,7 @@ TORCHVISION_CASES: list[ModelCase] = [
             width_per_group=4,
             zero_init_residual=True,
         ),
-        "default layer2.0",
+        "layer2.0",
     ),
     *accepted(
         "torchvision resnet, dilated",
@@ -167,7 +167,7 @@ TORCHVISION_CASES: list[ModelCase] = [
         sample=LARGE_IMAGE,
     ),
     *accepted("torchvision vgg", partial(vgg, False), "default features.2"),
-    *accepted("torchvision vgg_bn", partial(vgg, True), "default avgpool"),
+    *accepted("torchvision vgg_bn", partial(vgg, True), "avgpool"),
     *accepted(
         "torchvision densenet",
         partial(models.DenseNet, 8, (2, 2), 16, num_classes=5),
@@ -215,7 +215,7 @@ TORCHVISION_CASES: list[ModelCase] = [
     *accepted(
         "torchvision mobilenet_v2",
         partial(models.MobileNetV2, 5, 0.35, [[1, 16, 1, 1], [6, 24, 2, 2]]),
-        "default features.1",
+        "features.1",
     ),
     *accepted(
         "torchvision mobilenet_v3",
@@ -225,7 +225,7 @@ TORCHVISION_CASES: list[ModelCase] = [
     *accepted(
         "torchvision shufflenet_v2",
         partial(models.ShuffleNetV2, [1, 1, 1], [8, 16, 32, 64, 64], 5),
-        "default stage2 conv5",
+        "stage2 conv5",
     ),
     *accepted(
         "torchvision regnet",
@@ -236,7 +236,7 @@ TORCHVISION_CASES: list[ModelCase] = [
             ),
             5,
         ),
-        "default trunk_output.block1",
+        "trunk_output.block1",
     ),
     *accepted(
         "torchvision efficientnet",
@@ -245,7 +245,7 @@ TORCHVISION_CASES: list[ModelCase] = [
             MBConvConfig(1, 3, 1, 16, 16, 1),
             MBConvConfig(6, 5, 2, 16, 24, 2),
         ),
-        "default features.1 features.2",
+        "features.1 features.2",
     ),
     *accepted(
         "torchvision efficientnet_v2",
@@ -254,7 +254,7 @@ TORCHVISION_CASES: list[ModelCase] = [
             FusedMBConvConfig(1, 3, 1, 16, 16, 1),
             MBConvConfig(4, 3, 2, 16, 24, 1),
         ),
-        "default features.1",
+        "features.1",
     ),
     *accepted(
         "torchvision convnext",
@@ -292,7 +292,7 @@ TORCHVISION_CASES: list[ModelCase] = [
             swin_transformer.SwinTransformerBlockV2,
             swin_transformer.PatchMergingV2,
         ),
-        "default features.2",
+        "features.2",
     ),
     *accepted(
         "torchvision maxvit",
@@ -307,7 +307,7 @@ TORCHVISION_CASES: list[ModelCase] = [
             0.2,
             num_classes=5,
         ),
-        "default blocks.0",
+        "blocks.0",
     ),
     *accepted(
         "torchvision deeplabv3",
@@ -328,7 +328,7 @@ TORCHVISION_CASES: list[ModelCase] = [
     *accepted(
         "torchvision resnet_fpn", fpn, "body.layer2 body.layer3 body.layer4"
     ),
-    *accepted("torchvision r3d", video, "default layer2", sample=CLIP),
+    *accepted("torchvision r3d", video, "layer2", sample=CLIP),
     *accepted(
         "torchvision mc3",
         partial(video, convolution=video_resnet.Conv3DNoTemporal),
@@ -341,5 +341,5 @@ TORCHVISION_CASES: list[ModelCase] = [
         "layer1",
         sample=CLIP,
     ),
-    *accepted("torchvision mvit", mvit_small, "default blocks.0", sample=CLIP),
+    *accepted("torchvision mvit", mvit_small, "blocks.0", sample=CLIP),
 ]
