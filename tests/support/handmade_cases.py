@@ -155,7 +155,6 @@ FUNCTIONS: dict[str, Any] = {
     "where": lambda m, x: torch.where(x > 0, x, 0.1 * x),
     "index by a buffer": lambda m, x: x[:, m.order],
     "einsum": lambda m, x: torch.einsum("bchw,bcvw->bchv", x, x),
-    "cumsum": lambda m, x: x.cumsum(-1),
     "top-k": lambda m, x: x.topk(4, 1).values.repeat(1, 2, 1, 1),
     "sort": lambda m, x: x.sort(1).values,
     "norm": lambda m, x: F.normalize(x, dim=1),
@@ -196,7 +195,6 @@ UNHELD = {
     "masked_fill",
     "where",
     "index by a buffer",
-    "cumsum",
     "top-k",
     "sort",
     "variance",
@@ -446,7 +444,20 @@ STATE = [
         "control flow depends on values.*|handmade_models.py, line \\d+",
     ),
     *a("branch on values after", hm.DependsAfter, "body"),
-    *r("mean over the batch", hm.AcrossBatch, "body", "unknown_op", ""),
+    *r(
+        "mean over the batch",
+        hm.AcrossBatch,
+        "body",
+        "cannot_freeze",
+        "would mix samples.*freeze before it",
+    ),
+    *r(
+        "cumulative sum",
+        partial(hm.Layers.of, lambda m, x: x.cumsum(-1)),
+        "layer",
+        "cannot_freeze",
+        "cumulative sums of torch.float32 are not supported",
+    ),
 ]
 
 
@@ -513,6 +524,17 @@ def checkpointed_vit() -> nn.Module:
         num_classes=5,
     )
     model.set_grad_checkpointing()
+    return model
+
+
+def checkpointed_transformers() -> nn.Module:
+    import transformers
+
+    import transformers_cases as tc
+
+    config = transformers.ViTConfig(**tc.VISION)
+    model = transformers.ViTForImageClassification(config)
+    model.gradient_checkpointing_enable()
     return model
 
 
@@ -692,6 +714,12 @@ AROUND = [
     ),
     *a("checkpointed", hm.Checkpointed, "embed blocks.0"),
     *a(
+        "checkpointed transformers",
+        checkpointed_transformers,
+        "vit.layers.0",
+        sample=(3, 32, 32),
+    ),
+    *a(
         "checkpointed timm",
         checkpointed_vit,
         "blocks.0 norm",
@@ -710,8 +738,8 @@ AROUND = [
         "scripted frozen module",
         scripted("body"),
         "body",
-        "cannot_freeze",
-        "body",
+        "unknown_freeze",
+        "compiled by torch.jit",
     ),
     *a("scripted tail module", scripted("neck"), "body"),
     *r(
