@@ -19,7 +19,7 @@ from hapi_protocol.errors import FreezeError
 from hapi_splitter.freezing.split_model import default_freeze, split
 from hapi_splitter.package.reader import load_package
 from hapi_splitter.package.writer import package_bytes
-from model_case_table import MODEL_CASES
+from model_cases import MODEL_CASES
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from hapi_splitter.inputs.array_transform import ArrayTransform
-from model_cases import (
+from model_cases.case import (
     IDS,
     IMAGE,
     LARGE_IMAGE,

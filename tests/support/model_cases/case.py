@@ -1,7 +1,4 @@
-"""A table of models and ways of using them, and how the splitter takes each.
-
-Sizes are small: every operation runs, and the whole table takes minutes.
-"""
+"""One case of the table: a model, a freeze point and the answer."""
 
 from __future__ import annotations
 
@@ -18,6 +15,7 @@ from hapi_splitter.inputs.array_transform import ArrayTransform
 from reference_models import randomise_statistics
 
 IMAGE = (3, 32, 32)
+S = (3, 8, 8)
 LARGE_IMAGE = (3, 64, 64)
 NUM_IDS = 64
 IDS = ArrayTransform((12,), "int64")
@@ -134,3 +132,36 @@ def _parsed(freeze: str | Freeze) -> Freeze | None:
     if not isinstance(freeze, str) or "+" not in freeze:
         return None if freeze == "default" else freeze
     return freeze.split("+")
+
+
+def a(name: str, build: Any, freezes: Any, **options: Any) -> list[ModelCase]:
+    """Returns accepted cases of a user's model on small images."""
+    return accepted(f"own {name}", build, freezes, **{"sample": S, **options})
+
+
+def r(
+    name: str,
+    build: Any,
+    freeze: str,
+    error: str,
+    message: str,
+    **options: Any,
+) -> list[ModelCase]:
+    """Returns a refused case of a user's model on small images."""
+    options = {"sample": S, **options}
+    return refused(f"own {name}", build, freeze, error, message, **options)
+
+
+def unheld(
+    name: str, build: Any, freeze: str, **options: Any
+) -> list[ModelCase]:
+    """Returns a case with an operator that packages may not hold."""
+    return r(
+        name,
+        build,
+        freeze,
+        "unknown_op",
+        r"operator aten\..* in ",
+        later=True,
+        **options,
+    )

@@ -20,7 +20,7 @@ from torchvision.models.vgg import make_layers
 from torchvision.models.video import mvit
 from torchvision.models.video import resnet as video_resnet
 
-from model_cases import LARGE_IMAGE, ModelCase, accepted
+from model_cases.case import LARGE_IMAGE, ModelCase, accepted
 from reference_models import randomise_statistics
 
 CLIP = (3, 4, 32, 32)

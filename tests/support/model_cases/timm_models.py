@@ -10,7 +10,7 @@ from timm.layers import GroupNormAct, StdConv2d
 from timm.models import metaformer
 from torch import nn
 
-from model_cases import IMAGE, LARGE_IMAGE, ModelCase, accepted
+from model_cases.case import IMAGE, LARGE_IMAGE, ModelCase, accepted
 
 SMALL = {"img_size": 32, "patch_size": 8}
 NARROW = {"embed_dim": 32, "depth": 2, "num_heads": 2}
