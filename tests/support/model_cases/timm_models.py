@@ -39,7 +39,7 @@ BIT = {
     "conv_layer": partial(StdConv2d, eps=1e-08),
     "norm_layer": partial(GroupNormAct, num_groups=8),
 }
-MIXER = {**SMALL, "embed_dim": 32, "num_blocks": 2}
+PATCH_MLP = {**SMALL, "embed_dim": 32, "num_blocks": 2}
 MAXVIT = {"embed_dim": (32, 32), "depths": (1, 1), "block_type": ("M", "M")}
 
 
@@ -50,75 +50,60 @@ def timm_model(name: str, options: dict[str, Any]) -> nn.Module:
     return timm.create_model(name, num_classes=5, **options)
 
 
-_MODELS: list[tuple[str, dict[str, Any], str, tuple[int, ...]]] = [
-    (
-        "vit_tiny_patch16_224",
-        VIT,
-        "default blocks.0 blocks norm patch_embed",
-        IMAGE,
-    ),
+_MODELS: list[tuple[str, dict[str, Any], str]] = [
+    ("vit_tiny_patch16_224", VIT, "default blocks.0 blocks norm patch_embed"),
     (
         "vit_tiny_patch16_224",
         {**VIT, "drop_path_rate": 0.3, "proj_drop_rate": 0.1},
         "blocks.0.attn norm_pre",
-        IMAGE,
     ),
     (
         "vit_small_patch16_224",
         {**VIT, "global_pool": "avg", "reg_tokens": 2},
         "blocks.0",
-        IMAGE,
     ),
-    ("vit_small_patch14_dinov2", VIT, "default blocks.0 blocks norm", IMAGE),
-    ("vit_small_patch14_reg4_dinov2", VIT, "blocks.0", IMAGE),
-    ("vit_small_patch16_dinov3", VIT, "default blocks.0 blocks norm", IMAGE),
-    (
-        "vit_base_patch16_siglip_224",
-        VIT,
-        "default blocks.0 norm attn_pool",
-        IMAGE,
-    ),
-    ("vit_base_patch16_clip_224", VIT, "default blocks.0 norm_pre", IMAGE),
-    ("eva02_tiny_patch14_224", VIT, "blocks.0 blocks", IMAGE),
-    ("beit_base_patch16_224", VIT, "default blocks.0 blocks", IMAGE),
-    ("deit3_small_patch16_224", VIT, "blocks.0", IMAGE),
-    ("flexivit_small", VIT, "blocks.0", IMAGE),
-    ("vit_relpos_small_patch16_224", VIT, "blocks.0", IMAGE),
+    ("vit_small_patch14_dinov2", VIT, "default blocks.0 blocks norm"),
+    ("vit_small_patch14_reg4_dinov2", VIT, "blocks.0"),
+    ("vit_small_patch16_dinov3", VIT, "default blocks.0 blocks norm"),
+    ("vit_base_patch16_siglip_224", VIT, "default blocks.0 norm attn_pool"),
+    ("vit_base_patch16_clip_224", VIT, "default blocks.0 norm_pre"),
+    ("eva02_tiny_patch14_224", VIT, "blocks.0 blocks"),
+    ("beit_base_patch16_224", VIT, "default blocks.0 blocks"),
+    ("deit3_small_patch16_224", VIT, "blocks.0"),
+    ("flexivit_small", VIT, "blocks.0"),
+    ("vit_relpos_small_patch16_224", VIT, "blocks.0"),
     (
         "naflexvit_base_patch16_gap",
         {"embed_dim": 32, "depth": 2, "num_heads": 2},
         "blocks.0",
-        IMAGE,
     ),
     (
         "samvit_base_patch16",
         {**VIT, "window_size": 2, "global_attn_indexes": (1,)},
         "blocks.0",
-        IMAGE,
     ),
-    ("swin_tiny_patch4_window7_224", SWIN, "layers.0.blocks.0", IMAGE),
-    ("swinv2_tiny_window8_256", SWIN, "layers.0", IMAGE),
-    ("swinv2_cr_tiny_224", SWIN, "stages.0", IMAGE),
-    ("convnext_tiny", STAGES, "default stages.1 stages.2.blocks.0", IMAGE),
-    ("convnextv2_nano", STAGES, "stages.0", IMAGE),
-    ("test_efficientnet", {}, "default blocks.1 conv_head", IMAGE),
-    ("efficientnet_lite0", {}, "blocks.1", IMAGE),
-    ("mobilenetv3_small_050", {}, "blocks.1", IMAGE),
-    ("mobilenetv4_conv_small_050", {}, "blocks.1", IMAGE),
-    ("regnetx_002", {}, "s2", IMAGE),
-    ("resnet18", {"layers": (1, 1, 1, 1)}, "default layer2 act1", IMAGE),
-    ("resnet26t", {"layers": (1, 1, 1, 1), "base_width": 8}, "layer1", IMAGE),
+    ("swin_tiny_patch4_window7_224", SWIN, "layers.0.blocks.0"),
+    ("swinv2_tiny_window8_256", SWIN, "layers.0"),
+    ("swinv2_cr_tiny_224", SWIN, "stages.0"),
+    ("convnext_tiny", STAGES, "default stages.1 stages.2.blocks.0"),
+    ("convnextv2_nano", STAGES, "stages.0"),
+    ("test_efficientnet", {}, "default blocks.1 conv_head"),
+    ("efficientnet_lite0", {}, "blocks.1"),
+    ("mobilenetv3_small_050", {}, "blocks.1"),
+    ("mobilenetv4_conv_small_050", {}, "blocks.1"),
+    ("regnetx_002", {}, "s2"),
+    ("resnet18", {"layers": (1, 1, 1, 1)}, "default layer2 act1"),
+    ("resnet26t", {"layers": (1, 1, 1, 1), "base_width": 8}, "layer1"),
     (
         "resnetv2_50",
         {"layers": (1, 1, 1, 1), "channels": (16, 16, 32, 32)},
         "stages.1",
-        IMAGE,
     ),
-    ("seresnet18", {"layers": (1, 1, 1, 1)}, "layer1", IMAGE),
-    ("test_nfnet", {}, "stages.0 stages.2", IMAGE),
-    ("test_byobnet", {}, "stages.1", IMAGE),
-    ("test_mambaout", {}, "stages.1", IMAGE),
-    ("maxvit_pico_rw_256", {**MAXVIT, "img_size": 32}, "stages.0", IMAGE),
+    ("seresnet18", {"layers": (1, 1, 1, 1)}, "layer1"),
+    ("test_nfnet", {}, "stages.0 stages.2"),
+    ("test_byobnet", {}, "stages.1"),
+    ("test_mambaout", {}, "stages.1"),
+    ("maxvit_pico_rw_256", {**MAXVIT, "img_size": 32}, "stages.0"),
     (
         "coatnet_pico_rw_224",
         {
@@ -128,21 +113,18 @@ _MODELS: list[tuple[str, dict[str, Any], str, tuple[int, ...]]] = [
             "img_size": 32,
         },
         "stages.0",
-        IMAGE,
     ),
     (
         "hiera_tiny_224",
         {"img_size": (64, 64), "embed_dim": 16, "stages": (1, 1, 2, 1)},
         "blocks.2",
-        LARGE_IMAGE,
     ),
     (
         "xcit_nano_12_p8_224",
         {"img_size": 32, "embed_dim": 32, "depth": 2, "num_heads": 2},
         "blocks.0",
-        IMAGE,
     ),
-    ("cait_xxs24_224", VIT, "default blocks.0 blocks", IMAGE),
+    ("cait_xxs24_224", VIT, "default blocks.0 blocks"),
     (
         "convit_tiny",
         {
@@ -153,7 +135,6 @@ _MODELS: list[tuple[str, dict[str, Any], str, tuple[int, ...]]] = [
             "local_up_to_layer": 1,
         },
         "blocks.0 norm",
-        IMAGE,
     ),
     (
         "levit_128s",
@@ -165,7 +146,6 @@ _MODELS: list[tuple[str, dict[str, Any], str, tuple[int, ...]]] = [
             "key_dim": 8,
         },
         "stages.0",
-        LARGE_IMAGE,
     ),
     (
         "pvt_v2_b0",
@@ -175,10 +155,9 @@ _MODELS: list[tuple[str, dict[str, Any], str, tuple[int, ...]]] = [
             "num_heads": (1, 2, 2, 2),
         },
         "stages.1",
-        IMAGE,
     ),
-    ("edgenext_xx_small", {"depths": (1, 1, 1, 1)}, "stages.1", LARGE_IMAGE),
-    ("mobilevit_xxs", {}, "stages.2.1", LARGE_IMAGE),
+    ("edgenext_xx_small", {"depths": (1, 1, 1, 1)}, "stages.1"),
+    ("mobilevit_xxs", {}, "stages.2.1"),
     (
         "pit_ti_224",
         {
@@ -190,7 +169,6 @@ _MODELS: list[tuple[str, dict[str, Any], str, tuple[int, ...]]] = [
             "heads": (1, 2, 2),
         },
         "default transformers.0",
-        IMAGE,
     ),
     (
         "tnt_s_legacy_patch16_224",
@@ -203,7 +181,6 @@ _MODELS: list[tuple[str, dict[str, Any], str, tuple[int, ...]]] = [
             "num_heads_inner": 2,
         },
         "norm",
-        IMAGE,
     ),
     (
         "twins_pcpvt_small",
@@ -214,37 +191,28 @@ _MODELS: list[tuple[str, dict[str, Any], str, tuple[int, ...]]] = [
             "num_heads": (1, 1, 2, 2),
         },
         "norm",
-        LARGE_IMAGE,
     ),
     (
         "visformer_tiny",
         {"img_size": 64, "embed_dim": 32, "depth": (1, 1, 1), "num_heads": 2},
         "stage1",
-        LARGE_IMAGE,
     ),
     (
         "repvit_m0_9",
         {"depth": (1, 1, 1, 1), "embed_dim": (8, 16, 24, 32)},
         "stages.1",
-        LARGE_IMAGE,
     ),
-    ("inception_next_tiny", STAGES, "stages.1", IMAGE),
-    (
-        "rexnet_100",
-        {"width_mult": 0.3, "depth_mult": 0.4},
-        "features.2",
-        IMAGE,
-    ),
-    ("ResNetV2", BIT, "stages.0 norm", IMAGE),
-    ("MlpMixer", MIXER, "default blocks.0", IMAGE),
+    ("inception_next_tiny", STAGES, "stages.1"),
+    ("rexnet_100", {"width_mult": 0.3, "depth_mult": 0.4}, "features.2"),
+    ("ResNetV2", BIT, "stages.0 norm"),
+    ("MlpMixer", PATCH_MLP, "default blocks.0"),
     (
         "ConvMixer",
         {"dim": 16, "depth": 2, "kernel_size": 3},
         "default blocks.0",
-        IMAGE,
     ),
-    ("MetaFormer", CAFORMER, "stages.2", IMAGE),
-    ("MetaFormer", STAGES, "stages.1", IMAGE),
+    ("MetaFormer", CAFORMER, "stages.2"),
+    ("MetaFormer", STAGES, "stages.1"),
     (
         "FastVit",
         {
@@ -253,7 +221,6 @@ _MODELS: list[tuple[str, dict[str, Any], str, tuple[int, ...]]] = [
             "token_mixers": ("repmixer", "repmixer", "repmixer", "attention"),
         },
         "stages.1 stages.3",
-        IMAGE,
     ),
     (
         "GlobalContextVit",
@@ -265,23 +232,34 @@ _MODELS: list[tuple[str, dict[str, Any], str, tuple[int, ...]]] = [
             "num_heads": (2, 2),
         },
         "stages.0",
-        IMAGE,
     ),
 ]
 
+_LARGE = [
+    "edgenext_xx_small",
+    "hiera_tiny_224",
+    "levit_128s",
+    "mobilevit_xxs",
+    "repvit_m0_9",
+    "twins_pcpvt_small",
+    "visformer_tiny",
+]
+"""Models that need images of 64 pixels."""
 
-def _label(name: str, index: int) -> str:
+
+def _label(index: int) -> str:
+    name = _MODELS[index][0]
     repeated = sum(each[0] == name for each in _MODELS[:index])
     return f"timm {name}" + (f" #{repeated + 1}" if repeated else "")
 
 
 TIMM_CASES: list[ModelCase] = [
     case
-    for index, (name, options, freezes, shape) in enumerate(_MODELS)
+    for index, (name, options, freezes) in enumerate(_MODELS)
     for case in accepted(
-        _label(name, index),
+        _label(index),
         partial(timm_model, name, options),
         freezes,
-        sample=shape,
+        LARGE_IMAGE if name in _LARGE else IMAGE,
     )
 ]
