@@ -7,6 +7,7 @@ from model_cases.around_forward import AROUND
 from model_cases.call_forms import RESULTS
 from model_cases.layer_kinds import KINDS
 from model_cases.live_tensors import LIVE
+from model_cases.module_chains import CHAINS
 from model_cases.parameter_forms import PARAMETERS
 from model_cases.tail_state import STATE
 from model_cases.timm_models import TIMM_CASES
@@ -23,4 +24,5 @@ MODEL_CASES = [
     *PARAMETERS,
     *STATE,
     *AROUND,
+    *CHAINS,
 ]
