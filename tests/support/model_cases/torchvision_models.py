@@ -38,6 +38,8 @@ def with_small_classifier(
     model.features.to_empty(device="cpu")
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.05)
+    for buffer in model.buffers():
+        buffer.zero_()
     randomise_statistics(model)
     return model
 
