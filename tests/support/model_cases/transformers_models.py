@@ -87,6 +87,7 @@ def library_model(name: str, options: dict[str, Any]) -> nn.Module:
 _MODELS: dict[Any, list[tuple[str, dict[str, Any], str]]] = {
     IMAGE: [
         ("ViTForImageClassification", VISION, "default vit.layers.0"),
+        ("ViTMAEModel", VISION, "embeddings.patch_embeddings"),
         ("ViTModel", VISION, "layers.0"),
         ("DeiTForImageClassification", VISION, "deit.layers.0"),
         (
@@ -431,6 +432,8 @@ TRANSFORMERS_CASES: list[ModelCase] = [
         "rel_embeddings.weight' is used before and after",
         IDS,
     ),
+    # It masks patches at random.
+    *_refused("ViTMAEModel", VISION, "layers.0", "unknown_op", "aten.rand"),
     # It takes a slice of the batch.
     *_refused(
         "TimesformerForVideoClassification",
