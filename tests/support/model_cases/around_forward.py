@@ -314,10 +314,14 @@ AROUND = [
         "vit.layers.0",
         sample=(3, 32, 32),
     ),
-    *a(
+    *a("checkpointed timm", checkpointed_vit, "norm", sample=(3, 32, 32)),
+    *r(
         "checkpointed timm",
         checkpointed_vit,
-        "blocks.0 norm",
+        "blocks.0",
+        "cannot_freeze",
+        "checkpointing",
+        later=True,
         sample=(3, 32, 32),
     ),
     *a("compiled frozen module", compiled("body"), "body neck"),

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from model_cases.call_forms import set_items
-from model_cases.case import IDS, ModelCase, a, unheld
+from model_cases.case import IDS, ModelCase, a, r, unheld
 from model_cases.nets import WIDTH, Net
 
 
@@ -187,7 +187,6 @@ FUNCTIONS: dict[str, Any] = {
     "antialiased resize": lambda m, x: F.interpolate(
         x, (4, 4), mode="bilinear", antialias=True
     ),
-    "vmap": lambda m, x: torch.vmap(lambda y: y * 2)(x),
     "attention": lambda m, x: F.scaled_dot_product_attention(
         x, x, x, is_causal=True
     ),
@@ -233,6 +232,14 @@ def held(kind: str, name: str, build: Any, **options: Any) -> list[ModelCase]:
 
 
 KINDS = [
+    *r(
+        "function: vmap",
+        partial(Layers.of, lambda m, x: torch.vmap(lambda y: y * 2)(x)),
+        "layer",
+        "cannot_freeze",
+        "cannot be sent",
+        later=True,
+    ),
     *(
         case
         for name, build in LAYER_KINDS.items()

@@ -196,7 +196,7 @@ TORCHVISION_CASES: list[ModelCase] = [
     *accepted(
         "torchvision googlenet",
         partial(models.GoogLeNet, 5, aux_logits=False, init_weights=False),
-        "inception4a",
+        "conv3",
         sample=LARGE_IMAGE,
     ),
     *accepted(
@@ -208,7 +208,7 @@ TORCHVISION_CASES: list[ModelCase] = [
             transform_input=True,
             init_weights=False,
         ),
-        "Mixed_5b",
+        "Conv2d_3b_1x1",
         sample=(3, 80, 80),
     ),
     *accepted(
@@ -285,7 +285,7 @@ TORCHVISION_CASES: list[ModelCase] = [
             swin_transformer.SwinTransformerBlock,
             swin_transformer.PatchMerging,
         ),
-        "default features.1 permute",
+        "default features.1",
     ),
     *accepted(
         "torchvision swin_v2",
@@ -314,7 +314,7 @@ TORCHVISION_CASES: list[ModelCase] = [
     *accepted(
         "torchvision deeplabv3",
         partial(segmentation, "deeplabv3"),
-        "backbone.layer2 backbone.layer3 backbone",
+        "backbone.layer3 backbone",
     ),
     *accepted(
         "torchvision fcn",
@@ -327,9 +327,7 @@ TORCHVISION_CASES: list[ModelCase] = [
         "backbone.1 backbone",
         sample=LARGE_IMAGE,
     ),
-    *accepted(
-        "torchvision resnet_fpn", fpn, "body.layer2 body.layer3 body.layer4"
-    ),
+    *accepted("torchvision resnet_fpn", fpn, "body.layer2 body.layer4"),
     *accepted("torchvision r3d", video, "layer2", sample=CLIP),
     *accepted(
         "torchvision mc3",

@@ -164,7 +164,7 @@ _MODELS: dict[Any, list[tuple[str, dict[str, Any], str]]] = {
                 "hidden_sizes": [8, 16, 16, 32],
                 "num_attention_heads": [1, 1, 2, 2],
             },
-            "default segformer.stages.1",
+            "segformer.stages.1",
         ),
         (
             "SegformerForSemanticSegmentation",
@@ -226,7 +226,7 @@ _MODELS: dict[Any, list[tuple[str, dict[str, Any], str]]] = {
         (
             "BertForMaskedLM",
             {**TEXT, "tie_word_embeddings": False},
-            "bert.encoder.layer.0 bert",
+            "bert.encoder.layer.0",
         ),
         (
             "RobertaForSequenceClassification",
@@ -307,7 +307,7 @@ _MODELS: dict[Any, list[tuple[str, dict[str, Any], str]]] = {
             },
             "transformer.h.0",
         ),
-        ("LlamaForCausalLM", DECODER, "default model.layers.0"),
+        ("LlamaForCausalLM", DECODER, "model.layers.0"),
         ("LlamaForSequenceClassification", DECODER, "model.layers.0"),
         ("Qwen3ForCausalLM", DECODER, "model.layers.0"),
         (
@@ -361,7 +361,7 @@ _MODELS: dict[Any, list[tuple[str, dict[str, Any], str]]] = {
         (
             "Wav2Vec2ForSequenceClassification",
             SPEECH,
-            "default wav2vec2.encoder.layers.0 wav2vec2.feature_extractor",
+            "wav2vec2.encoder.layers.0 wav2vec2.feature_extractor",
         ),
         (
             "Wav2Vec2ForCTC",
