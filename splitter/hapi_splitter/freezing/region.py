@@ -102,8 +102,11 @@ class _ModuleStack:
         self._stack = getattr(tracer, "module_stack", None)
         self._before = dict(self._stack or {})
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, _: object, error: Any, __: object) -> None:
         if self._stack is not None:
+            if error is not None and self._stack:
+                path, _ = [*self._stack.values()][-1]
+                error.failed_in = path.removeprefix("_export_root.")
             self._stack.clear()
             self._stack.update(self._before)
 

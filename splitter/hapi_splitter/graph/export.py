@@ -8,20 +8,13 @@ batch. The remaining calls are translated one by one.
 
 from __future__ import annotations
 
-import io
-import logging
 import operator as operator_module
-import sys
-import traceback
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stderr
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import fx, nn
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from hapi_protocol.errors import FreezeError, PackageError
 from hapi_splitter.graph.batch_constants import (
@@ -39,7 +32,7 @@ from hapi_splitter.graph.canonicalize import (
     rewrite,
 )
 from hapi_splitter.graph.decompositions import IDENTITY, Rewritten
-from hapi_splitter.graph.functionalize import functionalize
+from hapi_splitter.graph.exporter import exported_program
 from hapi_splitter.graph.indexing import INDEX, rewrite_index
 from hapi_splitter.graph.operators import operators
 from hapi_splitter.graph.program import (
@@ -51,8 +44,6 @@ from hapi_splitter.graph.program import (
     Ref,
     read_call,
 )
-
-_MAX_BATCH = 65536
 
 
 @dataclass(frozen=True)
@@ -78,76 +69,7 @@ def export_region(
         FreezeError: ``cannot_trace`` with torch's reason, or
             ``unknown_op`` naming the operator and where it is.
     """
-    batch = torch.export.Dim("batch", min=1, max=_MAX_BATCH)
-    try:
-        with _quiet_exporter():
-            exported = functionalize(
-                torch.export.export(
-                    module,
-                    (example,),
-                    dynamic_shapes=({0: batch},),
-                    strict=False,
-                )
-            )
-    except Exception as error:  # tracing raises many types
-        raise FreezeError(
-            "cannot_trace",
-            "torch.export cannot trace the frozen region with any batch "
-            f"size{user_code(error)}: {_reason(error)}; freeze before it, or "
-            "give two modules (frozen, tail) instead of the model: the second "
-            "takes the first one's output",
-        ) from error
-    for node in exported.graph.nodes:
-        _make_relative(node, inner)
-    return _Translation(exported).region()
-
-
-@contextmanager
-def _quiet_exporter() -> Iterator[None]:
-    """Hides the exporter's log and graphs of errors, which are raised."""
-    logger = logging.getLogger("torch.fx")
-    before = logger.level
-    logger.setLevel(logging.CRITICAL)
-    shown = io.StringIO()
-    try:
-        with redirect_stderr(shown):
-            yield
-        sys.stderr.write(shown.getvalue())
-    finally:
-        logger.setLevel(before)
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, GuardOnDataDependentSymNode):
-        return "its control flow depends on values of the samples"
-    text = str(error).partition("The error above occurred when")[0]
-    return f"{type(error).__name__}: {text.strip()[:500]}"
-
-
-def user_code(error: BaseException) -> str:
-    """Returns the innermost line of the model's code in a traceback."""
-    ours = Path(__file__).parents[1]
-    lines = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if not _is_library(Path(frame.filename), ours)
-    ]
-    if not lines:
-        return ""
-    last = lines[-1]
-    return f", in {last.filename}, line {last.lineno}, in {last.name}"
-
-
-def _is_library(path: Path, ours: Path) -> bool:
-    torch_folder = Path(torch.__file__).parent
-    return torch_folder in path.parents or ours in path.parents
-
-
-def _make_relative(node: fx.Node, inner: str) -> None:
-    """Removes the name of a submodule from the paths of a node."""
-    stack = node.meta.get("nn_module_stack") or {}
-    for key, (path, kind) in stack.items():
-        stack[key] = path.removeprefix(inner).removeprefix("."), kind
+    return _Translation(exported_program(module, example, inner)).region()
 
 
 class _Translation:
