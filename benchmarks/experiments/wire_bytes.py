@@ -95,11 +95,9 @@ def _judge(
         for goal in GOALS
         if goal.network == name
     ]
+    encodings = sorted({goal.encoding for goal, _ in goals})
     found = measure(
-        region,
-        probe,
-        sorted({goal.encoding for goal, _ in goals}),
-        [cut for _, cut in goals],
+        region, probe, lambda _: encodings, [cut for _, cut in goals]
     ).samples
     judged = []
     for goal, cut in goals:

@@ -26,6 +26,7 @@ PUBLIC = [
     "HapiError",
     "ImageTransform",
     "JobConfig",
+    "NamedArrays",
     "PlanConfig",
     "ReadConfig",
     "SwiftConfig",
