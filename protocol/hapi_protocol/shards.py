@@ -14,6 +14,7 @@ from __future__ import annotations
 import io
 import json
 import tarfile
+import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -118,11 +119,24 @@ class Sample:
     error: str | None = None
 
     def member(self, medium: Medium) -> bytes | None:
-        """Content of the first member of this medium, or None."""
+        """Content of the first member of this medium, or None.
+
+        Arrays in members of their own (``key.NAME.npy``) are an archive.
+        """
         for extension, data in self.members.items():
             if medium.has(extension):
                 return data
-        return None
+        return self._archive() if medium is ARCHIVE else None
+
+    def _archive(self) -> bytes | None:
+        arrays = {k: v for k, v in self.members.items() if ARRAY.has(k)}
+        if not arrays:
+            return None
+        sink = io.BytesIO()
+        with zipfile.ZipFile(sink, "w") as archive:
+            for name, data in arrays.items():
+                archive.writestr(name, data)
+        return sink.getvalue()
 
     def missing_message(self, medium: Medium) -> str:
         """The error message of a sample without a member of this medium."""

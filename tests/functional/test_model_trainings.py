@@ -115,6 +115,11 @@ def dinov3() -> nn.Module:
     return Pooled(transformers.DINOv3ViTModel(config))
 
 
+def clip() -> nn.Module:
+    config = transformers.CLIPVisionConfig(**VISION)
+    return Pooled(transformers.CLIPVisionModel(config)).bfloat16()
+
+
 def bert() -> nn.Module:
     config = transformers.BertConfig(
         **TINY, vocab_size=NUM_IDS, num_labels=CLASSES
@@ -153,6 +158,16 @@ TRAININGS = {
             "backbone.rope_embeddings",
             "backbone.model.layer.0",
             "backbone.model.layer.1",
+        ),
+    ),
+    "CLIP in bfloat16": Training(
+        clip,
+        "backbone.encoder.layers.1",
+        (
+            "backbone.embeddings",
+            "backbone.pre_layrnorm",
+            "backbone.encoder.layers.0",
+            "backbone.encoder.layers.1",
         ),
     ),
     "teacher and annealing": Training(Distilled, "body", ("body",)),
@@ -221,7 +236,7 @@ def losses_of(model, call, batches_of):
             model.temperature = 1.0 + 0.5 * len(losses)
             result = call(inputs)
             logits = getattr(result, "logits", result)
-            loss = nn.functional.cross_entropy(logits, labels)
+            loss = nn.functional.cross_entropy(logits.float(), labels)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -237,7 +252,7 @@ def expected_losses(training, spans, transform=None):
 
     def call(inputs):
         if transform is None:
-            return model(inputs)
+            return model(inputs.to(next(model.parameters()).dtype))
         return model(**transform.separate(inputs))
 
     return losses_of(model, call, lambda epoch: local_batches(spans, epoch))

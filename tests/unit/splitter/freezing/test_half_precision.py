@@ -83,6 +83,8 @@ class Autocast(nn.Module):
 
 def prepared(model):
     accelerate = pytest.importorskip("accelerate")
+    # Another test may have set the process's precision.
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
     accelerator = accelerate.Accelerator(mixed_precision="bf16", cpu=True)
     return accelerator.prepare(model)
 

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 import torch
 
+from array_networks import npy
+from hapi_protocol.shards import ARCHIVE, Sample
 from hapi_splitter.inputs.array_transform import ArrayTransform
 from hapi_splitter.inputs.image_decode import SampleError
 from hapi_splitter.inputs.named_arrays import NamedArrays
@@ -50,6 +52,14 @@ def test_arrays_are_joined_and_separated(data):
     assert found["mask"].shape == (2, 3)
     assert torch.equal(TEXT.join(found)[0], sample)
     assert torch.equal(TEXT.read(TEXT.encode(sample)), sample)
+
+
+def test_members_of_their_own_are_an_archive():
+    with np.load(io.BytesIO(archive())) as arrays:
+        members = {f"{k}.npy": npy(v) for k, v in arrays.items()}
+    sample = Sample(0, "key", 0, members=members | {"cls": b"1"})
+    assert torch.equal(TEXT.read(sample.member(ARCHIVE)), TEXT.read(archive()))
+    assert Sample(0, "key", 0, members={"cls": b"1"}).member(ARCHIVE) is None
 
 
 def test_mixed_types_are_joined_as_floats():
