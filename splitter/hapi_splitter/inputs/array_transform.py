@@ -238,12 +238,18 @@ def _read_header(data: bytes) -> _Header:
     if b"L" in data[first:offset]:
         # NumPy warns here; the result must not depend on warning filters.
         raise SampleError("a .npy header of Python 2; save the array again")
+    begin = start.tell()
     try:
-        shape, is_fortran, dtype = read(
-            start, max_header_size=MAX_HEADER_BYTES
-        )
+        try:
+            parsed = read(start, max_header_size=MAX_HEADER_BYTES)
+        except SystemError:
+            # Python's parser of literals may fail in threads (CPython issue
+            # 106905); it does not fail again.
+            start.seek(begin)
+            parsed = read(start, max_header_size=MAX_HEADER_BYTES)
     except Exception as error:  # NumPy's parser raises many types
         raise SampleError("damaged .npy: unreadable header") from error
+    shape, is_fortran, dtype = parsed
     return _Header(shape, "F" if is_fortran else "C", dtype, offset)
 
 
