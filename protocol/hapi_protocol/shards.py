@@ -53,13 +53,6 @@ class Medium:
     extensions: tuple[str, ...]
     kinds: tuple[str, ...]
 
-    @property
-    def plural(self) -> str:
-        """Name of several samples."""
-        return self.name.replace("image", "images").replace(
-            "array", "arrays", 1
-        )
-
     def has(self, extension: str) -> bool:
         """Returns True if a member with this extension has such content."""
         return extension.rpartition(".")[2].lower() in self.extensions
@@ -67,7 +60,7 @@ class Medium:
 
 IMAGE = Medium("image", ("jpg", "jpeg", "png"), ("jpeg", "png"))
 ARRAY = Medium("array", ("npy",), ("npy",))
-ARCHIVE = Medium("archive of arrays", ("npz",), ("npz",))
+ARCHIVE = Medium("array archive", ("npz",), ("npz",))
 
 
 class Readable(Protocol):

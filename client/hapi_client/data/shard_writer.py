@@ -111,7 +111,7 @@ def _medium_of(folder: Path, paths: Sequence[Path]) -> Medium:
     }
     if len(found) > 1:
         kinds = " and ".join(
-            f"{medium.plural} ({path.name})" for medium, path in found.items()
+            f"{medium.name}s ({path.name})" for medium, path in found.items()
         )
         raise ClientError(
             "bad_configuration",

@@ -102,6 +102,7 @@ class FeaturePipeline:
             frozen.set_forward_samples(self._read.forward_samples)
         self._owns_connection = swift.connection is None
         self._connection = swift.connection or Connection()
+        frozen.check_encodings(plan.encodings)
         self._traffic_before = self._connection.traffic.count()
         self._cache = cache
         self._splits = load_splits(self._connection, data, labels)

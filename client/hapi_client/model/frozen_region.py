@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -15,6 +15,7 @@ import torch
 from hapi_client.model.client_region import ClientRegion
 from hapi_client.model.package_store import package_name, upload_package
 from hapi_client.swift.connection import Connection
+from hapi_protocol.encodings import Encoding
 from hapi_protocol.errors import ClientError
 from hapi_protocol.headers import ModelPath
 from hapi_splitter.freezing.freeze_selector import Freeze
@@ -76,6 +77,7 @@ class FrozenRegion(ClientRegion):
         self.tail: torch.nn.Module = parts.tail.to(device)
         self.freeze = parts.freeze
         self.augment_period_epochs = augment_period_epochs
+        self._sends_integers = parts.sends_integers
         self._weights = _frozen_weights(model, self.tail)
 
     @cached_property
@@ -93,6 +95,27 @@ class FrozenRegion(ClientRegion):
             "transform": transform,
             "augmentation": augmentation,
         }
+
+    def check_encodings(
+        self, encodings: Callable[[str], Sequence[str]]
+    ) -> None:
+        """Refuses encodings that would change integers next to the features.
+
+        Args:
+            encodings: returns encodings from the dtype of a cut.
+
+        Raises:
+            ClientError: ``bad_configuration`` naming the encoding.
+        """
+        dtype = self.device_graph.cuts[-1].dtype
+        for each in encodings(dtype) if self._sends_integers else ():
+            if Encoding.parse(each).dtype != dtype:
+                raise ClientError(
+                    "bad_configuration",
+                    f"encoding {each!r} would change integers that the tail "
+                    "reads, such as a mask, and that travel with the "
+                    f"features; use {dtype!r} or min_precision='lossless'",
+                )
 
     def cut_number(self, cut: int | str) -> int:
         """Returns the number of a user's ``cut``, except :data:`AUTO`.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -105,6 +106,10 @@ class Boundaries:
         model: the model of the records.
         runs: records of forwards of two batch sizes, in eval mode.
         batches: the two batch sizes.
+
+    Attributes:
+        model: the model of the records.
+        run: record of the first batch size.
     """
 
     def __init__(
@@ -113,14 +118,17 @@ class Boundaries:
         runs: Sequence[ModelRun],
         batches: Sequence[int],
     ) -> None:
-        self._model = model
+        self.model = model
+        self.run = runs[0]
         self._runs = runs
-        self._run = runs[0]
         self._batches = batches
+        self._frontiers: dict[int, Frontier] = {}
 
     def frontier(self, step: int) -> Frontier:
         """Returns the module calls that end before a step."""
-        return Frontier(self._runs, self._batches, step)
+        if step not in self._frontiers:
+            self._frontiers[step] = Frontier(self._runs, self._batches, step)
+        return self._frontiers[step]
 
     def after(self, end: int) -> list[FreezePoint]:
         """Returns the freeze points at or after a step, the best first."""
@@ -130,12 +138,12 @@ class Boundaries:
         """Returns points with one tensor, over movable steps after an end."""
         found: list[FreezePoint] = []
         sent = None  # number of the last point's tensor
-        for step in range(end, len(self._run.steps) - 1):
-            each = self._run.steps[step]
+        for step in range(end, len(self.run.steps) - 1):
+            each = self.run.steps[step]
             is_event = isinstance(each, ModuleEvent)
             if step > end and not _is_movable(each):
                 break
-            live = self._run.live(step)
+            live = self.run.live(step)
             place = self._sole_place(step, *live) if len(live) == 1 else None
             if place is not None and is_event and live == sent:
                 # The same tensor: a module's result rather than that of an
@@ -153,15 +161,15 @@ class Boundaries:
 
     def _sole_place(self, step: int, number: int) -> Place | None:
         """Returns the place of the only tensor that is needed after a step."""
-        each = self._run.steps[step]
+        each = self.run.steps[step]
         indexes = indexes_of(each.values, number)
         if not indexes or getattr(each, "name", "") == ALIAS:
             return None
         if isinstance(each, Operation):
             return self._operation_place(each, step, indexes, number)
         # An argument is replaced only inside the module that it is given to.
-        end = self._run.spans[each.module][each.call][1]
-        if not each.is_end and self._run.last_use[number] > end:
+        end = self.run.spans[each.module][each.call][1]
+        if not each.is_end and self.run.last_use[number] > end:
             return None
         return self._place(step, indexes)
 
@@ -180,10 +188,10 @@ class Boundaries:
         if not isinstance(form, TensorForm) or not form.is_batch:
             return None
         anchor = max((*frontier.ends, *frontier.begins))
-        event = self._run.events[anchor]
+        event = self.run.events[anchor]
         count = sum(
             isinstance(each, Operation) and each.name != ALIAS
-            for each in self._run.steps[anchor : step + 1]
+            for each in self.run.steps[anchor : step + 1]
         )
         return Place(
             event.module, event.call, event.is_end, indexes, form, count
@@ -192,13 +200,13 @@ class Boundaries:
     def _point(
         self, step: int, end: int, places: Sequence[Place]
     ) -> FreezePoint:
-        event = next(e for s, e in self._run.events.items() if s >= end)
+        event = next(e for s, e in self.run.events.items() if s >= end)
         first = Place(event.module, event.call, event.is_end, (0,), _NO_FORM)
         return FreezePoint(step, first, tuple(places))
 
     def _place(self, step: int, indexes: tuple[int, ...]) -> Place | None:
         """Returns a place for features; None if no batch can be sent."""
-        event = self._run.events[step]
+        event = self.run.events[step]
         described = self.frontier(step).described(event)
         form = described[indexes[0]] if len(described) > indexes[0] else None
         if not isinstance(form, TensorForm) or not form.is_batch:
@@ -209,7 +217,7 @@ class Boundaries:
         """Returns True if the freeze point may move over a module event."""
         if isinstance(event, Operation):
             return True
-        module = self._model.get_submodule(event.module)
+        module = self.model.get_submodule(event.module)
         if module._forward_hooks or module._forward_pre_hooks:
             return False
         if event.is_end or isinstance(module, _MOVABLE_MODULES):
@@ -223,11 +231,11 @@ class Boundaries:
         They send the tensors themselves, or what the model's code computes
         them from. The one that sends less is first.
         """
-        step = next(s for s in self._run.events if s >= end)
+        step = next(s for s in self.run.events if s >= end)
         # Code such as torch.vmap reads tensors unseen.
-        live = self._run.live(step) or {
+        live = self.run.live(step) or {
             value.number
-            for value in self._run.events[step].values
+            for value in self.run.events[step].values
             if isinstance(value, Recorded) and value.number is not None
         }
         frontier = self.frontier(step)
@@ -259,7 +267,9 @@ class Boundaries:
         steps = [each for each, _ in found.values()]
         if numbers - found.keys() or step not in steps:
             return []
-        return [place for _, place in sorted(found.values(), key=_step_of)]
+        return [
+            place for _, place in sorted(found.values(), key=itemgetter(0))
+        ]
 
     def _origins(
         self, numbers: Set[int], events: Mapping[int, ModuleEvent]
@@ -273,7 +283,7 @@ class Boundaries:
         }
         pending, found = [*numbers], set()
         producers: dict[int, frozenset[int]] = {}
-        for each in self._run.steps:
+        for each in self.run.steps:
             if isinstance(each, Operation):
                 for value in each.values:
                     if (
@@ -298,10 +308,6 @@ def _num_values(point: FreezePoint) -> int:
     return sum(
         torch.Size(place.form.sample_shape).numel() for place in point.places
     )
-
-
-def _step_of(found: tuple[int, Place]) -> int:
-    return found[0]
 
 
 def indexes_of(values: Sequence[Any], number: int) -> tuple[int, ...]:

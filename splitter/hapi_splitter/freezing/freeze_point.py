@@ -15,35 +15,23 @@ from hapi_splitter.freezing.boundaries import (
     indexes_of,
 )
 from hapi_splitter.freezing.freeze_selector import FreezeSpec, nearest, similar
-from hapi_splitter.freezing.model_run import (
-    ModelRun,
-    Operation,
-)
+from hapi_splitter.freezing.model_run import Operation
 from hapi_splitter.freezing.tail_call import TailPlan
 
 _MAX_NAMES = 4
 
 
 class FreezePoints:
-    """The freeze points of a model.
+    """The freeze points of a model, by what its user asks for."""
 
-    Args:
-        model: the model of the records.
-        runs: records of forwards of two batch sizes, in eval mode.
-        batches: the two batch sizes.
-    """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        runs: Sequence[ModelRun],
-        batches: Sequence[int],
-    ) -> None:
-        self._model = model
-        self._run = runs[0]
-        self._boundaries = Boundaries(model, runs, batches)
+    def __init__(self, boundaries: Boundaries) -> None:
+        self._boundaries = boundaries
+        self._model, self._run = boundaries.model, boundaries.run
         self._names: dict[int, list[str]] = {}
-        for named in (model.named_parameters, model.named_buffers):
+        for named in (
+            self._model.named_parameters,
+            self._model.named_buffers,
+        ):
             for name, tensor in named(remove_duplicate=False):
                 self._names.setdefault(id(tensor), []).append(name)
 

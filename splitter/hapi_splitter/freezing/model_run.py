@@ -120,14 +120,12 @@ class ModelRun:
         created: step after which each tensor depends on the samples.
         last_use: last step that reads each tensor; infinite for results.
         written: steps of in-place operations, by the memory they write to.
-        result: what the model returned.
     """
 
     steps: Sequence[Operation | ModuleEvent]
     created: Mapping[int, int]
     last_use: Mapping[int, float]
     written: Mapping[int, Sequence[int]]
-    result: Any
 
     @cached_property
     def events(self) -> Mapping[int, ModuleEvent]:
@@ -347,7 +345,6 @@ class _Recorder(TorchFunctionMode):
             self._created,
             self._last_use,
             self._written,
-            result,
         )
 
 

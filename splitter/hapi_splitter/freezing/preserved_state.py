@@ -7,6 +7,7 @@ can be reached from a model is restored, and every tensor that is written to.
 
 from __future__ import annotations
 
+import functools
 import random
 from collections import OrderedDict, deque
 from collections.abc import Iterator
@@ -90,11 +91,10 @@ class _Attributes:
             cells = [c for c in value.__closure__ or () if _is_filled(c)]
             held = [cell.cell_contents for cell in cells]
             return list(zip(cells, held, strict=True)), held
-        inner = list(getattr(value, "args", ())) if callable(value) else []
-        if hasattr(value, "func"):  # functools.partial
-            inner.append(value.func)
         attributes = getattr(value, "__dict__", None)
-        return None, [*inner, attributes]
+        if isinstance(value, functools.partial):
+            return None, [value.func, value.args, value.keywords, attributes]
+        return None, [attributes]
 
     def restore(self) -> None:
         for value, copy in self._saved.values():
@@ -191,4 +191,6 @@ def _address(tensor: torch.Tensor) -> int:
     try:
         return tensor.untyped_storage().data_ptr()
     except (RuntimeError, NotImplementedError):
-        return 0  # on the meta device, fake, or sparse
+        # On the meta device or fake, where nothing is written; of sparse
+        # tensors, which torch.export refuses, writes are not restored.
+        return 0

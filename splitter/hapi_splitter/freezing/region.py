@@ -10,9 +10,12 @@ import torch
 from torch import nn
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
+from hapi_protocol.errors import FreezeError
 from hapi_splitter.freezing.places import Place, watch
+from hapi_splitter.freezing.stand_ins import TensorForm
 from hapi_splitter.graph.operators import HALVES
 
+_MAX_INTEGER = 1 << 24
 Inputs = Callable[[torch.Tensor], tuple[tuple[Any, ...], dict[str, Any]]]
 """Converts a batch of samples to a model's arguments."""
 
@@ -114,7 +117,7 @@ class _ModuleStack:
 def packed(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """Joins several tensors ``[B, ...]`` to one ``[B, n]``; one stays as is.
 
-    They become float32; integers above 2**24 would be rounded.
+    They become float32, which holds integers below 2**24.
     """
     if len(tensors) == 1:
         return tensors[0]
@@ -130,9 +133,24 @@ def unpacked(
         return [features]
     forms = [place.form for place in places]
     sizes = [torch.Size(form.sample_shape).numel() for form in forms]
+    parts = torch.split(features, sizes, 1)
     return [
-        part.reshape(-1, *form.sample_shape).to(form.dtype)
-        for part, form in zip(
-            torch.split(features, sizes, 1), forms, strict=True
-        )
+        _converted(part, form).reshape(-1, *form.sample_shape)
+        for part, form in zip(parts, forms, strict=True)
     ]
+
+
+def _converted(part: torch.Tensor, form: TensorForm) -> torch.Tensor:
+    """Returns a part in its own dtype.
+
+    Raises:
+        FreezeError: ``cannot_freeze`` for integers that float32 rounds.
+    """
+    if not form.dtype.is_floating_point and part.abs().max() >= _MAX_INTEGER:
+        raise FreezeError(
+            "cannot_freeze",
+            f"the model reads an integer of {part.abs().max():.0f} after the "
+            f"freeze point; it travels as float32, which is exact below "
+            f"{_MAX_INTEGER} only; freeze after the layers that read it",
+        )
+    return part.to(form.dtype)

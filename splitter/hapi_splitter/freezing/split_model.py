@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from hapi_protocol.errors import FreezeError, PackageError
 from hapi_splitter.cuts import FrozenGraph, cuttable
 from hapi_splitter.freezing import two_modules
-from hapi_splitter.freezing.boundaries import FreezePoint
+from hapi_splitter.freezing.boundaries import Boundaries, FreezePoint
 from hapi_splitter.freezing.freeze_point import FreezePoints
 from hapi_splitter.freezing.freeze_selector import (
     AUTO,
@@ -64,11 +64,14 @@ class SplitModel:
             model's parameters until the model moves to another device.
         tail: the rest, with the model's own submodules and parameters.
         freeze: the requested freeze: module names, or ``(frozen, tail)``.
+        sends_integers: True if integers travel with the features, such as a
+            mask, which a lossy encoding would change.
     """
 
     frozen: FrozenGraph
     tail: nn.Module
     freeze: str
+    sends_integers: bool = False
 
 
 def split(
@@ -107,8 +110,8 @@ def split(
     form = _sample_form(transform, sample_shape)
     if not isinstance(model, nn.Module):
         frozen, tail = two_modules.check_two_modules(model, freeze)
-        with preserved_state(frozen, tail):
-            return _split_two_modules(frozen, tail, form, transform)
+        with preserved_state(frozen, tail) as writes, _uncompiled():
+            return _split_two_modules(frozen, tail, form, transform, writes)
     model = unwrapped(model)
     check_splittable(model)
     spec = parse_freeze(model, freeze)
@@ -117,7 +120,13 @@ def split(
         if freeze == AUTO and AUTO not in dict(model.named_modules()):
             spec = parse_freeze(model, splitter.points.automatic())
         graph, plan = splitter.split(spec)
-    return SplitModel(graph, Tail(model, plan), spec.text)
+    dtypes = [place.form.dtype for place in plan.places]
+    return SplitModel(
+        graph,
+        Tail(model, plan),
+        spec.text,
+        not all(dtype.is_floating_point for dtype in dtypes),
+    )
 
 
 def default_freeze(
@@ -176,7 +185,8 @@ class _Splitter:
             form.examples(n).to(device_of(model)) for n in _BATCHES
         ]
         self._runs = [self._record(each) for each in self._samples]
-        self.points = FreezePoints(model, self._runs, _BATCHES)
+        boundaries = Boundaries(model, self._runs, _BATCHES)
+        self.points = FreezePoints(boundaries)
 
     def _record(self, samples: torch.Tensor) -> ModelRun:
         try:
@@ -268,21 +278,25 @@ def _split_two_modules(
     tail: nn.Module,
     form: SampleForm,
     transform: InputTransform | None,
+    writes: TorchDispatchMode,
 ) -> SplitModel:
     frozen = unwrapped(frozen)
     example = form.examples(_BATCHES[0]).to(device_of(frozen))
     frozen.eval()
     cast = cast_input(frozen, example)
-    two_modules.check_result(frozen, cast)
+    with writes:
+        two_modules.check_result(frozen, cast)
     if cast is example:
         exported = export_region(frozen, example)
     else:
         exported = export_region(CastInput(frozen), example, "model")
     graph = _frozen_graph(exported, form, transform, two_modules.DESCRIPTION)
     tail.eval()
-    two_modules.check_accepts(
-        tail, graph.cuts[-1].shape, graph.values[-1].dtype, example.device
-    )
+    last = graph.values[-1]
+    with writes:
+        two_modules.check_accepts(
+            tail, last.shape[1:], last.dtype, example.device
+        )
     return SplitModel(graph, tail, two_modules.DESCRIPTION)
 
 

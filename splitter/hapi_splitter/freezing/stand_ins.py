@@ -77,8 +77,8 @@ class StandIn:
     is_written: bool
 
     @property
-    def is_changed(self) -> bool:
-        """True if a result cannot be given out twice."""
+    def is_mutable(self) -> bool:
+        """True if code may change a result: each call needs its own."""
         kinds = (None, tuple)
         return self.is_written or any(s.type not in kinds for s in self.specs)
 

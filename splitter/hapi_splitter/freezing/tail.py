@@ -106,7 +106,9 @@ class _Remaining(MutableMapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
         if name in self._hidden:
             raise KeyError(name)
-        return self._replaced.get(name) or self._entries[name]
+        if name in self._replaced:
+            return self._replaced[name]
+        return self._entries[name]
 
     def __setitem__(self, name: str, value: Any) -> None:
         self._entries[name] = value

@@ -211,7 +211,7 @@ class TailRunner:
                 stand_in.result(call, self._plan.filling, batch, device)
                 for call in range(len(stand_in.specs))
             ]
-            if not stand_in.is_changed:
+            if not stand_in.is_mutable:
                 self._filled[1][stand_in.module] = results
         if len(results) == 1:
             (result,) = results

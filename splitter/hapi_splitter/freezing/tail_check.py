@@ -24,6 +24,7 @@ from hapi_splitter.freezing.tail_call import (
 )
 
 _RTOL = 1e-4
+_HALF_RTOLS = {torch.bfloat16: 0.02, torch.float16: 2**-8}
 _OTHER_FILLING = 1.0
 
 
@@ -57,9 +58,12 @@ class TailCheck:
         It is compared in eval and in training mode, with two values of the
         stand-ins, and with all of the model's code in training mode.
         """
-        return self._evaluation_problem(plan) or self._training_problem(plan)
+        features = self._features(plan)
+        return self._evaluation_problem(
+            plan, features
+        ) or self._training_problem(plan, features)
 
-    def features(self, plan: TailPlan) -> torch.Tensor:
+    def _features(self, plan: TailPlan) -> torch.Tensor:
         """Returns what is sent for the samples, ``[B, *shape]``."""
         self._model.eval()
         region = Region(self._model, plan.places, self._inputs)
@@ -73,8 +77,9 @@ class TailCheck:
         with preserved_state(self._model) as writes, writes, torch.no_grad():
             yield
 
-    def _evaluation_problem(self, plan: TailPlan) -> str | None:
-        features = self.features(plan)
+    def _evaluation_problem(
+        self, plan: TailPlan, features: torch.Tensor
+    ) -> str | None:
         expected = self._of_model(plan)
         for filling in (plan.filling, _OTHER_FILLING):
             actual = self._of_tail(replace(plan, filling=filling), features)
@@ -85,17 +90,16 @@ class TailCheck:
                 )
         return None
 
-    def _training_problem(self, plan: TailPlan) -> str | None:
-        features = self.features(plan)
+    def _training_problem(
+        self, plan: TailPlan, features: torch.Tensor
+    ) -> str | None:
         self._model.train()
         for stand_in in plan.stand_ins:
             self._model.get_submodule(stand_in.module).eval()
         try:
             expected = self._of_model(plan)
-        except Exception:
-            # The model cannot be trained on samples alone. Its own error is
-            # that of the tail as well.
-            return None
+        except Exception as error:
+            return self._failure_problem(plan, features, error)
         if not same(self._of_tail(plan, features), expected):
             return (
                 "in training mode the tail also needs other tensors from "
@@ -112,6 +116,20 @@ class TailCheck:
                 "result after it"
             )
         return None
+
+    def _failure_problem(
+        self, plan: TailPlan, features: torch.Tensor, expected: Exception
+    ) -> str | None:
+        """Compares a tail with a model that cannot train on samples alone."""
+        try:
+            self._of_tail(plan, features)
+        except type(expected) as error:
+            if str(error) == str(expected):
+                return None
+        return (
+            "in training mode the model fails in another way than its code "
+            f"after it: {type(expected).__name__}: {str(expected)[:200]}"
+        )
 
     def _of_tail(self, plan: TailPlan, features: torch.Tensor) -> Any:
         runner = TailRunner(self._model, plan, _seed)
@@ -164,10 +182,10 @@ def _same_leaf(actual: Any, expected: Any) -> bool:
             return False
         if not expected.is_floating_point():
             return torch.equal(actual, expected)
-        rtol = _RTOL if expected.dtype == torch.float32 else 0.02
+        rtol = _HALF_RTOLS.get(expected.dtype, _RTOL)
         finite = expected[expected.isfinite()]
         atol = rtol * finite.abs().max().item() if finite.numel() else 0.0
         return torch.allclose(actual, expected, rtol, atol, equal_nan=True)
     if isinstance(expected, int | float | str | bool):
         return bool(actual == expected)
-    return True
+    return True  # objects such as caches have no comparison

@@ -4,23 +4,12 @@ from __future__ import annotations
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensorMode,
-)
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from hapi_protocol.errors import FreezeError
 from hapi_splitter.freezing.model_checks import check_splittable
 
 DESCRIPTION = "(frozen, tail)"
 _BATCH = 2
-_DEPENDS_ON_VALUES = (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    GuardOnDataDependentSymNode,
-)
 
 
 def check_two_modules(
@@ -76,17 +65,16 @@ def check_result(frozen: nn.Module, example: torch.Tensor) -> None:
         FreezeError: ``cannot_trace`` if it does not run, ``cannot_freeze`` if
             it yields something else.
     """
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
-    with mode, torch.no_grad():
-        try:
-            result = frozen(mode.from_tensor(example))
-        except Exception as error:  # the user's own code
-            raise FreezeError(
-                "cannot_trace",
-                f"the frozen module {type(frozen).__name__} does not run on "
-                f"a batch of samples of shape {tuple(example.shape[1:])}: "
-                f"{str(error)[:500]}",
-            ) from error
+    try:
+        with torch.no_grad():
+            result = frozen(example)
+    except Exception as error:  # the user's own code
+        raise FreezeError(
+            "cannot_trace",
+            f"the frozen module {type(frozen).__name__} does not run on a "
+            f"batch of samples of shape {tuple(example.shape[1:])}: "
+            f"{str(error)[:500]}",
+        ) from error
     if not isinstance(result, torch.Tensor):
         raise FreezeError(
             "cannot_freeze",
@@ -104,14 +92,13 @@ def check_accepts(
 ) -> None:
     """Checks that a tail in eval mode runs on features of a shape.
 
-    It runs on fake tensors, or on zeros if its control flow depends on values.
-
     Raises:
         FreezeError: ``cannot_freeze`` with the tail's own error.
     """
     features = torch.zeros(_BATCH, *shape, dtype=dtype, device=device)
     try:
-        _run(tail, features)
+        with torch.no_grad():
+            tail(features)
     except Exception as error:  # the user's own code
         raise FreezeError(
             "cannot_freeze",
@@ -119,17 +106,3 @@ def check_accepts(
             f"module's output, {dtype} samples of shape {shape}: "
             f"{str(error)[:500]}",
         ) from error
-
-
-def _run(tail: nn.Module, features: torch.Tensor) -> None:
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
-    with torch.no_grad(), torch.random.fork_rng(_devices(features)):
-        try:
-            with mode:
-                tail(mode.from_tensor(features))
-        except _DEPENDS_ON_VALUES:
-            tail(features)
-
-
-def _devices(features: torch.Tensor) -> list[torch.device]:
-    return [features.device] if features.is_cuda else []

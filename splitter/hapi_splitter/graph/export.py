@@ -32,7 +32,7 @@ from hapi_splitter.graph.canonicalize import (
     rewrite,
 )
 from hapi_splitter.graph.decompositions import IDENTITY, Rewritten
-from hapi_splitter.graph.exporter import exported_program
+from hapi_splitter.graph.exporter import exported_program, relative
 from hapi_splitter.graph.indexing import INDEX, rewrite_index
 from hapi_splitter.graph.operators import operators
 from hapi_splitter.graph.program import (
@@ -69,14 +69,18 @@ def export_region(
         FreezeError: ``cannot_trace`` with torch's reason, or
             ``unknown_op`` naming the operator and where it is.
     """
-    return _Translation(exported_program(module, example, inner)).region()
+    exported = exported_program(module, example, inner)
+    return _Translation(exported, inner).region()
 
 
 class _Translation:
     """Translates one exported program."""
 
-    def __init__(self, exported: torch.export.ExportedProgram) -> None:
+    def __init__(
+        self, exported: torch.export.ExportedProgram, inner: str
+    ) -> None:
         self._exported = exported
+        self._inner = inner
         self._constants: dict[fx.Node, Any] = {}
         self._batch_constants = BatchConstants(self._constants, _size)
         self._known: dict[fx.Node, Any] = {}
@@ -123,9 +127,10 @@ class _Translation:
             pending += node.all_input_nodes
             target = targets.get(node.name)
             if node.op == "placeholder" and target in changed:
+                name = relative(str(target), self._inner)
                 raise FreezeError(
                     "cannot_freeze",
-                    f"the frozen region uses its {target!r}, which it changes "
+                    f"the frozen region uses its {name!r}, which it changes "
                     "in every forward; freeze before it",
                 )
         return needed

@@ -47,7 +47,7 @@ def exported_program(
                 )
             )
     except Exception as error:  # tracing raises many types
-        path = _relative(getattr(error, "failed_in", ""), inner)
+        path = relative(getattr(error, "failed_in", ""), inner)
         where = f" in module {path!r}" if path else ""
         raise FreezeError(
             "cannot_trace",
@@ -106,8 +106,8 @@ def _make_relative(node: fx.Node, inner: str) -> None:
     """Removes the name of a submodule from the paths of a node."""
     stack = node.meta.get("nn_module_stack") or {}
     for key, (path, kind) in stack.items():
-        stack[key] = _relative(path, inner), kind
+        stack[key] = relative(path, inner), kind
 
 
-def _relative(path: str, inner: str) -> str:
+def relative(path: str, inner: str) -> str:
     return path.removeprefix(inner).removeprefix(".")

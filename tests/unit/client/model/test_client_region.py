@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torchvision.transforms._presets import ImageClassification
 
+from hapi_client import NamedArrays, PlanConfig, split_model
 from hapi_client.model.client_region import (
     MMAP_THRESHOLD_BYTES,
     SMALL_BATCH_CPU,
@@ -208,3 +209,31 @@ def test_facts_cover_weights_of_every_dtype_and_shape():
         for last in (1.0, 2.0, 2.0)
     }
     assert len(digests) == 2
+
+
+class Masked(nn.Module):
+    """A model whose head reads integers of its input again."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(6, 6)
+        self.head = nn.Linear(6, 2)
+
+    def forward(self, values, mask):
+        return self.head(self.body(values) * mask)
+
+
+def test_integers_are_not_sent_in_a_lossy_encoding():
+    arrays = NamedArrays.of(
+        values=ArrayTransform((6,)), mask=ArrayTransform((6,), "int64")
+    )
+    region, _ = split_model(Masked(), "body", transform=arrays)
+    region.check_encodings(PlanConfig().encodings)
+    lossy = PlanConfig(min_precision="half")
+    with pytest.raises(ClientError, match="'float16' would change integers"):
+        region.check_encodings(lossy.encodings)
+    values = ArrayTransform((6,))
+    model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 2))
+    split_model(model, "0", transform=values)[0].check_encodings(
+        lossy.encodings
+    )

@@ -346,8 +346,9 @@ def test_compiled_models_are_split_like_their_originals():
     model = Residual().eval()
     expected = split(model, "after", sample_shape=SHAPE).frozen
     model.body = torch.compile(model.body)
-    parts = split(model, "after", sample_shape=SHAPE)
-    assert parts.frozen.program == expected.program
+    for each, freeze in ((model, "after"), ((model, nn.Flatten()), None)):
+        parts = split(each, freeze, sample_shape=SHAPE)
+        assert parts.frozen.program == expected.program
 
 
 def test_residual_sum_is_frozen_with_its_block():

@@ -12,6 +12,8 @@ from torch.utils.checkpoint import checkpoint
 
 from hapi_protocol.errors import FreezeError
 from hapi_splitter.freezing.split_model import split
+from hapi_splitter.inputs.array_transform import ArrayTransform
+from hapi_splitter.inputs.named_arrays import NamedArrays
 
 SHAPE = (6,)
 
@@ -323,3 +325,62 @@ def test_the_models_own_train_sets_the_modes():
     modes = [m.training for m in (model.body, model.norm, model.drop)]
     assert modes == [False, False, True]
     assert tail.training
+
+
+class Masked(nn.Module):
+    """A model whose head reads integers of its input again."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(6, 6)
+        self.head = nn.Linear(6, 2)
+
+    def forward(self, values, mask):
+        return self.head(self.body(values) * mask)
+
+
+def test_integers_that_travel_are_exact_or_refused():
+    values = NamedArrays.of(
+        values=ArrayTransform(SHAPE), mask=ArrayTransform(SHAPE, "int64")
+    )
+    model = Masked().eval()
+    parts = split(model, "body", transform=values)
+    assert parts.sends_integers
+    arrays = {
+        "values": torch.randn(3, 6),
+        "mask": torch.tensor([[0, 1, -5, 300, 70_000, 2**24 - 1]] * 3),
+    }
+    features = parts.frozen.suffix(0)(values.join(arrays))
+    torch.testing.assert_close(parts.tail(features), model(**arrays))
+    features[:, 0] = 2**24
+    features[:, -1] = 2**24
+    with pytest.raises(FreezeError, match="an integer of 16777216"):
+        parts.tail(features)
+
+
+class FailsInTraining(Layers):
+    """A model that trains with targets only."""
+
+    def forward(self, x, y=None):
+        first = self.layers[0](x)
+        x = self.layers[1](first)
+        if self.training and y is None:
+            raise ValueError("no targets")
+        return self.head(x)
+
+
+class FailsOnFeatures(FailsInTraining):
+    """A model whose failure depends on what is not sent."""
+
+    def forward(self, x, y=None):
+        first = self.layers[0](x)
+        x = self.layers[1](first)
+        if self.training and first.isfinite().all():
+            raise ValueError("no targets")
+        return self.head(x)
+
+
+def test_model_that_cannot_train_on_samples_must_fail_alike():
+    parts_of(FailsInTraining(), "layers.1")
+    with pytest.raises(FreezeError, match="fails in another way"):
+        parts_of(FailsOnFeatures(), "layers.1")
