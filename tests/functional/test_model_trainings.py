@@ -33,11 +33,12 @@ STEPS = 10
 COUNTS = (40, 64, 40)
 NUM_IDS, LENGTH, CLASSES = 50, 12, 4
 PHOTOS = "swift://equal/photos"
-TEXTS = "swift://equal/texts"
 TEXT = NamedArrays.of(
     input_ids=ArrayTransform((LENGTH,), "int64"),
     attention_mask=ArrayTransform((LENGTH,), "int64"),
 )
+MELS = ArrayTransform((8, 32))
+WAVES = ArrayTransform((800,))
 TINY = {
     "hidden_size": 32,
     "num_hidden_layers": 4,
@@ -127,14 +128,73 @@ def bert() -> nn.Module:
     return transformers.BertForSequenceClassification(config)
 
 
+def lora_on_texts() -> nn.Module:
+    return peft.get_peft_model(
+        bert(),
+        peft.LoraConfig(
+            task_type="SEQ_CLS",
+            target_modules=["query", "value"],
+            layers_to_transform=[2, 3],
+        ),
+    )
+
+
+def llama() -> nn.Module:
+    config = transformers.LlamaConfig(
+        **TINY, vocab_size=NUM_IDS, num_labels=CLASSES, pad_token_id=0
+    )
+    return transformers.LlamaForSequenceClassification(config)
+
+
+def whisper() -> nn.Module:
+    config = transformers.WhisperConfig(
+        d_model=32,
+        encoder_layers=3,
+        encoder_attention_heads=4,
+        encoder_ffn_dim=64,
+        decoder_layers=1,
+        decoder_attention_heads=4,
+        num_mel_bins=8,
+        max_source_positions=16,
+        vocab_size=NUM_IDS,
+        pad_token_id=0,
+        num_labels=CLASSES,
+    )
+    return transformers.WhisperForAudioClassification(config)
+
+
+def wav2vec2() -> nn.Module:
+    config = transformers.Wav2Vec2Config(
+        **TINY,
+        conv_dim=[16, 16],
+        conv_kernel=[10, 3],
+        conv_stride=[5, 4],
+        num_feat_extract_layers=2,
+        num_conv_pos_embeddings=8,
+        num_conv_pos_embedding_groups=2,
+        classifier_proj_size=16,
+        layerdrop=0.2,
+        mask_time_prob=0.0,
+        num_labels=CLASSES,
+    )
+    return transformers.Wav2Vec2ForSequenceClassification(config)
+
+
 @dataclass(frozen=True)
 class Training:
-    """A model, where it is frozen, and what its own script leaves in eval
-    mode."""
+    """A model and where it is frozen.
+
+    Args:
+        build: builds the model.
+        freeze: as of a job.
+        frozen: what a plain script leaves in eval mode.
+        transform: of arrays, or None for photos.
+    """
 
     build: Callable[[], nn.Module]
     freeze: str
     frozen: tuple[str, ...]
+    transform: ArrayTransform | None = None
 
     def model(self) -> nn.Module:
         torch.manual_seed(0)
@@ -149,6 +209,7 @@ class Training:
 
 
 LAYERS = "base_model.model.vit.layers"
+BERT = "base_model.model.bert"
 TRAININGS = {
     "dinov3 at a block": Training(
         dinov3,
@@ -184,6 +245,51 @@ TRAININGS = {
         ),
     ),
 }
+ON_ARRAYS = {
+    "BERT and masks": Training(
+        bert,
+        "bert.encoder.layer.1",
+        ("bert.embeddings", "bert.encoder.layer.0", "bert.encoder.layer.1"),
+        TEXT,
+    ),
+    "LoRA in two blocks of BERT": Training(
+        lora_on_texts,
+        "auto",
+        (
+            f"{BERT}.embeddings",
+            f"{BERT}.encoder.layer.0",
+            f"{BERT}.encoder.layer.1",
+        ),
+        TEXT,
+    ),
+    "Llama's head": Training(llama, "model", ("model",), TEXT),
+    "Whisper at a block": Training(
+        whisper,
+        "encoder.layers.1",
+        (
+            "encoder.conv1",
+            "encoder.conv2",
+            "encoder.embed_positions",
+            "encoder.layers.0",
+            "encoder.layers.1",
+        ),
+        MELS,
+    ),
+    "wav2vec2 at a block": Training(
+        wav2vec2,
+        "wav2vec2.encoder.layers.1",
+        (
+            "wav2vec2.feature_extractor",
+            "wav2vec2.feature_projection",
+            "wav2vec2.encoder.pos_conv_embed",
+            "wav2vec2.encoder.layer_norm",
+            "wav2vec2.encoder.layers.0",
+            "wav2vec2.encoder.layers.1",
+        ),
+        WAVES,
+    ),
+}
+"""Trainings on arrays in place of photos."""
 
 
 @pytest.fixture(scope="module")
@@ -197,30 +303,49 @@ def photos(connection, tmp_path_factory):
     return local_spans(sorted(folder.glob("*.tar")))
 
 
+def array_of(transform, number, numbers):
+    """Returns the suffix and content of a member, padded on either side."""
+    sink = io.BytesIO()
+    if transform is not TEXT:
+        values = numbers.standard_normal(transform.shape, np.float32)
+        np.save(sink, values)
+        return "npy", sink.getvalue()
+    mask = np.ones(LENGTH, np.int8)
+    padded = numbers.integers(1, LENGTH // 2)
+    mask[padded:] = number % 2
+    mask[:padded] = 1 - number % 2
+    ids = numbers.integers(1, NUM_IDS, LENGTH) * mask
+    np.savez(sink, input_ids=ids, attention_mask=mask)
+    return "npz", sink.getvalue()
+
+
 @pytest.fixture(scope="module")
-def texts(connection, tmp_path_factory):
-    """Padded ids on both sides, and their masks."""
-    numbers = np.random.default_rng(0)
-    spans, shards = [], {}
-    for place, count in enumerate(COUNTS):
-        members, samples = [], []
-        for number in range(count):
-            mask = np.ones(LENGTH, np.int8)
-            padded = numbers.integers(1, LENGTH // 2)
-            mask[padded:] = number % 2
-            mask[:padded] = 1 - number % 2
-            ids = numbers.integers(1, NUM_IDS, LENGTH) * mask
-            label = number % CLASSES
-            sink = io.BytesIO()
-            np.savez(sink, input_ids=ids, attention_mask=mask)
-            members.append((f"{number:03}.npz", sink.getvalue()))
-            members.append((f"{number:03}.cls", str(label).encode()))
-            samples.append((TEXT.read(sink.getvalue()), label))
-        shards[f"{place}.tar"] = tar_of(members)
-        spans += [samples[i : i + SPAN] for i in range(0, count, SPAN)]
-    folder = tmp_path_factory.mktemp("texts")
-    upload_shards(connection, parse_location(TEXTS), folder, shards)
-    return spans
+def uploaded(connection, tmp_path_factory):
+    """Uploads arrays once for each transform; returns URL and spans."""
+    found = {}
+
+    def upload(transform):
+        if transform in found:
+            return found[transform]
+        url = f"swift://equal/arrays-{len(found)}"
+        numbers = np.random.default_rng(0)
+        spans, shards = [], {}
+        for place, count in enumerate(COUNTS):
+            members, samples = [], []
+            for number in range(count):
+                label = number % CLASSES
+                suffix, content = array_of(transform, number, numbers)
+                members.append((f"{number:03}.{suffix}", content))
+                members.append((f"{number:03}.cls", str(label).encode()))
+                samples.append((transform.read(content), label))
+            shards[f"{place}.tar"] = tar_of(members)
+            spans += [samples[i : i + SPAN] for i in range(0, count, SPAN)]
+        folder = tmp_path_factory.mktemp("arrays")
+        upload_shards(connection, parse_location(url), folder, shards)
+        found[transform] = url, spans
+        return found[transform]
+
+    return upload
 
 
 def losses_of(model, call, batches_of):
@@ -247,29 +372,27 @@ def losses_of(model, call, batches_of):
     return losses
 
 
-def expected_losses(training, spans, transform=None):
-    model = training.of_a_script()
+def check_training(connection, training, url, spans, cut):
+    """Compares the losses of a job with those of the whole model."""
+    whole = training.of_a_script()
 
     def call(inputs):
-        if transform is None:
-            return model(inputs.to(next(model.parameters()).dtype))
-        return model(**transform.separate(inputs))
+        if isinstance(training.transform, NamedArrays):
+            return whole(**training.transform.separate(inputs))
+        return whole(inputs.to(next(whole.parameters()).dtype))
 
-    return losses_of(model, call, lambda epoch: local_batches(spans, epoch))
-
-
-@pytest.mark.parametrize("name", TRAININGS)
-@pytest.mark.parametrize("cut", ["freeze", "stream"])
-def test_losses_are_those_of_a_plain_script(connection, photos, name, cut):
-    training = TRAININGS[name]
-    expected = expected_losses(training, photos)
+    expected = losses_of(
+        whole, call, lambda epoch: local_batches(spans, epoch)
+    )
     model = training.model()
+    options = {"transform": training.transform} if training.transform else {}
     with job_of(
         connection,
         cut,
         network=model,
         freeze=training.freeze,
-        data={"train": PHOTOS},
+        data={"train": url},
+        **options,
     ) as job:
         job.tail.train()
         losses = losses_of(model, job.tail, job.loader)
@@ -278,26 +401,20 @@ def test_losses_are_those_of_a_plain_script(connection, photos, name, cut):
     assert largest_difference(expected, losses) <= TOLERANCE
 
 
-def test_masked_texts_train_as_in_a_plain_script(connection, texts):
-    training = Training(
-        bert,
-        "bert.encoder.layer.1",
-        ("bert.embeddings", "bert.encoder.layer.0", "bert.encoder.layer.1"),
-    )
-    expected = expected_losses(training, texts, TEXT)
-    model = training.model()
-    with job_of(
-        connection,
-        "freeze",
-        network=model,
-        freeze=training.freeze,
-        data={"train": TEXTS},
-        transform=TEXT,
-    ) as job:
-        job.tail.train()
-        losses = losses_of(model, job.tail, job.loader)
-        assert job.stats.fallbacks == 0
-    assert largest_difference(expected, losses) <= TOLERANCE
+@pytest.mark.parametrize("name", TRAININGS)
+@pytest.mark.parametrize("cut", ["freeze", "stream"])
+def test_losses_are_those_of_a_plain_script(connection, photos, name, cut):
+    check_training(connection, TRAININGS[name], PHOTOS, photos, cut)
+
+
+@pytest.mark.parametrize("name", ON_ARRAYS)
+@pytest.mark.parametrize("cut", ["freeze", "stream"])
+def test_losses_on_arrays_are_those_of_a_plain_script(
+    connection, uploaded, name, cut
+):
+    training = ON_ARRAYS[name]
+    url, spans = uploaded(training.transform)
+    check_training(connection, training, url, spans, cut)
 
 
 class FeatureTrainer(transformers.Trainer):

@@ -54,6 +54,7 @@ class FrozenRegion(ClientRegion):
     Attributes:
         tail: the trainable layers.
         freeze: description of the freeze point.
+        sends_integers: True if integers travel with the features.
 
     Raises:
         FreezeError: naming the value and valid names.
@@ -77,7 +78,7 @@ class FrozenRegion(ClientRegion):
         self.tail: torch.nn.Module = parts.tail.to(device)
         self.freeze = parts.freeze
         self.augment_period_epochs = augment_period_epochs
-        self._sends_integers = parts.sends_integers
+        self.sends_integers = parts.sends_integers
         self._weights = _frozen_weights(model, self.tail)
 
     @cached_property
@@ -108,7 +109,7 @@ class FrozenRegion(ClientRegion):
             ClientError: ``bad_configuration`` naming the encoding.
         """
         dtype = self.device_graph.cuts[-1].dtype
-        for each in encodings(dtype) if self._sends_integers else ():
+        for each in encodings(dtype) if self.sends_integers else ():
             if Encoding.parse(each).dtype != dtype:
                 raise ClientError(
                     "bad_configuration",

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,11 +30,15 @@ from hapi_client.progress import Reporter
 from hapi_client.swift.connection import Connection
 from hapi_client.swift.swift_url import Location
 from hapi_protocol.data_index import Span
-from hapi_protocol.encodings import ENCODINGS, PRECISIONS
+from hapi_protocol.encodings import (
+    ENCODINGS,
+    PRECISIONS,
+    allowed_encodings,
+)
 from hapi_protocol.errors import ClientError
 from hapi_protocol.headers import ByteRange
 from hapi_protocol.profiles import ModelProfile
-from hapi_protocol.shards import ARRAY, IMAGE
+from hapi_protocol.shards import IMAGE
 from hapi_splitter.host_limits import allowed_cores
 from hapi_splitter.planner.costs import Conditions, StartupCost, build_problem
 from hapi_splitter.planner.plan import (
@@ -133,6 +138,7 @@ def advise(
     Raises:
         HapiError: naming what is wrong and the remedy.
     """
+    region.check_encodings(partial(allowed_encodings, request.min_precision))
     assumptions: list[str] = []
     inputs = _Inputs(region, request, reporter, assumptions.append)
     probe, link, num_samples = inputs.data(connection, location)
@@ -173,6 +179,8 @@ def advise(
     requested = problem(request.min_precision)
     measured = _measured(facts, server, conditions)
     coarser = PRECISIONS[PRECISIONS.index(request.min_precision) + 1 :]
+    if region.sends_integers:
+        coarser = ()
     return PlanStudy(
         region.freeze,
         Report(
@@ -217,12 +225,6 @@ def _measured(
     )
 
 
-_GENERATED_SAMPLES = {
-    IMAGE: "images are like a photograph of 500 x 375 pixels",
-    ARRAY: "arrays hold random numbers in the model's own shape and type",
-}
-
-
 class _Inputs:
     """Measures samples, link and worker, or notes what it assumes."""
 
@@ -244,10 +246,13 @@ class _Inputs:
         """Returns samples, link in bytes per second, number of samples."""
         request = self._request
         if connection is None or location is None:
-            self._assume(
-                f"{_GENERATED_SAMPLES[self._region.transform.medium]}; "
-                "--data measures yours"
+            generated = (
+                "images are like a photograph of 500 x 375 pixels"
+                if self._region.transform.medium == IMAGE
+                else "arrays hold random numbers in the model's own shape and "
+                "type"
             )
+            self._assume(f"{generated}; --data measures yours")
             if request.link is None:
                 self._assume(
                     "the link has 1 Gbit/s; --link sets another bandwidth"

@@ -131,8 +131,21 @@ class Boundaries:
         return self._frontiers[step]
 
     def after(self, end: int) -> list[FreezePoint]:
-        """Returns the freeze points at or after a step, the best first."""
-        return self.single(end)[::-1] or self.several(end)
+        """Returns the freeze points at or after a step, the best first.
+
+        Without any, those of an earlier module after which the same tensors
+        are needed: an outer module may return what cannot be described, such
+        as the caches of a decoder.
+        """
+        live = self.run.live(end)
+        for step in reversed(range(end + 1)):
+            if self.run.live(step) != live:
+                break
+            if step == end or step in self.run.events:
+                found = self.single(step)[::-1] or self.several(step)
+                if found:
+                    return found
+        return []
 
     def single(self, end: int) -> list[FreezePoint]:
         """Returns points with one tensor, over movable steps after an end."""

@@ -282,19 +282,24 @@ class FreezePoints:
     def _deepest(self, limit: int) -> str | None:
         """Returns the last freezable module that ends before a step.
 
-        It has parameters, and one tensor is sent.
+        It has parameters, and the fewest tensors are sent. They are several
+        only if one never is enough, as with ids that a model reads again.
         """
-        best: tuple[int, int, str] | None = None
-        for name, end in self._ends.items():
-            module = self._model.get_submodule(name)
-            if end >= limit or not any(True for _ in module.parameters()):
-                continue
-            points = self._boundaries.single(end)
-            steps = [each.step for each in points if each.step <= limit]
-            if steps:
-                found = (steps[-1], -name.count("."), name)
-                best = found if best is None else max(best, found)
-        return best and best[2]
+        best: tuple[int, int, int, str] | None = None
+        for points_at in (self._boundaries.single, self._boundaries.several):
+            for name, end in self._ends.items():
+                module = self._model.get_submodule(name)
+                if end >= limit or not any(True for _ in module.parameters()):
+                    continue
+                points = [p for p in points_at(end) if p.step <= limit]
+                if points:
+                    count = min(len(each.places) for each in points)
+                    deepest = max(each.step for each in points)
+                    found = (-count, deepest, -name.count("."), name)
+                    best = found if best is None else max(best, found)
+            if best is not None:
+                break
+        return best and best[-1]
 
     def _head(self) -> int:
         """Returns the first step of the last Linear.

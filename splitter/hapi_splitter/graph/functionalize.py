@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from hapi_splitter.graph.batch_constants import is_size
+from hapi_splitter.graph.batch_constants import is_size, reads
 from hapi_splitter.graph.canonicalize import (
     ASSERTIONS,
     DECOMPOSED,
@@ -31,8 +31,11 @@ _aten = torch.ops.aten
 _BATCH_NORM = "aten.batch_norm.default"
 _CONTIGUOUS = "aten.contiguous.default"
 _DROPOUT = "aten.dropout_.default"
-_NEEDS_RETRACE = DECOMPOSED | {"aten.to.dtype"}
-"""Operators that packages can hold only after torch has decomposed them."""
+_CONVERSIONS = frozenset(
+    f"aten.{name}"
+    for name in ("to.dtype", "to.dtype_layout", "to.device", "type_as.default")
+)
+_RESHAPES = RESHAPES | {"aten.reshape_as.default"}
 
 
 def functionalize(
@@ -72,6 +75,7 @@ class _InPlaceRewriter:
         self._graph = graph
         self._position = {node: i for i, node in enumerate(graph.nodes)}
         self._memory = {node: _memory(node) for node in graph.nodes}
+        self._constants = _constants(graph)
         self._functional_ops = {
             f"aten.{row.inplace_name}": row.overload()
             for row in operators().values()
@@ -95,8 +99,10 @@ class _InPlaceRewriter:
                 _rewrite_batch_norm(node)
             elif name == _CONTIGUOUS:
                 self._rewrite_contiguous(node)
-            elif name in RESHAPES:
+            elif name in _RESHAPES:
                 self._rewrite_reshape(node)
+            elif name in _CONVERSIONS:
+                self._rewrite_conversion(node)
         self._graph.eliminate_dead_code()
 
     def _is_supported(self, node: fx.Node) -> bool:
@@ -105,9 +111,8 @@ class _InPlaceRewriter:
             return True
         if not isinstance(node.target, torch._ops.OpOverload):
             return False
-        is_factory = all(is_size(each) for each in node.all_input_nodes)
-        if is_factory and not node.target._schema.is_mutable:
-            return True  # a constant, which is evaluated
+        if node in self._constants:
+            return True  # it is evaluated
         if name == _DROPOUT and all(node.args[1:3]):
             return False
         if name in self._functional_ops:
@@ -115,9 +120,11 @@ class _InPlaceRewriter:
         if name == _BATCH_NORM:
             mean, var, training = node.args[3:6]
             return not training and mean is not None and var is not None
-        if name in RESHAPES:
+        if name in _RESHAPES:
             return sum(not isinstance(s, int) for s in _shape(node)) <= 1
-        if node.target._schema.is_mutable or name in _NEEDS_RETRACE:
+        if name in _CONVERSIONS:
+            return _keeps_layout(node)
+        if node.target._schema.is_mutable or name in DECOMPOSED:
             return False
         if torch.Tag.maybe_aliasing_or_mutating in node.target.tags:
             return is_identity(node)
@@ -165,6 +172,15 @@ class _InPlaceRewriter:
                 **node.kwargs,
             }
 
+    def _rewrite_conversion(self, node: fx.Node) -> None:
+        source, dtype = node.args[0], node.meta["val"].dtype
+        assert isinstance(source, fx.Node)
+        if self._memory[node] == self._memory[source]:
+            node.target, node.kwargs = _aten.alias.default, {}
+        else:
+            node.target, node.kwargs = _aten._to_copy.default, {"dtype": dtype}
+        node.args = (source,)
+
     def _rewrite_reshape(self, node: fx.Node) -> None:
         source = node.args[0]
         assert isinstance(source, fx.Node)
@@ -190,6 +206,35 @@ def _rewrite_batch_norm(node: fx.Node) -> None:
     tensors, (_, momentum, eps, _) = node.args[:5], node.args[5:]
     node.target = _aten._native_batch_norm_legit_no_training.default
     node.args = (*tensors, momentum, eps)
+
+
+def _constants(graph: fx.Graph) -> set[fx.Node]:
+    """Returns calls that depend on the batch size only and write nothing."""
+    found: set[fx.Node] = set()
+    for node in graph.nodes:
+        is_constant = (
+            isinstance(node.target, torch._ops.OpOverload)
+            and not node.target._schema.is_mutable
+            and all(each in found for each in reads(node))
+        )
+        if is_constant:
+            found.add(node)
+    return found
+
+
+def _keeps_layout(node: fx.Node) -> bool:
+    """Returns True if a conversion changes at most the dtype."""
+    source = node.all_input_nodes[0].meta["val"]
+    result = node.meta["val"]
+    return bool(
+        source.device == result.device
+        and source.layout == result.layout
+        and not any(
+            isinstance(each, torch.memory_format)
+            and each is not torch.preserve_format
+            for each in (*node.args, *node.kwargs.values())
+        )
+    )
 
 
 def _memory(node: fx.Node) -> frozenset[int]:

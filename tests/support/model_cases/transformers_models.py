@@ -305,11 +305,16 @@ _MODELS: dict[Any, list[tuple[str, dict[str, Any], str]]] = {
                 "n_positions": 32,
                 "pad_token_id": 0,
             },
-            "transformer.h.0",
+            "default transformer.h.0",
         ),
         ("LlamaForCausalLM", DECODER, "model.layers.0"),
-        ("LlamaForSequenceClassification", DECODER, "model.layers.0"),
+        (
+            "LlamaForSequenceClassification",
+            DECODER,
+            "default model.layers.0",
+        ),
         ("Qwen3ForCausalLM", DECODER, "model.layers.0"),
+        ("Qwen3ForSequenceClassification", DECODER, "default model"),
         (
             "Gemma2ForCausalLM",
             {**DECODER, "tie_word_embeddings": False},

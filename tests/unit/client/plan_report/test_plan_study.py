@@ -5,11 +5,13 @@ import subprocess
 import sys
 import time
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 import torch
+from torch import nn
 
 from hapi_client.model.frozen_region import FrozenRegion
 from hapi_client.model.registry import (
@@ -37,10 +39,21 @@ from hapi_client.planning.sample_probe import (
 from hapi_client.progress import SilentReporter
 from hapi_protocol.encodings import ENCODINGS
 from hapi_protocol.errors import ClientError, FreezeError
+from hapi_splitter.inputs.array_transform import ArrayTransform
 from hapi_splitter.inputs.image_transform import ImageTransform
+from hapi_splitter.inputs.named_arrays import NamedArrays
 from networks import small_network
 
 CPU = torch.device("cpu")
+REQUEST = PlanRequest(
+    min_precision="lossless",
+    epochs=1.0,
+    batch_size=2,
+    link=1e6,
+    num_samples=100,
+    upload=False,
+    name="small",
+)
 SMALL = ImageTransform(resize_size=36, crop_size=32)
 SCALES_COUNT_BYTES = 1000
 """Smaller features may be larger as uint8, because of scales and zeros."""
@@ -104,20 +117,10 @@ def region():
 
 
 def test_background_load_is_an_assumption(region, monkeypatch):
-    request = PlanRequest(
-        min_precision="lossless",
-        epochs=1.0,
-        batch_size=2,
-        link=1e6,
-        num_samples=100,
-        upload=False,
-        name="small",
-    )
-
     def load_notes(cores):
         load = nullcontext(BackgroundLoad(cores))
         monkeypatch.setattr(plan_study, "background_load", lambda: load)
-        notes = advise(region, request, SilentReporter()).report.notes
+        notes = advise(region, REQUEST, SilentReporter()).report.notes
         assert any("this machine: " in note for note in notes)
         return [note for note in notes if "other processes" in note]
 
@@ -125,6 +128,29 @@ def test_background_load_is_an_assumption(region, monkeypatch):
     (note,) = load_notes(1.5)
     assert note.startswith("assumed: ")
     assert "1.5 of " in note
+
+
+class MaskedTexts(nn.Module):
+    """A classifier whose head reads the mask again."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Embedding(10, 4)
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, ids, mask):
+        return self.head((self.body(ids) * mask[:, :, None]).sum(1))
+
+
+def test_texts_whose_mask_travels_are_planned_without_loss():
+    array = ArrayTransform((6,), "int64")
+    transform = NamedArrays.of(ids=array, mask=array)
+    region = FrozenRegion(MaskedTexts(), "body", transform, CPU)
+    study = advise(region, REQUEST, SilentReporter())
+    assert study.other_precisions == ()
+    lossy = replace(REQUEST, min_precision="half")
+    with pytest.raises(ClientError, match="would change integers"):
+        advise(region, lossy, SilentReporter())
 
 
 def test_load_of_another_process_is_measured():

@@ -111,6 +111,9 @@ def written_copy(x):
 REWRITTEN = [
     *(residual, copied, read_by_its_source),
     *(read_through_dropout_and_contiguous, written_weight),
+    lambda x: x.float() + x.half().type_as(x),
+    lambda x: x.flip(1).transpose(2, 3).reshape_as(x) * 2,
+    lambda x: x + torch.stack(torch.meshgrid(*[torch.arange(8.0)] * 2)).sum(0),
 ]
 RETRACED = [
     read_by_a_view,
@@ -120,7 +123,7 @@ RETRACED = [
     of_another_dtype,
     lambda x: x.copy_(x.flip(1)) + 1,
     lambda x: torch.einsum("bchw,bcHw->bchH", x, x),
-    lambda x: x.float() + 1,
+    lambda x: x.to(memory_format=torch.channels_last) + 1,
 ]
 
 
