@@ -2,11 +2,11 @@
 
     python -m benchmarks.census --json census.json --csv models.csv
 
-Each model runs in a process with limited memory and time: built with random
-weights, split at its default freeze point, packaged, loaded, and cut at five
-random positions.  The loaded prefix, with another batch size, and the rest of
-the model must compute what the whole model computes: relative 1e-4, and 1e-5
-of the largest output.
+Each row runs in a process with limited memory and time: a model is built with
+random weights, split at its default freeze point or at a block, packaged,
+loaded, and cut at five random positions.  The loaded prefix, with another
+batch size, and the rest of the model must compute what the whole model
+computes: relative 1e-4, and 1e-5 of the largest output.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ import resource
 import sys
 import tempfile
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -31,13 +33,15 @@ from torch import nn
 from benchmarks.command_line import exit_status, parser_of, print_table
 from benchmarks.micro.census_models import Entry, entries
 from benchmarks.record import write_results
-from hapi_protocol.errors import FreezeError, HapiError
+from hapi_protocol.errors import HapiError
 from hapi_splitter.cuts import FrozenGraph
 from hapi_splitter.freezing.split_model import (
     SplitModel,
     default_freeze,
     split,
 )
+from hapi_splitter.inputs.named_arrays import NamedArrays
+from hapi_splitter.inputs.sample_format import InputTransform, SampleForm
 from hapi_splitter.package.reader import PackageLimits, load_package
 from hapi_splitter.package.writer import write_package
 
@@ -45,7 +49,8 @@ NUM_CUTS = 5
 SAMPLES = 3
 RTOL, ATOL = 1e-4, 1e-5
 MEMORY_BYTES = 16 << 30
-TIMEOUT_SECONDS = 900.0
+TIMEOUT = 900.0
+"""Seconds for one row."""
 QUICK_MODELS = ("torchvision/resnet18", "timm/vit_tiny_patch16_224")
 CSV_COLUMNS = ("model", "parameters", "pixels", "freeze", "cuts", "result")
 _LIMITS = PackageLimits(package_bytes=(4 << 30) - 1)
@@ -55,7 +60,7 @@ _PROCESSES = multiprocessing.get_context("forkserver")
 
 @dataclass(frozen=True)
 class Row:
-    """Result of one model.
+    """Result of one model at one freeze point.
 
     ``key`` has source and name, ``checked`` the compared cuts, ``reason`` that
     of a failure, or nothing.
@@ -78,6 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = parser_of("census", __doc__)
     add = parser.add_argument
     add("--only", nargs="+", metavar="NAME", default=[], help="these models")
+    add("--processes", type=int, default=1, metavar="N", help="at a time")
     add("--csv", type=Path, metavar="PATH", help="write a table there")
     options = parser.parse_args(argv)
     return exit_status("census", lambda: _run(options))
@@ -93,11 +99,11 @@ def _run(options: argparse.Namespace) -> int:
         ]
     )
     found = []
-    for entry in chosen:
-        row = in_process(entry, TIMEOUT_SECONDS)
-        result = row.reason or f"{row.cuts} cuts, equal"
-        print(f"{row.key}: {result}", flush=True)
-        found.append(row)
+    with ThreadPoolExecutor(options.processes) as pool:
+        for row in pool.map(partial(in_process, seconds=TIMEOUT), chosen):
+            result = row.reason or f"{row.cuts} cuts, equal"
+            print(f"{row.key} at {row.freeze or '?'}: {result}", flush=True)
+            found.append(row)
     rows = {"rows": [asdict(row) for row in found]}
     write_results(options.json, "census", {"quick": options.quick}, rows)
     if options.csv is not None:
@@ -160,7 +166,12 @@ def in_process(entry: Entry, seconds: float) -> Row:
         row, reason = None, f"its process ended with {process.exitcode}"
     process.kill()
     process.join()
-    return row or Row(entry.key, pixels=entry.pixels, reason=reason)
+    return row or _failed(entry, reason)
+
+
+def _failed(entry: Entry, reason: str) -> Row:
+    reason = " ".join(reason.split())[:_MAX_REASON]
+    return Row(entry.key, 0, entry.pixels, entry.freeze or "", reason=reason)
 
 
 def _child(entry: Entry, sender: Connection) -> None:
@@ -169,8 +180,7 @@ def _child(entry: Entry, sender: Connection) -> None:
     try:
         row = examine(entry)
     except Exception as error:  # of another library; becomes the row's reason
-        reason = f"{type(error).__name__}: {error}"[:_MAX_REASON]
-        row = Row(entry.key, pixels=entry.pixels, reason=reason)
+        row = _failed(entry, f"{type(error).__name__}: {error}")
     sender.send(row)
 
 
@@ -182,22 +192,19 @@ def examine(entry: Entry) -> Row:
     perturb(model)
     count = sum(parameter.numel() for parameter in model.parameters())
     found: dict[str, Any] = {"parameters": count, "pixels": entry.pixels}
-    shape = (3, entry.pixels, entry.pixels)
+    found["freeze"] = entry.freeze or ""
     try:
-        found["freeze"] = default_freeze(model, sample_shape=shape)
-        parts = split(model, found["freeze"], sample_shape=shape)
+        freeze = entry.freeze or default_freeze(model, **entry.input)
+        found["freeze"] = freeze
+        parts = split(model, freeze, **entry.input)
         found["cuts"] = parts.frozen.num_cuts
         loaded = written_and_loaded(parts.frozen)
         cuts = random_cuts(entry.key, loaded.num_cuts)
         compare(model, parts, loaded, cuts)
         found["checked"] = tuple(cuts)
-    except FreezeError as error:
-        operator = error.details.get("op")
-        found["reason"] = f"operator {operator}" if operator else error.message
     except (HapiError, CensusError) as error:
-        found["reason"] = getattr(error, "message", str(error))
-    if "reason" in found:
-        found["reason"] = " ".join(found["reason"].split())[:_MAX_REASON]
+        reason = getattr(error, "message", str(error))
+        found["reason"] = " ".join(reason.split())[:_MAX_REASON]
     return Row(entry.key, **found)
 
 
@@ -243,10 +250,11 @@ def compare(
     Raises:
         CensusError: naming the cut that differs.
     """
-    samples = torch.randn(SAMPLES, *loaded.input_shape)
+    form = SampleForm.of(loaded.transform, loaded.input_shape)
+    samples = form.examples(SAMPLES)
     parts.tail.eval()
     with torch.inference_mode():
-        expected = logits_of(model(samples))
+        expected = result_of(whole(model, loaded.transform, samples))
         if not expected.isfinite().all() or expected.std() == 0:
             raise CensusError("the model's own output is constant or infinite")
         atol = ATOL * expected.abs().max().item()
@@ -254,7 +262,7 @@ def compare(
             prefix = loaded.prefix(cut)
             crossing = torch.cat([prefix(samples[:2]), prefix(samples[2:])])
             features = parts.frozen.suffix(cut)(crossing)
-            found = logits_of(parts.tail(features))
+            found = result_of(parts.tail(features))
             if not torch.allclose(found, expected, rtol=RTOL, atol=atol):
                 worst = (found - expected).abs().max().item() * ATOL / atol
                 raise CensusError(
@@ -262,10 +270,21 @@ def compare(
                 )
 
 
-def logits_of(output: Any) -> torch.Tensor:
-    """Logits of a Hugging Face model's output, or the output itself."""
-    logits: torch.Tensor = getattr(output, "logits", output)
-    return logits
+def whole(
+    model: nn.Module, transform: InputTransform | None, samples: torch.Tensor
+) -> Any:
+    """Calls a model with a batch of samples, named arrays by their names."""
+    if isinstance(transform, NamedArrays):
+        return model(**transform.separate(samples))
+    return model(samples)
+
+
+def result_of(output: Any) -> torch.Tensor:
+    """The first tensor of a Hugging Face model's output, or the output."""
+    if isinstance(output, torch.Tensor):
+        return output
+    first: torch.Tensor = output[0]
+    return first
 
 
 if __name__ == "__main__":

@@ -119,6 +119,8 @@ def models() -> dict[str, Any]:
         "total": len(rows),
         "equal": len(rows) - len(failed),
         "by_source": Counter(sources),
+        "others": len({row["model"] for row in rows})
+        - sources.count("torchvision"),
         "failed": failed,
     }
 

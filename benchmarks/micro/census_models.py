@@ -1,10 +1,9 @@
 """Models of the census, of torchvision, timm and Hugging Face transformers.
 
-All classification models of torchvision, and those of ``census_models.json``:
-``timm`` by name with the pixels of their images, ``timm_sized`` also built for
-that size, ``transformers`` with options of their configuration.  Weights are
-random; nothing is downloaded.  Images are small if the architecture allows it,
-which changes no operator.
+All classification models of torchvision, at their default freeze point, and
+those of ``census_models.json``, there and at a block.  Weights are random;
+nothing is downloaded.  Images are small if the architecture allows it, which
+changes no operator.
 """
 
 from __future__ import annotations
@@ -18,6 +17,9 @@ from typing import Any
 from torch import nn
 from torchvision import models
 
+from hapi_splitter.inputs.array_transform import ArrayTransform
+from hapi_splitter.inputs.named_arrays import NamedArrays
+
 MODELS = Path(__file__).with_suffix(".json")
 PIXELS = 64
 """Image size of torchvision models that accept any size."""
@@ -25,23 +27,44 @@ PIXELS = 64
 
 @dataclass(frozen=True)
 class Entry:
-    """A model of the census.
+    """A model of the census, and where to freeze it.
 
     Args:
         source: its library.
         name: in that library.
-        pixels: height and width of its images.
+        pixels: height and width of its images; 0 for text and audio.
         options: arguments of its constructor.
+        freeze: name of a module; None is the default freeze point.
+        integers: shapes of its arrays of integers, by name of the argument.
+        floats: shapes of its arrays of floating-point numbers.
     """
 
     source: str
     name: str
-    pixels: int = PIXELS
+    pixels: int = 0
     options: dict[str, Any] = field(default_factory=dict)
+    freeze: str | None = None
+    integers: dict[str, list[int]] = field(default_factory=dict)
+    floats: dict[str, list[int]] = field(default_factory=dict)
 
     @property
     def key(self) -> str:
         return f"{self.source}/{self.name}"
+
+    @property
+    def input(self) -> dict[str, Any]:
+        """Returns the arguments of ``split`` that describe its samples."""
+        if self.pixels:
+            return {"sample_shape": (3, self.pixels, self.pixels)}
+        arrays = {
+            name: ArrayTransform(tuple(shape), dtype)
+            for shapes, dtype in (
+                (self.integers, "int64"),
+                (self.floats, "float32"),
+            )
+            for name, shape in shapes.items()
+        }
+        return {"transform": NamedArrays.of(**arrays)}
 
     def build(self) -> nn.Module:
         """Builds it with random weights, in eval mode."""
@@ -52,14 +75,11 @@ def entries() -> Iterator[Entry]:
     """All models of the census, in the order of its table."""
     for name in sorted(models.list_models(module=models)):
         yield Entry("torchvision", name, *_torchvision_options(name))
-    listed = json.loads(MODELS.read_text())
-    for name, pixels in listed["timm"].items():
-        yield Entry("timm", name, pixels)
-    for name, pixels in listed["timm_sized"].items():
-        yield Entry("timm", name, pixels, {"img_size": pixels})
-    for name, each in listed["transformers"].items():
-        options = each.get("options", {})
-        yield Entry("transformers", name, each["pixels"], options)
+    for source, listed in json.loads(MODELS.read_text()).items():
+        for name, each in listed.items():
+            block = each.pop("at")
+            yield Entry(source, name, **each)
+            yield Entry(source, name, freeze=block, **each)
 
 
 def _torchvision_options(name: str) -> tuple[int, dict[str, Any]]:
@@ -85,11 +105,9 @@ def _timm(entry: Entry) -> nn.Module:
 def _transformers(entry: Entry) -> nn.Module:
     import transformers
 
-    config = getattr(transformers, f"{entry.name}Config")
-    model: Callable[..., nn.Module] = getattr(
-        transformers, f"{entry.name}ForImageClassification"
-    )
-    return model(config(**entry.options))
+    model = getattr(transformers, entry.name)
+    built: nn.Module = model(model.config_class(**entry.options))
+    return built
 
 
 _BUILDERS: dict[str, Callable[[Entry], nn.Module]] = {

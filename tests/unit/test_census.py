@@ -19,23 +19,29 @@ TABLE = Path(census.__file__).parent / "results" / "models.csv"
 
 def test_published_table_has_all_models():
     with TABLE.open(newline="") as file:
-        listed = [row["model"] for row in csv.DictReader(file)]
-    assert listed == [entry.key for entry in entries()]
+        listed = [
+            (row["model"], row["freeze"]) for row in csv.DictReader(file)
+        ]
+    every = list(entries())
+    assert [model for model, _ in listed] == [entry.key for entry in every]
+    for (_, freeze), entry in zip(listed, every, strict=True):
+        assert freeze == (entry.freeze or freeze)
 
 
 @pytest.mark.timeout(600)
 def test_small_census_writes_its_table(tmp_path):
     results, table = tmp_path / "census.json", tmp_path / "models.csv"
     paths = ["--json", str(results), "--csv", str(table)]
-    names = ["squeezenet1_1", "transformers/ViT"]
+    names = ["squeezenet1_1", "transformers/ViTForImageClassification"]
     assert census.main([*paths, "--only", *names]) == 0
     rows = json.loads(results.read_text())["rows"]
-    assert [row["reason"] for row in rows] == ["", ""]
-    assert [row["freeze"] for row in rows] == ["features", "vit"]
+    assert [row["reason"] for row in rows] == ["", "", ""]
+    freezes = [row["freeze"] for row in rows]
+    assert freezes == ["features", "vit", "vit.layers.0"]
     assert all(len(row["checked"]) == census.NUM_CUTS for row in rows)
     with table.open(newline="") as file:
         found = list(csv.DictReader(file))
-    assert [row["result"] for row in found] == ["equal", "equal"]
+    assert [row["result"] for row in found] == ["equal", "equal", "equal"]
 
 
 def test_process_that_takes_too_long_is_a_row_with_the_reason():
