@@ -21,6 +21,7 @@ from hapi_client.job.options import (
 from hapi_client.job.wiring import make_planner
 from hapi_client.loading.feature_loader import FeatureLoader
 from hapi_client.loading.loader_factory import LoaderFactory
+from hapi_client.loading.memory_cache import MemoryCaches
 from hapi_client.loading.prefetcher import ReadConfig
 from hapi_client.loading.sample_dataset import DatasetConfig, SampleDataset
 from hapi_client.metrics.counters import JobStats
@@ -123,6 +124,12 @@ class FeaturePipeline:
             train.container,
             self._read,
             CacheTracker(cache, self._augmented.variants),
+            MemoryCaches(
+                self.feature_shape,
+                frozen.cut_dtype(self.num_cuts),
+                self._read.cache_memory_bytes,
+                self._augmented.variants,
+            ),
         )
         self._history = EpochHistory(
             wanted, self._factory.scheduler, self._connection.traffic

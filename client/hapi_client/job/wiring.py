@@ -85,7 +85,9 @@ def make_planner(
             models_container=models_container,
             read=read,
             measure=measured,
-            remaining_work=RemainingWork(data.num_samples, epochs),
+            remaining_work=RemainingWork(
+                data.num_samples, epochs, lambda: factory.coverage(data)
+            ),
             options=replan,
             package_stored=stored,
             samples_so_far=samples_so_far,

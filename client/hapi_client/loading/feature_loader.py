@@ -9,12 +9,14 @@ import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from hapi_client.loading.memory_cache import CachedSlice, MemoryCache
 from hapi_client.loading.span_source import LoadedSpan
 from hapi_client.metrics.counters import JobCounters
 from hapi_client.metrics.window_collector import MetricsCollector
@@ -31,6 +33,9 @@ from hapi_protocol.data_index import IndexRow, Span
 from hapi_protocol.errors import ClientError, HapiError
 
 logger = logging.getLogger(__name__)
+
+_FLUSH_SECONDS = 0.25
+"""Time between two updates of the counters."""
 
 LabelledBatch: TypeAlias = tuple[torch.Tensor, torch.Tensor]
 """Features and labels of one batch."""
@@ -70,6 +75,7 @@ class LoaderPlan:
         remedy: returns advice on a sample that cannot be decoded, from its
             span and row.
         recorder: records this epoch.
+        memory: features of the data set in memory; None for none.
     """
 
     spans: Sequence[Span]
@@ -82,6 +88,7 @@ class LoaderPlan:
     needs_every_step: bool = False
     remedy: Callable[[Span, int], str] = skip_remedy
     recorder: EpochRecorder = field(default_factory=EpochRecorder)
+    memory: MemoryCache | None = None
 
 
 @dataclass(frozen=True)
@@ -219,14 +226,14 @@ class _Delivery:
         self._delivered = delivered
         self._num_failures = 0
         self._first_failure: _Failure | None = None
-        self._last: list[IndexRow] = []
+        self._last: Callable[[], list[IndexRow]] = list
         self._prefetcher: LoadedSpans | None = None
         self._is_closed = False
         self._thread: int | None = None
 
     def keys(self) -> list[str]:
         """Returns the keys of the last batch."""
-        return [row.key for row in self._last]
+        return [row.key for row in self._last()]
 
     def check_unused(self) -> None:
         """Checks that no batch was requested yet.
@@ -257,25 +264,96 @@ class _Delivery:
         """Yields all batches; closing it ends requests and threads."""
         self.check_unused()
         started = time.monotonic()
-        spans = [
-            self._plan.spans[piece.span].part(piece.first, piece.stop)
-            for piece in self.reading.pieces
-        ]
         self._enter()
         with self._plan.recorder.running(self.reading):
-            prefetcher = self._prefetcher = self._open_spans(spans)
             try:
-                self._enter()
-                with self._plan.metrics.loading():
-                    yield from self._deliver(iter(prefetcher))
+                yield from self._cached_batches() or self._read_batches()
             finally:
-                prefetcher.close()
-                # Frees the spans that were read ahead.
-                self._prefetcher = None
                 self._plan.counters.add(seconds=time.monotonic() - started)
 
+    def _cached_batches(self) -> Iterator[LabelledBatch] | None:
+        """Returns the batches if all are in memory, without any thread."""
+        memory, pieces = self._plan.memory, self.reading.pieces
+        if memory is None or memory.has_failures or not pieces:
+            return None
+        if not all(map(memory.holds, pieces)):
+            return None
+        return self._deliver_cached(memory)
+
+    def _deliver_cached(self, memory: MemoryCache) -> Iterator[LabelledBatch]:
+        pieces = self.reading.pieces
+        starts = np.cumsum([0, *map(len, pieces)])
+        slots = np.concatenate([*map(memory.slots_of, pieces)])
+        labels = torch.from_numpy(
+            np.concatenate([self._labels(piece) for piece in pieces])
+        ).to(self._device)
+        recorder, counters = self._plan.recorder, self._plan.counters
+        total, count, flushed = 0, 0, time.monotonic()
+        training_seconds = 0.0
+        try:
+            for batch in self.reading.batches:
+                rows = starts[batch.positions] + batch.rows
+                features = memory.batch(slots[rows]).to(self._device)
+                labelled = features, labels[torch.from_numpy(rows)]
+                self._last = partial(self._rows, batch)
+                self._delivered(batch.step)
+                recorder.delivered(len(rows))
+                count += len(rows)
+                total += len(rows)
+                began = time.monotonic()
+                yield labelled
+                now = time.monotonic()
+                training_seconds += now - began
+                if now - flushed > _FLUSH_SECONDS:
+                    counters.add(samples=count, memory_hits=count)
+                    count, flushed = 0, now
+                self._enter()
+        finally:
+            counters.add(samples=count, memory_hits=count)
+            recorder.add_from_memory(
+                sum(map(len, self.reading.batches)), training
+            )
+
+    def _labels(self, piece: SpanSlice) -> npt.NDArray[np.int64]:
+        return self._plan.labels[piece.span][piece.first : piece.stop]
+
+    def _rows(self, batch: Batch) -> list[IndexRow]:
+        pieces = [self.reading.pieces[each] for each in batch.positions]
+        return [
+            self._plan.spans[piece.span].rows[piece.first + row]
+            for piece, row in zip(pieces, batch.rows.tolist(), strict=True)
+        ]
+
+    def _read_batches(self) -> Iterator[LabelledBatch]:
+        memory = self._plan.memory
+        cached = {
+            position
+            for position, piece in enumerate(self.reading.pieces)
+            if memory is not None and memory.holds(piece)
+        }
+        to_read = [
+            position
+            for position in range(len(self.reading.pieces))
+            if position not in cached
+        ]
+        prefetcher = self._prefetcher = self._open_spans(
+            [self._span(self.reading.pieces[each]) for each in to_read]
+        )
+        try:
+            self._enter()
+            with self._plan.metrics.loading():
+                loaded = ((to_read[index], span) for index, span in prefetcher)
+                yield from self._deliver(loaded, cached)
+        finally:
+            prefetcher.close()
+            # Frees the spans that were read ahead.
+            self._prefetcher = None
+
+    def _span(self, piece: SpanSlice) -> Span:
+        return self._plan.spans[piece.span].part(piece.first, piece.stop)
+
     def _deliver(
-        self, loaded: Iterator[tuple[int, LoadedSpan]]
+        self, loaded: Iterator[tuple[int, LoadedSpan]], cached: set[int]
     ) -> Iterator[LabelledBatch]:
         window: dict[int, _ReadySpan] = {}
         metrics, recorder = self._plan.metrics, self._plan.recorder
@@ -283,6 +361,10 @@ class _Delivery:
         any_delivered = False
         for batch in self.reading.batches:
             while next_position <= batch.last_position:
+                if next_position in cached:
+                    piece = self.reading.pieces[next_position]
+                    window[next_position] = self._from_memory(piece)
+                    cached.discard(next_position)
                 if next_position in window:
                     self._check_failures(window[next_position])
                     next_position += 1
@@ -333,17 +415,35 @@ class _Delivery:
             features = self._plan.run_suffix(loaded.cut, loaded.features)
         num_rows = len(loaded.span.rows)
         good = [r for r in range(num_rows) if r not in loaded.failures]
+        memory = self._plan.memory
+        if memory is not None:
+            memory.put(piece, features, loaded.failures)
+            if memory.holds(piece):
+                return self._ready_span(piece, memory.get(piece))
+        # Clones: a view would keep the whole span in memory until its last
+        # sample is used, and autograd may save these.
+        clones = {
+            row: each.clone() for row, each in zip(good, features, strict=True)
+        }
+        return self._ready_span(piece, CachedSlice(clones, loaded.failures))
+
+    def _from_memory(self, piece: SpanSlice) -> _ReadySpan:
+        """Returns a slice from memory."""
+        assert self._plan.memory is not None, "it holds the slice"
+        cached = self._plan.memory.get(piece)
+        self._plan.counters.add(memory_hits=len(cached.features))
+        self._plan.recorder.add_from_memory(len(cached.features))
+        return self._ready_span(piece, cached)
+
+    def _ready_span(
+        self, piece: SpanSlice, samples: CachedSlice
+    ) -> _ReadySpan:
         return _ReadySpan(
-            loaded.span,
-            # Clones: a view would keep the whole span in memory until its
-            # last sample is used, and autograd may save these.
-            {
-                row: each.clone()
-                for row, each in zip(good, features, strict=True)
-            },
-            loaded.failures,
-            self._plan.labels[piece.span][piece.first : piece.stop],
-            num_rows,
+            self._span(piece),
+            dict(samples.features),
+            samples.failures,
+            self._labels(piece),
+            len(piece),
         )
 
     def _check_failures(self, ready: _ReadySpan) -> None:
@@ -389,7 +489,9 @@ class _Delivery:
         if not features:
             return None
         self._plan.counters.add(samples=len(features))
-        self._last = rows
+        if self._device.type != "cpu":
+            features = [each.to(self._device) for each in features]
+        self._last = lambda: rows
         return (
             torch.stack(features),
             torch.tensor(labels, device=self._device),

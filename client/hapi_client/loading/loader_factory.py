@@ -14,6 +14,7 @@ from hapi_client.loading.feature_loader import (
     LoaderPlan,
     skip_remedy,
 )
+from hapi_client.loading.memory_cache import MemoryCaches
 from hapi_client.loading.prefetcher import Prefetcher, ReadConfig
 from hapi_client.loading.route_source import RoutingSource, SourceRegistry
 from hapi_client.loading.span_source import SpanSource
@@ -41,6 +42,7 @@ class LoaderFactory:
         container: container of the shards.
         options: options of reading.
         tracker: tracker of the store's cache.
+        memories: features that are cached in memory; None for none.
 
     Attributes:
         counters: counters of all loaders.
@@ -48,6 +50,7 @@ class LoaderFactory:
         pool: decodes samples.
         scheduler: schedules spans on routes; it begins with raw reads.
         sources: sources of all routes.
+        memories: features that are cached in memory; None for none.
     """
 
     def __init__(
@@ -57,7 +60,9 @@ class LoaderFactory:
         container: str,
         options: ReadConfig,
         tracker: CacheTracker,
+        memories: MemoryCaches | None = None,
     ) -> None:
+        self.memories = memories
         self._connection = connection
         self._region = region
         self._options = options
@@ -134,6 +139,7 @@ class LoaderFactory:
             needs_every_step=needs_every_step,
             remedy=remedy,
             recorder=recorder,
+            memory=self.memories.of(data, training) if self.memories else None,
         )
         source = RoutingSource(
             self.scheduler, self.sources, self.metrics, recorder, training
@@ -146,6 +152,10 @@ class LoaderFactory:
             share.delivered,
             share.num_steps,
         )
+
+    def coverage(self, data: DataSet) -> tuple[float, float]:
+        """Returns :meth:`.MemoryCaches.coverage` of a data set."""
+        return self.memories.coverage(data) if self.memories else (0.0, 0.0)
 
     def _prefetcher(
         self, source: SpanSource, spans: Sequence[Span]

@@ -61,6 +61,9 @@ class ReadConfig:
             them; None for what suits.
         on_error: ``"raise"`` for a sample that cannot be decoded, or
             ``"skip"``, counted in ``stats.skipped``.
+        cache_memory_bytes: memory in which features are cached for later
+            epochs; 0 for none.  None for a quarter of what this process may
+            use, divided among the ranks of its host.
         progress: True shows a progress bar on standard error (first rank
             only), False none; None leaves it to ``HAPI_PROGRESS`` (0 or 1),
             or else to whether there is a terminal or a notebook.
@@ -85,6 +88,7 @@ class ReadConfig:
     buffer_spans: int = DEFAULT_BUFFER_SPANS
     partition: EpochPartition | None = None
     on_error: str = ON_ERROR[0]
+    cache_memory_bytes: int | None = None
     progress: bool | None = None
     span_seconds: float = 120.0
     wait_seconds: float = 900.0
@@ -104,6 +108,12 @@ class ReadConfig:
                     "bad_configuration",
                     f"{name} is {getattr(self, name)}; at least 1",
                 )
+        if self.cache_memory_bytes is not None and self.cache_memory_bytes < 0:
+            raise ClientError(
+                "bad_configuration",
+                f"cache_memory_bytes is {self.cache_memory_bytes}; 0 caches "
+                "nothing, None decides",
+            )
         if self.on_error not in ON_ERROR:
             raise ClientError(
                 "bad_configuration",

@@ -57,19 +57,25 @@ class RemainingWork:
 
     Without a number of epochs, as many are expected as have passed already,
     and at least the rest of this epoch: a wrong guess then costs at most as
-    much time again.
+    much time again. Features that are cached in memory are computed once.
 
     Args:
         num_samples: samples of the data set.
         epochs: number of epochs that the user announced; None if unknown.
+        coverage: returns the fractions of the samples that are in memory now,
+            and in the end.
     """
 
     num_samples: int
     epochs: float | None
+    coverage: Callable[[], tuple[float, float]] = lambda: (0.0, 0.0)
 
     def remaining_epochs(self, samples_so_far: int) -> float:
-        """Returns the remaining epochs, at least the rest of this one."""
+        """Returns the epochs to compute, at least one sample of one."""
         done = samples_so_far / self.num_samples
-        if self.epochs is not None:
-            return max(self.epochs - done, 1.0 - done % 1.0)
-        return max(done, 1.0 - done % 1.0)
+        expected = done if self.epochs is None else self.epochs - done
+        remaining = max(expected, 1.0 - done % 1.0)
+        now, later = self.coverage()
+        once = min(later - now, remaining)
+        repeated = remaining * (1.0 - later)
+        return max(once + repeated, 1.0 / self.num_samples)

@@ -55,6 +55,7 @@ _CUT_COLOURS = (
     "#a0522d",
 )
 _STREAM_COLOUR = "#4878b8"
+_IN_MEMORY, _MEMORY_COLOUR = -1, "#bbbbbb"
 _MEASURED, _PREDICTED = "#3f7f3a", "#c2185b"
 _WIDTH_INCHES, _HEIGHT_INCHES = 12.5, 14.0
 _MAX_LABELS = 12
@@ -141,7 +142,14 @@ def _draw_cuts(axes: Axes, reports: Sequence[EpochReport]) -> None:
         cut: (f"cut {cut}", _CUT_COLOURS[number % len(_CUT_COLOURS)])
         for number, cut in enumerate(pushed)
     }
-    _draw_stacks(axes, reports, lambda r: r.samples_by_cut, styles)
+    if any(each.memory_samples for each in reports):
+        styles[_IN_MEMORY] = "cached in memory", _MEMORY_COLOUR
+    _draw_stacks(
+        axes,
+        reports,
+        lambda r: {**r.samples_by_cut, _IN_MEMORY: r.memory_samples},
+        styles,
+    )
     cached = [each.cached_samples for each in reports]
     if any(cached):
         axes.bar(

@@ -343,21 +343,23 @@ def _shuffled_samples(
     Returns:
         ``[samples]`` int64 twice: piece and row of each delivered sample.
     """
-    delivered = [np.empty((2, 0), np.int64)]
-    buffer = np.empty((2, 0), np.int64)
-    for number, each in enumerate(slices):
-        size = len(each)
-        numbers = np.full(size, first_piece + number)
-        added = np.stack([numbers, np.arange(size)])
-        buffer = np.concatenate([buffer, added], axis=1)
+    sizes = np.array([len(each) for each in slices], np.int64)
+    starts = np.cumsum(sizes) - sizes
+    delivered = [_EMPTY]
+    buffer = _EMPTY
+    for number, (start, size) in enumerate(
+        zip(starts.tolist(), sizes.tolist(), strict=True)
+    ):
+        added = np.arange(start, start + size, dtype=np.int64)
+        buffer = np.concatenate([buffer, added])
         if random is not None:
-            buffer = buffer[:, _permutation(random, buffer.shape[1])]
+            buffer = buffer[_permutation(random, len(buffer))]
         if number >= width - 1:
-            delivered.append(buffer[:, :size])
-            buffer = buffer[:, size:]
-    delivered.append(buffer)
-    piece_of, row_of = np.concatenate(delivered, axis=1)
-    return piece_of, row_of
+            delivered.append(buffer[:size])
+            buffer = buffer[size:]
+    order = np.concatenate([*delivered, buffer])
+    slice_of = np.repeat(np.arange(len(slices)), sizes)[order]
+    return first_piece + slice_of, order - starts[slice_of]
 
 
 def _permutation(random: np.random.Philox, length: int) -> Integers:
