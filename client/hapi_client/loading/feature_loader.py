@@ -310,9 +310,7 @@ class _Delivery:
                 self._enter()
         finally:
             counters.add(samples=count, memory_hits=count)
-            recorder.add_from_memory(
-                sum(map(len, self.reading.batches)), training
-            )
+            recorder.add_from_memory(total, training_seconds)
 
     def _labels(self, piece: SpanSlice) -> npt.NDArray[np.int64]:
         return self._plan.labels[piece.span][piece.first : piece.stop]
