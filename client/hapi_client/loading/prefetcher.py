@@ -62,8 +62,8 @@ class ReadConfig:
         on_error: ``"raise"`` for a sample that cannot be decoded, or
             ``"skip"``, counted in ``stats.skipped``.
         cache_memory_bytes: memory in which features are cached for later
-            epochs; 0 for none.  None for a quarter of what this process may
-            use, divided among the ranks of its host.
+            epochs; 0, the default, for none.  None for a quarter of what this
+            process may use, divided among the ranks of its host.
         progress: True shows a progress bar on standard error (first rank
             only), False none; None leaves it to ``HAPI_PROGRESS`` (0 or 1),
             or else to whether there is a terminal or a notebook.
@@ -88,7 +88,7 @@ class ReadConfig:
     buffer_spans: int = DEFAULT_BUFFER_SPANS
     partition: EpochPartition | None = None
     on_error: str = ON_ERROR[0]
-    cache_memory_bytes: int | None = None
+    cache_memory_bytes: int | None = 0
     progress: bool | None = None
     span_seconds: float = 120.0
     wait_seconds: float = 900.0
