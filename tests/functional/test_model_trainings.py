@@ -29,6 +29,8 @@ from networks import SMALL_IMAGE, SmallNetwork
 from photos import shard, tar_of
 
 TOLERANCE = 1e-5
+HALF_TOLERANCE = 2**-8
+"""Weights in bfloat16 round each step; kernels of some processors differ."""
 STEPS = 10
 COUNTS = (40, 64, 40)
 NUM_IDS, LENGTH, CLASSES = 50, 12, 4
@@ -173,7 +175,7 @@ def wav2vec2() -> nn.Module:
         num_conv_pos_embeddings=8,
         num_conv_pos_embedding_groups=2,
         classifier_proj_size=16,
-        layerdrop=0.2,
+        layerdrop=0.0,  # a plain script would skip frozen layers too
         mask_time_prob=0.0,
         num_labels=CLASSES,
     )
@@ -398,7 +400,9 @@ def check_training(connection, training, url, spans, cut):
         losses = losses_of(model, job.tail, job.loader)
         assert job.stats.fallbacks == 0
     assert len(losses) == STEPS
-    assert largest_difference(expected, losses) <= TOLERANCE
+    is_half = next(model.parameters()).dtype == torch.bfloat16
+    limit = HALF_TOLERANCE if is_half else TOLERANCE
+    assert largest_difference(expected, losses) <= limit
 
 
 @pytest.mark.parametrize("name", TRAININGS)
