@@ -29,8 +29,6 @@ from networks import SMALL_IMAGE, SmallNetwork
 from photos import shard, tar_of
 
 TOLERANCE = 1e-5
-HALF_TOLERANCE = 2**-8
-"""Weights in bfloat16 round each step; kernels of some processors differ."""
 STEPS = 10
 COUNTS = (40, 64, 40)
 NUM_IDS, LENGTH, CLASSES = 50, 12, 4
@@ -203,8 +201,12 @@ class Training:
         return self.build()
 
     def of_a_script(self) -> nn.Module:
-        """The whole model, as one fine-tunes it on local data."""
-        model = self.model().train()
+        """The whole model, as one fine-tunes it on local data.
+
+        Images are channels last, as on both tiers: the other format adds in
+        another order, and some features in bfloat16 round to the next number.
+        """
+        model = self.model().train().to(memory_format=torch.channels_last)
         for name in self.frozen:
             model.get_submodule(name).eval().requires_grad_(False)
         return model
@@ -285,6 +287,7 @@ ON_ARRAYS = {
             "wav2vec2.feature_projection",
             "wav2vec2.encoder.pos_conv_embed",
             "wav2vec2.encoder.layer_norm",
+            "wav2vec2.encoder.dropout",
             "wav2vec2.encoder.layers.0",
             "wav2vec2.encoder.layers.1",
         ),
@@ -400,9 +403,7 @@ def check_training(connection, training, url, spans, cut):
         losses = losses_of(model, job.tail, job.loader)
         assert job.stats.fallbacks == 0
     assert len(losses) == STEPS
-    is_half = next(model.parameters()).dtype == torch.bfloat16
-    limit = HALF_TOLERANCE if is_half else TOLERANCE
-    assert largest_difference(expected, losses) <= limit
+    assert largest_difference(expected, losses) <= TOLERANCE
 
 
 @pytest.mark.parametrize("name", TRAININGS)
