@@ -38,15 +38,19 @@ def allowed_cores(
 
 def allowed_memory_bytes(
     membership: Path = _MEMBERSHIP, groups: Path = _GROUPS
-) -> int | None:
-    """Returns the lowest ``memory.max`` of the control groups, or None.
+) -> int:
+    """Returns the memory that this process may use.
+
+    That of the host, or the lowest ``memory.max`` of the control groups if
+    that is less.
 
     Args:
         membership: file that lists the process's control groups.
         groups: mount point of the control groups.
     """
+    host: int = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     limits = _limits("memory.max", membership, groups)
-    return min((int(each) for each in limits if each != "max"), default=None)
+    return min([host, *(int(each) for each in limits if each != "max")])
 
 
 def _limits(name: str, membership: Path, groups: Path) -> Iterator[str]:

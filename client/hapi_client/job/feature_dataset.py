@@ -16,7 +16,7 @@ from hapi_client.data.labels import Labels
 from hapi_client.data.splits import TRAIN
 from hapi_client.job.options import PlanConfig, SwiftConfig
 from hapi_client.job.pipeline import FeaturePipeline
-from hapi_client.loading.feature_loader import LabelledBatch
+from hapi_client.loading.loader_plan import LabelledBatch
 from hapi_client.loading.prefetcher import ReadConfig
 from hapi_client.loading.sample_dataset import open_factory
 from hapi_client.model.frozen_region import AUTO, FrozenRegion

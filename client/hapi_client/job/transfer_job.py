@@ -13,7 +13,7 @@ from hapi_client.data.splits import TRAIN, Data
 from hapi_client.job.feature_dataset import FeatureDataset
 from hapi_client.job.options import JobConfig
 from hapi_client.job.pipeline import FeaturePipeline
-from hapi_client.loading.feature_loader import LabelledBatch
+from hapi_client.loading.loader_plan import LabelledBatch
 from hapi_client.model.frozen_region import split_model
 from hapi_splitter.freezing.freeze_selector import Freeze
 

@@ -1,44 +1,35 @@
-"""Makes batches of features and labels from loaded spans."""
+"""Delivers the batches of an epoch: features and labels."""
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Generator,
+    Iterator,
+    Sequence,
+    Set,
+)
 from contextlib import suppress
-from dataclasses import dataclass, field
-from functools import partial
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from hapi_client.loading.memory_cache import CachedSlice, MemoryCache
+from hapi_client.loading.batch_assembly import BatchAssembler
+from hapi_client.loading.loader_plan import LabelledBatch, LoaderPlan
+from hapi_client.loading.memory_cache import MemoryCache
 from hapi_client.loading.span_source import LoadedSpan
-from hapi_client.metrics.counters import JobCounters
-from hapi_client.metrics.window_collector import MetricsCollector
-from hapi_client.reports.epoch_recorder import EpochRecorder
-from hapi_client.reports.epoch_report import (
-    LAYERS,
-    PLANNING,
-    TRAINING,
-    WAITING,
-)
-from hapi_client.sampling.partition import SpanSlice
+from hapi_client.reports.epoch_report import PLANNING, TRAINING, WAITING
 from hapi_client.sampling.sampler import Batch, ReadPlan
 from hapi_protocol.data_index import IndexRow, Span
-from hapi_protocol.errors import ClientError, HapiError
-
-logger = logging.getLogger(__name__)
+from hapi_protocol.errors import ClientError
 
 _FLUSH_SECONDS = 0.25
-"""Time between two updates of the counters."""
-
-LabelledBatch: TypeAlias = tuple[torch.Tensor, torch.Tensor]
-"""Features and labels of one batch."""
+"""Time between two updates of the counters, which take as long as a step of
+a small tail."""
 
 
 class LoadedSpans(Protocol):
@@ -47,88 +38,6 @@ class LoadedSpans(Protocol):
     def __iter__(self) -> Iterator[tuple[int, LoadedSpan]]: ...
 
     def close(self) -> None: ...
-
-
-def skip_remedy(span: Span, row: int) -> str:
-    """Returns advice on a sample that cannot be decoded."""
-    return (
-        "repair it, or leave such samples out with on_error='skip' "
-        "(--skip-bad-samples)"
-    )
-
-
-@dataclass(frozen=True)
-class LoaderPlan:
-    """Parts of a job that a loader uses.
-
-    Attributes:
-        spans: spans of the data set.
-        labels: labels of each span, ``[samples]`` int64.
-        run_suffix: computes features at the freeze point from a cut and
-            features ``[n, *shape at cut]``, under ``inference_mode``.
-        on_error: ``raise``, or ``skip`` with a count.
-        counters: counters of the job.
-        metrics: collects the time of the training loop.
-        span_arrived: called after each span, in the training loop's thread.
-        needs_every_step: True if no step may be left out, because other
-            ranks take the same steps or the loop counts them.
-        remedy: returns advice on a sample that cannot be decoded, from its
-            span and row.
-        recorder: records this epoch.
-        memory: features of the data set in memory; None for none.
-    """
-
-    spans: Sequence[Span]
-    labels: Sequence[npt.NDArray[np.int64]]
-    run_suffix: Callable[[int, torch.Tensor], torch.Tensor]
-    on_error: str
-    counters: JobCounters
-    metrics: MetricsCollector
-    span_arrived: Callable[[], None] = lambda: None
-    needs_every_step: bool = False
-    remedy: Callable[[Span, int], str] = skip_remedy
-    recorder: EpochRecorder = field(default_factory=EpochRecorder)
-    memory: MemoryCache | None = None
-
-
-@dataclass(frozen=True)
-class _Failure:
-    """A sample that cannot be decoded."""
-
-    span: Span
-    row: int
-    message: str
-
-    def __str__(self) -> str:
-        # The worker's message begins with the key too.
-        why = self.message.removeprefix(f"sample {self._key!r}").lstrip(": ")
-        return f"sample {self._key!r} of shard {self.span.shard}: {why}"
-
-    @property
-    def _key(self) -> str:
-        return self.span.rows[self.row].key
-
-    def error(self, message: str) -> HapiError:
-        return ClientError(
-            "bad_sample",
-            message,
-            object_name=self.span.shard,
-            details={"key": self._key},
-        )
-
-
-@dataclass
-class _ReadySpan:
-    """Samples of a span at the freeze point that wait for their batch."""
-
-    span: Span
-    features: dict[int, torch.Tensor]
-    failures: Mapping[int, str]
-    labels: npt.NDArray[np.int64]
-    num_left: int
-
-    def failure(self, row: int) -> _Failure:
-        return _Failure(self.span, row, self.failures[row])
 
 
 class FeatureLoader:
@@ -209,7 +118,7 @@ class FeatureLoader:
 
 
 class _Delivery:
-    """Makes batches of loaded spans."""
+    """Delivers batches from memory or from loaded spans."""
 
     def __init__(
         self,
@@ -224,16 +133,16 @@ class _Delivery:
         self._open_spans = open_spans
         self._device = device
         self._delivered = delivered
-        self._num_failures = 0
-        self._first_failure: _Failure | None = None
-        self._last: Callable[[], list[IndexRow]] = list
+        self._last: Batch | Sequence[IndexRow] = ()
         self._prefetcher: LoadedSpans | None = None
         self._is_closed = False
         self._thread: int | None = None
 
     def keys(self) -> list[str]:
         """Returns the keys of the last batch."""
-        return [row.key for row in self._last()]
+        last = self._last
+        rows = self._rows_of(last) if isinstance(last, Batch) else last
+        return [row.key for row in rows]
 
     def check_unused(self) -> None:
         """Checks that no batch was requested yet.
@@ -267,113 +176,103 @@ class _Delivery:
         self._enter()
         with self._plan.recorder.running(self.reading):
             try:
-                yield from self._cached_batches() or self._read_batches()
+                memory = self._plan.memory
+                if memory is not None and self._is_in(memory):
+                    yield from self._deliver_cached(memory)
+                else:
+                    yield from self._deliver_loaded()
             finally:
                 self._plan.counters.add(seconds=time.monotonic() - started)
 
-    def _cached_batches(self) -> Iterator[LabelledBatch] | None:
-        """Returns the batches if all are in memory, without any thread."""
-        memory, pieces = self._plan.memory, self.reading.pieces
-        if memory is None or memory.has_failures or not pieces:
-            return None
-        if not all(map(memory.holds, pieces)):
-            return None
-        return self._deliver_cached(memory)
+    def _is_in(self, memory: MemoryCache) -> bool:
+        """Returns True if all samples of the epoch are in memory."""
+        pieces = self.reading.pieces
+        return (
+            not memory.has_failures
+            and len(pieces) > 0
+            and all(map(memory.holds, pieces))
+        )
 
     def _deliver_cached(self, memory: MemoryCache) -> Iterator[LabelledBatch]:
+        """Yields an epoch from memory alone, without any thread."""
         pieces = self.reading.pieces
         starts = np.cumsum([0, *map(len, pieces)])
         slots = np.concatenate([*map(memory.slots_of, pieces)])
         labels = torch.from_numpy(
-            np.concatenate([self._labels(piece) for piece in pieces])
+            np.concatenate([*map(self._plan.labels_of, pieces)])
         ).to(self._device)
         recorder, counters = self._plan.recorder, self._plan.counters
-        total, count, flushed = 0, 0, time.monotonic()
-        training_seconds = 0.0
+        count, flushed = 0, time.monotonic()
         try:
             for batch in self.reading.batches:
                 rows = starts[batch.positions] + batch.rows
                 features = memory.batch(slots[rows]).to(self._device)
-                labelled = features, labels[torch.from_numpy(rows)]
-                self._last = partial(self._rows, batch)
+                self._last = batch
                 self._delivered(batch.step)
                 recorder.delivered(len(rows))
+                recorder.record_memory_hits(len(rows))
                 count += len(rows)
-                total += len(rows)
-                began = time.monotonic()
-                yield labelled
-                now = time.monotonic()
-                training_seconds += now - began
-                if now - flushed > _FLUSH_SECONDS:
+                with recorder.stage(TRAINING):
+                    yield features, labels[torch.from_numpy(rows)]
+                if time.monotonic() - flushed > _FLUSH_SECONDS:
                     counters.add(samples=count, memory_hits=count)
-                    count, flushed = 0, now
+                    count, flushed = 0, time.monotonic()
                 self._enter()
         finally:
             counters.add(samples=count, memory_hits=count)
-            recorder.add_from_memory(total, training_seconds)
 
-    def _labels(self, piece: SpanSlice) -> npt.NDArray[np.int64]:
-        return self._plan.labels[piece.span][piece.first : piece.stop]
-
-    def _rows(self, batch: Batch) -> list[IndexRow]:
+    def _rows_of(self, batch: Batch) -> list[IndexRow]:
         pieces = [self.reading.pieces[each] for each in batch.positions]
         return [
             self._plan.spans[piece.span].rows[piece.first + row]
             for piece, row in zip(pieces, batch.rows.tolist(), strict=True)
         ]
 
-    def _read_batches(self) -> Iterator[LabelledBatch]:
-        memory = self._plan.memory
+    def _deliver_loaded(self) -> Iterator[LabelledBatch]:
+        """Yields an epoch of which some samples have to be loaded."""
+        memory, pieces = self._plan.memory, self.reading.pieces
         cached = {
             position
-            for position, piece in enumerate(self.reading.pieces)
+            for position, piece in enumerate(pieces)
             if memory is not None and memory.holds(piece)
         }
-        to_read = [
-            position
-            for position in range(len(self.reading.pieces))
-            if position not in cached
-        ]
+        to_load = [each for each in range(len(pieces)) if each not in cached]
         prefetcher = self._prefetcher = self._open_spans(
-            [self._span(self.reading.pieces[each]) for each in to_read]
+            [self._plan.span_of(pieces[position]) for position in to_load]
         )
         try:
             self._enter()
             with self._plan.metrics.loading():
-                loaded = ((to_read[index], span) for index, span in prefetcher)
+                loaded = ((to_load[index], span) for index, span in prefetcher)
                 yield from self._deliver(loaded, cached)
         finally:
             prefetcher.close()
             # Frees the spans that were read ahead.
             self._prefetcher = None
 
-    def _span(self, piece: SpanSlice) -> Span:
-        return self._plan.spans[piece.span].part(piece.first, piece.stop)
-
     def _deliver(
-        self, loaded: Iterator[tuple[int, LoadedSpan]], cached: set[int]
+        self,
+        loaded: Iterator[tuple[int, LoadedSpan]],
+        cached: Set[int],
     ) -> Iterator[LabelledBatch]:
-        window: dict[int, _ReadySpan] = {}
+        assembler = BatchAssembler(self._plan, self.reading, self._device)
         metrics, recorder = self._plan.metrics, self._plan.recorder
         next_position = 0
         any_delivered = False
         for batch in self.reading.batches:
             while next_position <= batch.last_position:
                 if next_position in cached:
-                    piece = self.reading.pieces[next_position]
-                    window[next_position] = self._from_memory(piece)
-                    cached.discard(next_position)
-                if next_position in window:
-                    self._check_failures(window[next_position])
-                    next_position += 1
-                    continue
-                with metrics.waiting(), recorder.stage(WAITING):
-                    position, span = next(loaded)
-                piece = self.reading.pieces[position]
-                window[position] = self._ready(piece, span)
-                with recorder.stage(PLANNING):
-                    self._plan.span_arrived()
-            labelled = self._gather(batch, window)
+                    assembler.add_cached(next_position)
+                while next_position not in assembler:
+                    with metrics.waiting(), recorder.stage(WAITING):
+                        position, span = next(loaded)
+                    assembler.add_loaded(position, span)
+                    with recorder.stage(PLANNING):
+                        self._plan.span_arrived()
+                assembler.check(next_position)
+                next_position += 1
+            labelled = assembler.gather(batch)
+            self._last = assembler.last_rows
             self._delivered(batch.step)
             count = 0 if labelled is None else len(labelled[1])
             recorder.delivered(count)
@@ -383,130 +282,10 @@ class _Delivery:
                     yield labelled
                 self._enter()
         if not any_delivered:
-            self._check_empty_epoch()
+            assembler.check_empty_epoch()
 
     def _enter(self) -> None:
         """Notes the thread that requests a batch; it may change."""
         self._thread = threading.get_ident()
         if self._is_closed:
             raise ClientError("not_connected", "the loader was closed")
-
-    def _check_empty_epoch(self) -> None:
-        first = self._first_failure
-        # A resumed epoch may have had batches before.
-        if first and not self.reading.batches[0].step:
-            raise _lost_epoch(self._num_failures, first)
-
-    def _ready(self, piece: SpanSlice, loaded: LoadedSpan) -> _ReadySpan:
-        count = len(loaded.features)
-        self._plan.counters.span_arrived(loaded.cut, count)
-        self._plan.recorder.record_arrival(
-            loaded.cut, count, len(loaded.failures)
-        )
-        with (
-            self._plan.metrics.running_suffix(
-                loaded.cut, count, len(loaded.failures)
-            ),
-            self._plan.recorder.stage(LAYERS),
-            torch.inference_mode(),
-        ):
-            features = self._plan.run_suffix(loaded.cut, loaded.features)
-        num_rows = len(loaded.span.rows)
-        good = [r for r in range(num_rows) if r not in loaded.failures]
-        memory = self._plan.memory
-        if memory is not None:
-            memory.put(piece, features, loaded.failures)
-            if memory.holds(piece):
-                return self._ready_span(piece, memory.get(piece))
-        # Clones: a view would keep the whole span in memory until its last
-        # sample is used, and autograd may save these.
-        clones = {
-            row: each.clone() for row, each in zip(good, features, strict=True)
-        }
-        return self._ready_span(piece, CachedSlice(clones, loaded.failures))
-
-    def _from_memory(self, piece: SpanSlice) -> _ReadySpan:
-        """Returns a slice from memory."""
-        assert self._plan.memory is not None, "it holds the slice"
-        cached = self._plan.memory.get(piece)
-        self._plan.counters.add(memory_hits=len(cached.features))
-        self._plan.recorder.add_from_memory(len(cached.features))
-        return self._ready_span(piece, cached)
-
-    def _ready_span(
-        self, piece: SpanSlice, samples: CachedSlice
-    ) -> _ReadySpan:
-        return _ReadySpan(
-            self._span(piece),
-            dict(samples.features),
-            samples.failures,
-            self._labels(piece),
-            len(piece),
-        )
-
-    def _check_failures(self, ready: _ReadySpan) -> None:
-        """Raises or counts a span's bad samples, in the order of spans."""
-        if not ready.failures:
-            return
-        failure = ready.failure(min(ready.failures))
-        if self._plan.on_error == "raise":
-            remedy = self._plan.remedy(failure.span, failure.row)
-            raise failure.error(f"{failure}; {remedy}")
-        self._plan.counters.add(skipped=len(ready.failures))
-        self._num_failures += len(ready.failures)
-        if self._first_failure is None:
-            self._first_failure = failure
-            logger.warning(
-                "skipped %s; further samples of this epoch are only counted "
-                "(job.stats.skipped)",
-                failure,
-            )
-
-    def _gather(
-        self, batch: Batch, window: dict[int, _ReadySpan]
-    ) -> LabelledBatch | None:
-        features: list[torch.Tensor] = []
-        labels = []
-        rows = []
-        lost: _Failure | None = None
-        for position, row in zip(
-            batch.positions.tolist(), batch.rows.tolist(), strict=True
-        ):
-            ready = window[position]
-            if row in ready.features:
-                features.append(ready.features.pop(row))
-                labels.append(int(ready.labels[row]))
-                rows.append(ready.span.rows[row])
-            else:
-                lost = lost or ready.failure(row)
-            ready.num_left -= 1
-            if not ready.num_left:
-                del window[position]
-        if lost and not features and self._plan.needs_every_step:
-            raise _lost_step(batch, lost)
-        if not features:
-            return None
-        self._plan.counters.add(samples=len(features))
-        if self._device.type != "cpu":
-            features = [each.to(self._device) for each in features]
-        self._last = lambda: rows
-        return (
-            torch.stack(features),
-            torch.tensor(labels, device=self._device),
-        )
-
-
-def _lost_step(batch: Batch, first: _Failure) -> HapiError:
-    return first.error(
-        f"none of this rank's {len(batch)} samples of step {batch.step} can "
-        "be decoded, and the step cannot be skipped, because other ranks take "
-        f"it or the loop counts it; the first is {first}; repair them, or use "
-        "larger batches"
-    )
-
-
-def _lost_epoch(num_samples: int, first: _Failure) -> HapiError:
-    return first.error(
-        f"none of the {num_samples} samples of this epoch can be decoded; "
-        f"the first is {first}; repair them, or use other data"
-    )

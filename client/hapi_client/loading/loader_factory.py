@@ -9,11 +9,8 @@ from functools import partial
 
 from hapi_client.data.splits import DataSet
 from hapi_client.loading.decode_pool import DecodePool
-from hapi_client.loading.feature_loader import (
-    FeatureLoader,
-    LoaderPlan,
-    skip_remedy,
-)
+from hapi_client.loading.feature_loader import FeatureLoader
+from hapi_client.loading.loader_plan import LoaderPlan, skip_remedy
 from hapi_client.loading.memory_cache import MemoryCaches
 from hapi_client.loading.prefetcher import Prefetcher, ReadConfig
 from hapi_client.loading.route_source import RoutingSource, SourceRegistry
@@ -50,7 +47,6 @@ class LoaderFactory:
         pool: decodes samples.
         scheduler: schedules spans on routes; it begins with raw reads.
         sources: sources of all routes.
-        memories: features that are cached in memory; None for none.
     """
 
     def __init__(
@@ -62,7 +58,7 @@ class LoaderFactory:
         tracker: CacheTracker,
         memories: MemoryCaches | None = None,
     ) -> None:
-        self.memories = memories
+        self._memories = memories
         self._connection = connection
         self._region = region
         self._options = options
@@ -128,6 +124,9 @@ class LoaderFactory:
             recorder: records the epoch.
         """
         recorder = recorder or EpochRecorder()
+        memory = None
+        if self._memories is not None:
+            memory = self._memories.of(data, training)
         plan = LoaderPlan(
             spans=data.spans,
             labels=data.labels,
@@ -139,7 +138,7 @@ class LoaderFactory:
             needs_every_step=needs_every_step,
             remedy=remedy,
             recorder=recorder,
-            memory=self.memories.of(data, training) if self.memories else None,
+            memory=memory,
         )
         source = RoutingSource(
             self.scheduler, self.sources, self.metrics, recorder, training
@@ -155,7 +154,7 @@ class LoaderFactory:
 
     def coverage(self, data: DataSet) -> tuple[float, float]:
         """Returns :meth:`.MemoryCaches.coverage` of a data set."""
-        return self.memories.coverage(data) if self.memories else (0.0, 0.0)
+        return self._memories.coverage(data) if self._memories else (0.0, 0.0)
 
     def _prefetcher(
         self, source: SpanSource, spans: Sequence[Span]

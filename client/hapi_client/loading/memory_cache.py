@@ -33,10 +33,8 @@ _ABSENT, _FAILED = -1, -2
 
 def default_budget_bytes() -> int:
     """Returns the budget of one process, which shares its host with ranks."""
-    host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    allowed = min(host, allowed_memory_bytes() or host)
     ranks = max(1, int(os.environ.get("LOCAL_WORLD_SIZE") or 1))
-    return int(MEMORY_SHARE * allowed / ranks)
+    return int(MEMORY_SHARE * allowed_memory_bytes() / ranks)
 
 
 @dataclass(frozen=True)
@@ -100,7 +98,10 @@ class MemoryCache:
         features: torch.Tensor,
         failures: Mapping[int, str],
     ) -> None:
-        """Adds a slice, if there is room for all of it.
+        """Adds the samples of a slice that are absent, if all have room.
+
+        Slices of different epochs overlap, because partitions cut spans
+        elsewhere in each.
 
         Args:
             piece: the slice.
@@ -110,15 +111,18 @@ class MemoryCache:
         rows = self._rows(piece)
         good = [row for row in range(len(piece)) if row not in failures]
         with self._lock:
-            first, end = self._num_cached, self._num_cached + len(good)
-            if end > self.capacity or self.holds(piece):
+            slots = self._slots[rows].copy()
+            new = slots[good] == _ABSENT
+            first, end = self._num_cached, self._num_cached + int(new.sum())
+            if end > self.capacity:
                 return
-            self._features[first:end] = features
+            self._features[first:end] = features[torch.from_numpy(new)]
             self._num_cached = end
-            slots = np.full(len(piece), _FAILED, np.int64)
-            slots[good] = np.arange(first, end)
+            slots[np.array(good, np.int64)[new]] = np.arange(first, end)
             for row, message in failures.items():
-                self._failures[rows.start + row] = message
+                if slots[row] == _ABSENT:
+                    self._failures[rows.start + row] = message
+                    slots[row] = _FAILED
             self._slots[rows] = slots
 
     def get(self, piece: SpanSlice) -> CachedSlice:
@@ -197,13 +201,13 @@ class MemoryCaches:
             data: the data set; the same object each time.
             training: random changes of the images; None for none.
         """
-        capacity = self._left // self._sample_bytes
         if training is not None and self._variants is None:
             return None  # they are never needed again
         with self._lock:
             key = id(data), training
             if key in self._memories:
                 return self._memories[key][1]
+            capacity = self._left // self._sample_bytes
             if not capacity:
                 return None
             memory = MemoryCache(

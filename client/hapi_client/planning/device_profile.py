@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import math
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -180,17 +179,12 @@ def memory_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free + torch.cuda.memory_reserved(device))
-    available = _available_bytes()
-    return min(available, allowed_memory_bytes() or available)
-
-
-def _available_bytes() -> int:
+    allowed = allowed_memory_bytes()
     with contextlib.suppress(OSError), open("/proc/meminfo") as file:
         for line in file:
             if line.startswith("MemAvailable:"):
-                return 1024 * int(line.split()[1])
-    pages: int = os.sysconf("SC_PHYS_PAGES")  # not Linux
-    return pages * os.sysconf("SC_PAGE_SIZE")
+                return min(allowed, 1024 * int(line.split()[1]))
+    return allowed  # not Linux
 
 
 def _decode(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
+from functools import cached_property
 from operator import itemgetter
 from typing import Any
 
@@ -295,15 +296,6 @@ class Boundaries:
             if isinstance(value, Recorded)
         }
         pending, found = [*numbers], set()
-        producers: dict[int, frozenset[int]] = {}
-        for each in self.run.steps:
-            if isinstance(each, Operation):
-                for value in each.values:
-                    if (
-                        isinstance(value, Recorded)
-                        and value.number is not None
-                    ):
-                        producers.setdefault(value.number, each.reads)
         seen = set()
         while pending:
             number = pending.pop()
@@ -313,7 +305,21 @@ class Boundaries:
             if number in known:
                 found.add(number)
             else:
-                pending += producers.get(number, ())
+                pending += self._read_by_producer.get(number, ())
+        return found
+
+    @cached_property
+    def _read_by_producer(self) -> Mapping[int, frozenset[int]]:
+        """For each tensor, those that the operation reads that makes it."""
+        found: dict[int, frozenset[int]] = {}
+        for each in self.run.steps:
+            if isinstance(each, Operation):
+                for value in each.values:
+                    if (
+                        isinstance(value, Recorded)
+                        and value.number is not None
+                    ):
+                        found.setdefault(value.number, each.reads)
         return found
 
 

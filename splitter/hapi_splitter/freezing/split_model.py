@@ -235,17 +235,16 @@ class _Splitter:
             graph = _frozen_graph(
                 exported, self._form, self._transform, spec.text
             )
-            # Another batch size than that of the export.
-            samples = self._samples[1]
-            with self._writes:
-                expected = region(samples)
-            if not same(graph.suffix(0)(samples), expected):
-                raise FreezeError(
-                    "cannot_freeze",
-                    f"freeze {spec.text!r}: exported by torch.export, the "
-                    "frozen modules compute something else than in the "
-                    "model; freeze an earlier module",
-                )
+            for samples in self._samples:
+                with self._writes:
+                    expected = region(samples)
+                if not same(graph.suffix(0)(samples), expected):
+                    raise FreezeError(
+                        "cannot_freeze",
+                        f"freeze {spec.text!r}: exported by torch.export, the "
+                        "frozen modules compute something else than in the "
+                        "model; freeze an earlier module",
+                    )
         return graph
 
     def _check_tail(

@@ -103,8 +103,7 @@ def device_memory_bytes(device: torch.device, num_sharing: int = 1) -> int:
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free * 0.9) // num_sharing
-    host = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return min(host, allowed_memory_bytes() or host) // 2 // num_sharing
+    return allowed_memory_bytes() // 2 // num_sharing
 
 
 def allocated_bytes(device: torch.device) -> int:

@@ -57,5 +57,6 @@ def test_lowest_limit_of_nested_groups_applies(tmp_path, pod, box):
 def test_without_limits_affinity_applies(tmp_path, line, limits):
     paths = control_groups(tmp_path, line, limits)
     assert allowed_cores(*paths) == AFFINITY
-    assert allowed_memory_bytes(*paths) is None
-    assert allowed_memory_bytes(tmp_path / "none", tmp_path) is None
+    host = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert allowed_memory_bytes(*paths) == host
+    assert allowed_memory_bytes(tmp_path / "none", tmp_path) == host

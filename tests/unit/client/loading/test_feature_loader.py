@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from hapi_client.loading.feature_loader import FeatureLoader, LoaderPlan
+from hapi_client.loading.feature_loader import FeatureLoader
+from hapi_client.loading.loader_plan import LoaderPlan
 from hapi_client.loading.prefetcher import (
     MAX_EARLY_SPANS,
     Prefetcher,

@@ -1,0 +1,205 @@
+"""Assembles batches from the samples of spans at the freeze point."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from hapi_client.loading.loader_plan import LabelledBatch, LoaderPlan
+from hapi_client.loading.memory_cache import CachedSlice
+from hapi_client.loading.span_source import LoadedSpan
+from hapi_client.reports.epoch_report import LAYERS
+from hapi_client.sampling.sampler import Batch, ReadPlan
+from hapi_protocol.data_index import IndexRow, Span
+from hapi_protocol.errors import ClientError, HapiError
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """A sample that cannot be decoded."""
+
+    span: Span
+    row: int
+    message: str
+
+    def __str__(self) -> str:
+        # The worker's message begins with the key too.
+        why = self.message.removeprefix(f"sample {self._key!r}").lstrip(": ")
+        return f"sample {self._key!r} of shard {self.span.shard}: {why}"
+
+    @property
+    def _key(self) -> str:
+        return self.span.rows[self.row].key
+
+    def error(self, message: str) -> HapiError:
+        return ClientError(
+            "bad_sample",
+            message,
+            object_name=self.span.shard,
+            details={"key": self._key},
+        )
+
+
+@dataclass
+class _ReadySpan:
+    """Samples of a span at the freeze point that wait for their batch."""
+
+    span: Span
+    features: dict[int, torch.Tensor]
+    failures: Mapping[int, str]
+    labels: npt.NDArray[np.int64]
+    num_left: int
+
+    def failure(self, row: int) -> _Failure:
+        return _Failure(self.span, row, self.failures[row])
+
+
+class BatchAssembler:
+    """Holds spans until all their samples are in batches.
+
+    Args:
+        plan: parts of the job.
+        reading: slices of spans, and the batches to make of them.
+        device: device of the batches.
+
+    Attributes:
+        last_rows: samples of the last batch, in order.
+    """
+
+    def __init__(
+        self, plan: LoaderPlan, reading: ReadPlan, device: torch.device
+    ) -> None:
+        self.last_rows: list[IndexRow] = []
+        self._plan = plan
+        self._reading = reading
+        self._device = device
+        self._window: dict[int, _ReadySpan] = {}
+        self._num_failures = 0
+        self._first_failure: _Failure | None = None
+
+    def __contains__(self, position: int) -> bool:
+        """Returns True if the slice at a position was added."""
+        return position in self._window
+
+    def add_loaded(self, position: int, loaded: LoadedSpan) -> None:
+        """Adds a loaded slice; computes its features at the freeze point."""
+        plan = self._plan
+        count, num_failures = len(loaded.features), len(loaded.failures)
+        plan.counters.span_arrived(loaded.cut, count)
+        plan.recorder.record_arrival(loaded.cut, count, num_failures)
+        with (
+            plan.metrics.running_suffix(loaded.cut, count, num_failures),
+            plan.recorder.stage(LAYERS),
+            torch.inference_mode(),
+        ):
+            features = plan.run_suffix(loaded.cut, loaded.features)
+        if plan.memory is not None:
+            piece = self._reading.pieces[position]
+            plan.memory.put(piece, features, loaded.failures)
+        num_rows = len(loaded.span.rows)
+        good = [r for r in range(num_rows) if r not in loaded.failures]
+        # Clones: a view would keep the whole span in memory until its last
+        # sample is used, and autograd may save these.
+        clones = {
+            row: each.clone() for row, each in zip(good, features, strict=True)
+        }
+        self._add(position, CachedSlice(clones, loaded.failures))
+
+    def add_cached(self, position: int) -> None:
+        """Adds a slice from memory."""
+        assert self._plan.memory is not None, "it holds the slice"
+        cached = self._plan.memory.get(self._reading.pieces[position])
+        self._plan.counters.add(memory_hits=len(cached.features))
+        self._plan.recorder.record_memory_hits(len(cached.features))
+        self._add(position, cached)
+
+    def _add(self, position: int, samples: CachedSlice) -> None:
+        piece = self._reading.pieces[position]
+        self._window[position] = _ReadySpan(
+            self._plan.span_of(piece),
+            dict(samples.features),
+            samples.failures,
+            self._plan.labels_of(piece),
+            len(piece),
+        )
+
+    def check(self, position: int) -> None:
+        """Raises or counts a slice's bad samples; called in their order."""
+        ready = self._window[position]
+        if not ready.failures:
+            return
+        failure = ready.failure(min(ready.failures))
+        if self._plan.on_error == "raise":
+            remedy = self._plan.remedy(failure.span, failure.row)
+            raise failure.error(f"{failure}; {remedy}")
+        self._plan.counters.add(skipped=len(ready.failures))
+        self._num_failures += len(ready.failures)
+        if self._first_failure is None:
+            self._first_failure = failure
+            logger.warning(
+                "skipped %s; further samples of this epoch are only counted "
+                "(job.stats.skipped)",
+                failure,
+            )
+
+    def gather(self, batch: Batch) -> LabelledBatch | None:
+        """Returns a batch; None if none of its samples can be decoded."""
+        features: list[torch.Tensor] = []
+        labels = []
+        rows = []
+        lost: _Failure | None = None
+        for position, row in zip(
+            batch.positions.tolist(), batch.rows.tolist(), strict=True
+        ):
+            ready = self._window[position]
+            if row in ready.features:
+                features.append(ready.features.pop(row))
+                labels.append(int(ready.labels[row]))
+                rows.append(ready.span.rows[row])
+            else:
+                lost = lost or ready.failure(row)
+            ready.num_left -= 1
+            if not ready.num_left:
+                del self._window[position]
+        if lost and not features and self._plan.needs_every_step:
+            raise _lost_step(batch, lost)
+        if not features:
+            return None
+        self._plan.counters.add(samples=len(features))
+        if self._device.type != "cpu":
+            features = [each.to(self._device) for each in features]
+        self.last_rows = rows
+        return (
+            torch.stack(features),
+            torch.tensor(labels, device=self._device),
+        )
+
+    def check_empty_epoch(self) -> None:
+        """Raises if an epoch without a batch has lost samples."""
+        first = self._first_failure
+        # A resumed epoch may have had batches before.
+        if first and not self._reading.batches[0].step:
+            raise _lost_epoch(self._num_failures, first)
+
+
+def _lost_step(batch: Batch, first: _Failure) -> HapiError:
+    return first.error(
+        f"none of this rank's {len(batch)} samples of step {batch.step} can "
+        "be decoded, and the step cannot be skipped, because other ranks take "
+        f"it or the loop counts it; the first is {first}; repair them, or use "
+        "larger batches"
+    )
+
+
+def _lost_epoch(num_samples: int, first: _Failure) -> HapiError:
+    return first.error(
+        f"none of the {num_samples} samples of this epoch can be decoded; "
+        f"the first is {first}; repair them, or use other data"
+    )
