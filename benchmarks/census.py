@@ -41,7 +41,7 @@ from hapi_splitter.freezing.split_model import (
     split,
 )
 from hapi_splitter.inputs.named_arrays import NamedArrays
-from hapi_splitter.inputs.sample_format import InputTransform, SampleForm
+from hapi_splitter.inputs.sample_format import InputTransform
 from hapi_splitter.package.reader import PackageLimits, load_package
 from hapi_splitter.package.writer import write_package
 
@@ -250,8 +250,7 @@ def compare(
     Raises:
         CensusError: naming the cut that differs.
     """
-    form = SampleForm.of(loaded.transform, loaded.input_shape)
-    samples = form.examples(SAMPLES)
+    samples = loaded.examples(SAMPLES)
     parts.tail.eval()
     with torch.inference_mode():
         expected = result_of(whole(model, loaded.transform, samples))

@@ -96,7 +96,9 @@ def listens(cluster):
     found = []
     for port in state["ports"].values():
         with contextlib.suppress(ConnectionRefusedError):
-            socket.create_connection(("127.0.0.1", port), 1).close()
+            # A socket that is closed while we connect resets the connection.
+            with contextlib.suppress(ConnectionResetError):
+                socket.create_connection(("127.0.0.1", port), 1).close()
             found.append(port)
     return found
 

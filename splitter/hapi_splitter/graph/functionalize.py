@@ -1,11 +1,11 @@
-"""Removes in-place operators from exported graphs.
+"""Removes in-place operators and conversions from exported graphs.
 
 ``torch.export`` records in-place operators as the module calls them. torch
 removes them by retracing the graph with symbolic sizes, which takes longer
 than the export itself. Most networks do not need this: an activation that
 overwrites a tensor without later readers equals its functional operator, and
-the memory of a result shows if it is a view or a copy. Only other graphs are
-retraced.
+the memory of a result shows if a reshape or a conversion is a view or a copy.
+Only other graphs are retraced.
 """
 
 from __future__ import annotations
