@@ -59,6 +59,10 @@ class FilterConfig:
     allowed_accounts: frozenset[str] = frozenset()
     """Charged accounts that may compute; empty: all of them."""
 
+    model_library: str = ""
+    """``ACCOUNT/CONTAINER`` of packages that clients look for before they
+    upload their own; empty: none.  It is published in ``/info``."""
+
     cache: bool = False
     """Features are cached if a request's ``X-Hapi-Cache`` asks for it."""
 
@@ -127,6 +131,13 @@ def _check_accounts(config: FilterConfig) -> None:
                 f"caller is charged as: names begin with the reseller_prefix "
                 f"{prefix}, for instance {prefix}{account}"
             )
+    library = config.model_library
+    if library and not library.startswith(prefix):
+        raise ValueError(
+            f"[filter:hapi] model_library = {library}: names of accounts "
+            f"begin with the reseller_prefix {prefix}, for instance "
+            f"{prefix}{library}"
+        )
 
 
 def _parse(name: str, value: str) -> Any:
@@ -222,6 +233,17 @@ def _accounts(value: str) -> frozenset[str]:
     return frozenset(names)
 
 
+def _container(value: str) -> str:
+    parts = value.split("/")
+    if value and (len(parts) != 2 or not all(map(_is_word, parts))):
+        raise ValueError("ACCOUNT/CONTAINER, as AUTH_library/models, or empty")
+    return value
+
+
+def _is_word(text: str) -> bool:
+    return bool(text) and not any(map(str.isspace, text))
+
+
 OPTIONS: Mapping[str, Callable[[str], Any]] = MappingProxyType(
     {
         "worker_socket": _socket_path,
@@ -235,6 +257,7 @@ OPTIONS: Mapping[str, Callable[[str], Any]] = MappingProxyType(
         "reseller_prefix": _prefix,
         "allow_unauthenticated_compute": _flag,
         "allowed_accounts": _accounts,
+        "model_library": _container,
         "cache": _flag,
         "cache_ttl_seconds": _whole_seconds,
         "cache_max_entry_bytes": _bytes,

@@ -180,6 +180,7 @@ def filter_factory(
         index=True,
         profile=True,
         cache=config.cache,
+        model_library=config.model_library,
         multi={
             "max_objects": config.max_multi_objects,
             "max_object_bytes": config.max_multi_object_bytes,

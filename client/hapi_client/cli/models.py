@@ -15,6 +15,7 @@ from hapi_client.cli.context import (
     write_json,
 )
 from hapi_client.cli.parse import parse_age
+from hapi_client.cli.publish import publish_command
 from hapi_client.model.package_store import (
     DEFAULT_MODELS_CONTAINER,
     StoredPackage,
@@ -34,8 +35,9 @@ SHOWN_DIGITS = 12
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="List and delete the model packages in your account.",
+    help="List, delete and publish the model packages in your account.",
 )
+app.command("publish")(publish_command)
 
 Container: TypeAlias = Annotated[
     str,

@@ -26,8 +26,16 @@ from hapi_client.doctor.check_runner import (
     run_checks,
 )
 from hapi_client.doctor.dataset_checks import DataSetChecks
-from hapi_client.model.package_store import DEFAULT_MODELS_CONTAINER
-from hapi_client.swift.capabilities import cache_text, dtypes, size_text
+from hapi_client.model.package_store import (
+    DEFAULT_MODELS_CONTAINER,
+    package_name,
+)
+from hapi_client.swift.capabilities import (
+    cache_text,
+    dtypes,
+    model_library,
+    size_text,
+)
 from hapi_client.swift.connection import Connection
 from hapi_client.swift.credentials import Credentials
 from hapi_client.swift.http_client import ConnectionOptions
@@ -242,6 +250,7 @@ class Doctor:
             ),
             Check("limits", self._describe_limits, ("filter",)),
             Check("cache", lambda: cache_text(self._hapi), ("filter",)),
+            Check("library", self._read_library, ("filter",)),
             Check(
                 "models",
                 self._write_models,
@@ -269,6 +278,26 @@ class Doctor:
             f"of {size_text(self._hapi.get('max_package_bytes'))} at most; "
             f"features in {', '.join(dtypes(self._hapi))}"
         )
+
+    def _read_library(self) -> Finding | str:
+        """Looks for a package that does not exist: only rights can fail."""
+        library = model_library(self._hapi)
+        if library is None:
+            return "none: jobs upload packages to their own account"
+        account, container = library
+        try:
+            self._swift.head(
+                container, package_name("0" * 64), account=account
+            )
+        except HapiError as error:
+            return Finding(
+                WARNING,
+                f"{account}/{container} cannot be read: {error.message}",
+                "ask the operator to check its read ACL; jobs upload packages "
+                "to their own account",
+                error.trans_id,
+            )
+        return f"{account}/{container} can be read"
 
     def _write_models(self) -> str:
         """Stores and deletes an object, as a job stores its package."""

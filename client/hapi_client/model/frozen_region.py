@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
 
 from hapi_client.model.client_region import ClientRegion
-from hapi_client.model.package_store import package_name, upload_package
+from hapi_client.model.package_store import find_package, upload_package
 from hapi_client.swift.connection import Connection
 from hapi_protocol.encodings import Encoding
 from hapi_protocol.errors import ClientError
@@ -25,7 +25,7 @@ from hapi_splitter.inputs.array_transform import ArrayTransform
 from hapi_splitter.inputs.augmentation import Augmentation
 from hapi_splitter.inputs.image_transform import ImageTransform
 from hapi_splitter.inputs.sample_format import InputTransform
-from hapi_splitter.package.writer import write_package
+from hapi_splitter.package.writer import digest_of, write_package
 
 AUTO = "auto"
 FREEZE = "freeze"
@@ -81,7 +81,7 @@ class FrozenRegion(ClientRegion):
         self.sends_integers = parts.sends_integers
         self._weights = _frozen_weights(model, self.tail)
 
-    @cached_property
+    @functools.cached_property
     def facts(self) -> dict[str, Any]:
         """Everything that features at the freeze point depend on, as JSON.
 
@@ -143,7 +143,7 @@ class FrozenRegion(ClientRegion):
         container: str,
         progress: Callable[[BinaryIO, str, int], BinaryIO] | None = None,
     ) -> tuple[ModelPath, int]:
-        """Stores the package unless it is already stored.
+        """Stores the package unless :meth:`find` finds it.
 
         Args:
             connection: connection to the account.
@@ -153,6 +153,9 @@ class FrozenRegion(ClientRegion):
         Returns:
             The path of the package, and the number of bytes sent.
         """
+        found = self.find(connection, container)
+        if found is not None:
+            return found, 0
         with tempfile.TemporaryDirectory(prefix="hapi-package-") as folder:
             path = Path(folder) / "model.hapi"
             info = write_package(self._graph, path)
@@ -160,10 +163,21 @@ class FrozenRegion(ClientRegion):
                 connection, container, path, info.digest, progress
             )
 
-    def is_stored(self, connection: Connection, container: str) -> bool:
-        """Returns True if the package is already stored."""
-        name = package_name(self._graph.digest)
-        return connection.head(container, name) is not None
+    def find(self, connection: Connection, container: str) -> ModelPath | None:
+        """Finds the package in a container, else in the model library.
+
+        None means that it has to be uploaded.
+        """
+        return find_package(
+            connection,
+            container,
+            self._graph.digest,
+            lambda: self._md5,
+        )
+
+    @functools.cached_property
+    def _md5(self) -> str:
+        return digest_of(self._graph, "md5")
 
     @property
     def parameter_bytes(self) -> int:

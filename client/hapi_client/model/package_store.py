@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 from hapi_client.swift.account import ObjectInfo
+from hapi_client.swift.capabilities import model_library
 from hapi_client.swift.connection import Connection
 from hapi_protocol.errors import (
     ClientError,
+    HapiError,
     PackageError,
     RightsError,
     SourceChangedError,
@@ -32,6 +34,8 @@ logger = logging.getLogger(__name__)
 DEFAULT_MODELS_CONTAINER = "hapi-models"
 USUAL_HEAD_BYTES = 64 * 1024
 NUM_THREADS = 8
+LIBRARY_SECONDS = 10.0
+"""Deadline of a look-up in the model library."""
 _NAME = re.compile(r"([0-9a-f]{64})\.hapi")
 
 
@@ -196,6 +200,53 @@ def delete_package(
     return True
 
 
+def find_package(
+    connection: Connection,
+    container: str,
+    digest: str,
+    md5: Callable[[], str],
+) -> ModelPath | None:
+    """Finds a package in one's own container, else in the model library.
+
+    An object with other bytes under the package's name is not the package:
+    its ETag is not their MD5.  Nor is a large object, which the filter
+    refuses.  Any failure of the library is logged and counts as not found.
+
+    Args:
+        connection: connection to one's own account.
+        container: container of packages there.
+        digest: sha256 of the package in hex, which names the object.
+        md5: returns the MD5 of the package in hex; called at most twice, and
+            only if there is an object of that name.
+
+    Returns:
+        The path of the package; None if it is in neither.
+
+    Raises:
+        HapiError: if one's own container cannot be read.
+    """
+    name = package_name(digest)
+    stored = connection.head(container, name)
+    if stored is not None and stored.etag == md5():
+        logger.info("package %s/%s is already stored", container, name)
+        return connection.model_path(container, name)
+    try:
+        library = model_library(connection.require_hapi(any_version=True))
+        if library is None:
+            return None
+        account, shared = library
+        stored = connection.head(
+            shared, name, account=account, seconds=LIBRARY_SECONDS
+        )
+    except HapiError as error:
+        logger.info("the model library cannot be read: %s", error)
+        return None
+    if stored is None or stored.etag != md5():
+        return None
+    logger.info("package %s is in the model library", name)
+    return ModelPath(account, shared, name)
+
+
 def upload_package(
     connection: Connection,
     container: str,
@@ -203,7 +254,7 @@ def upload_package(
     digest: str,
     progress: Callable[[BinaryIO, str, int], BinaryIO] | None = None,
 ) -> tuple[ModelPath, int]:
-    """Stores a package unless it is already stored.
+    """Stores a package, in place of any object of its name.
 
     Args:
         connection: connection to the account that will own it.
@@ -213,16 +264,10 @@ def upload_package(
         progress: wraps (file, description, bytes) to show progress.
 
     Returns:
-        The path of the package, and the number of bytes sent: 0 if it was
-        already stored.
+        The path of the package, and the number of bytes sent.
     """
     name = package_name(digest)
-    model = connection.model_path(container, name)
     length_bytes = path.stat().st_size
-    stored = connection.head(container, name)
-    if stored is not None and stored.length_bytes == length_bytes:
-        logger.info("package %s/%s is already stored", container, name)
-        return model, 0
     connection.put_container(container)
     with path.open("rb") as file:
         source = (
@@ -232,4 +277,4 @@ def upload_package(
     logger.info(
         "stored package %s/%s, %d bytes", container, name, length_bytes
     )
-    return model, length_bytes
+    return connection.model_path(container, name), length_bytes

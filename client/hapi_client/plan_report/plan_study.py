@@ -36,7 +36,7 @@ from hapi_protocol.encodings import (
     allowed_encodings,
 )
 from hapi_protocol.errors import ClientError
-from hapi_protocol.headers import ByteRange
+from hapi_protocol.headers import ByteRange, ModelPath
 from hapi_protocol.profiles import ModelProfile
 from hapi_protocol.shards import IMAGE
 from hapi_splitter.host_limits import allowed_cores
@@ -298,24 +298,31 @@ class _Inputs:
                 "the worker checks, loads and profiles the model in no time; "
                 "only the upload is counted"
             )
+            found = connection and self._region.find(
+                connection, DEFAULT_MODELS_CONTAINER
+            )
+            if connection and found:
+                self._reporter.note(_stored_text(found, connection))
             return facts.client, StartupCost(
-                package_bytes=self._region.parameter_bytes
+                package_bytes=0 if found else self._region.parameter_bytes
             )
         self._reporter.note("uploading the model package if needed")
         model, sent_bytes = self._region.store(
             connection, DEFAULT_MODELS_CONTAINER, self._reporter.reading
         )
-        path = f"{model.container}/{model.object}"
         self._reporter.note(
-            f"stored as {path}, {bytes_text(sent_bytes)}; jobs with this "
-            "model use it"
+            f"stored as {model.container}/{model.object}, "
+            f"{bytes_text(sent_bytes)}; jobs with this model use it"
             if sent_bytes
-            else f"already stored as {path}"
+            else _stored_text(model, connection)
         )
         self._reporter.note("the worker profiles the model")
         started = time.monotonic()
         profile = connection.get_profile(
-            model.container, model.object, seconds=PROFILE_SECONDS
+            model.container,
+            model.object,
+            account=model.account,
+            seconds=PROFILE_SECONDS,
         )
         seconds = time.monotonic() - started
         # The upload of this command counts: a job would have to do it.
@@ -324,6 +331,13 @@ class _Inputs:
             load_seconds=profile.load_seconds,
             profile_seconds=max(0.0, seconds - profile.load_seconds),
         )
+
+
+def _stored_text(model: ModelPath, connection: Connection) -> str:
+    path = f"{model.container}/{model.object}"
+    if model.account == connection.account:
+        return f"already stored as {path}"
+    return f"already in the model library, as {model.account}/{path}"
 
 
 def _require_hapi(connection: Connection) -> None:

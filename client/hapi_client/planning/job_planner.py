@@ -342,9 +342,8 @@ class JobPlanner:
 
     def _package_bytes(self) -> int:
         parts = self._parts
-        if parts.region.is_stored(parts.connection, parts.models_container):
-            return 0
-        return parts.region.parameter_bytes
+        found = parts.region.find(parts.connection, parts.models_container)
+        return parts.region.parameter_bytes if found is None else 0
 
     def _prepare_worker(self) -> ModelProfile:
         parts = self._parts
@@ -361,7 +360,10 @@ class JobPlanner:
             time.monotonic() - started,
         )
         profile = parts.connection.get_profile(
-            model.container, model.object, seconds=PROFILE_SECONDS
+            model.container,
+            model.object,
+            account=model.account,
+            seconds=PROFILE_SECONDS,
         )
         if section.get("cache"):
             parts.tracker.identify(profile.digest, profile.numerics_tag)

@@ -171,11 +171,36 @@ class SwiftAccount:
 
     # -- containers --------------------------------------------------
 
-    def put_container(self, container: str) -> None:
-        """Creates the container unless it exists."""
+    def put_container(
+        self, container: str, read_acl: str | None = None
+    ) -> None:
+        """Creates the container unless it exists.
+
+        Args:
+            container: name of the container.
+            read_acl: its new ``X-Container-Read``; None to set none.
+        """
         self._request_headers(
-            "PUT", self._url(container), object_name=container
+            "PUT",
+            self._url(container),
+            {} if read_acl is None else {"X-Container-Read": read_acl},
+            object_name=container,
         )
+
+    def read_acl(self, container: str) -> str | None:
+        """Returns the ``X-Container-Read`` of a container of one's own.
+
+        It is empty without one, and None if the container does not exist.
+        """
+        try:
+            headers = self._request_headers(
+                "HEAD", self._url(container), object_name=container
+            )
+        except RightsError as error:
+            if error.status == 404:
+                return None
+            raise
+        return headers.get("X-Container-Read", "")
 
     def list(self, container: str, prefix: str = "") -> Iterator[ObjectInfo]:
         """Lists the objects whose name begins with ``prefix``, by name."""
@@ -227,13 +252,31 @@ class SwiftAccount:
 
     # -- objects -----------------------------------------------------
 
-    def head(self, container: str, name: str) -> ObjectInfo | None:
-        """Returns an object's ETag and length; None if it does not exist."""
+    def head(
+        self,
+        container: str,
+        name: str,
+        *,
+        account: str | None = None,
+        seconds: float | None = None,
+    ) -> ObjectInfo | None:
+        """Returns an object's ETag and length; None if it does not exist.
+
+        Args:
+            container: container of the object.
+            name: name of the object.
+            account: account of the container; None for :attr:`account`.
+            seconds: deadline of a single attempt; None for the default
+                deadline with retries.
+        """
         try:
             headers = self._request_headers(
                 "HEAD",
-                self._url(container, name),
+                self._url(container, name, account=account),
                 object_name=f"{container}/{name}",
+                seconds=seconds,
+                read_seconds=seconds,
+                retry=seconds is None,
             )
         except RightsError as error:
             if error.status == 404:
@@ -355,8 +398,11 @@ class SwiftAccount:
             object_name=f"{container}/{name}",
         )
 
-    def _url(self, *parts: str) -> str:
-        return self.storage_url + "".join("/" + quote(part) for part in parts)
+    def _url(self, *parts: str, account: str | None = None) -> str:
+        url = self.storage_url
+        if account is not None:
+            url = f"{url.rpartition('/')[0]}/{quote(account)}"
+        return url + "".join("/" + quote(part) for part in parts)
 
     def _open(
         self, method: str, url: str, *args: Any, **kwargs: Any

@@ -33,6 +33,14 @@ def cache_text(section: Mapping[str, Any]) -> str:
     return "off: features are computed in each epoch"
 
 
+def model_library(section: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Returns account and container of the model library; None without one."""
+    account, _, container = str(section.get("model_library", "")).partition(
+        "/"
+    )
+    return (account, container) if account and container else None
+
+
 def size_text(num_bytes: int | None) -> str:
     """Describes a limit of bytes; None is no limit."""
     return "any size" if num_bytes is None else bytes_text(num_bytes)
@@ -87,6 +95,8 @@ def hapi_rows(section: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "transforms", ", ".join(section.get("transforms", ()))
     yield "numerics", ", ".join(section.get("numerics", ()))
     yield "feature cache", cache_text(section)
+    library = section.get("model_library")
+    yield "model library", library or "none: jobs upload their packages"
     for name, key in (
         ("profiles of packages", "profile"),
         ("indices of shards", "index"),

@@ -130,7 +130,12 @@ class Connection(SwiftAccount):
         return read_objects(body, names, annotation.encoding)
 
     def get_profile(
-        self, container: str, name: str, *, seconds: float
+        self,
+        container: str,
+        name: str,
+        *,
+        seconds: float,
+        account: str | None = None,
     ) -> ModelProfile:
         """Returns the measured costs of a package's layers on a worker.
 
@@ -141,6 +146,7 @@ class Connection(SwiftAccount):
             container: container of the package.
             name: name of the package.
             seconds: deadline of one attempt.
+            account: account of the container; None for :attr:`account`.
 
         Raises:
             ClientError: ``no_hapi`` if the response is not a profile.
@@ -148,7 +154,7 @@ class Connection(SwiftAccount):
         object_name = f"{container}/{name}"
         with self._open(
             "GET",
-            self._url(container, name),
+            self._url(container, name, account=account),
             {HEADER_PROFILE: "true"},
             object_name=object_name,
             seconds=seconds,

@@ -71,9 +71,9 @@ def package_bytes(frozen: FrozenGraph) -> bytes:
     return b"".join(package_pieces(frozen))
 
 
-def digest_of(frozen: FrozenGraph) -> str:
-    """Returns the sha256 of the package, hexadecimal."""
-    digest = hashlib.sha256()
+def digest_of(frozen: FrozenGraph, algorithm: str = "sha256") -> str:
+    """Returns the sha256 of the package, or another digest, hexadecimal."""
+    digest = hashlib.new(algorithm, usedforsecurity=algorithm != "md5")
     for piece in package_pieces(frozen):
         digest.update(piece)
     return digest.hexdigest()
