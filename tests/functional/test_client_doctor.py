@@ -52,7 +52,7 @@ def test_all_is_well(cluster, data, connection):
     assert states(found) == {}
     assert list(found) == [
         *("credentials", "auth", "storage_url", "account", "filter"),
-        *("versions", "limits", "cache", "models", "worker"),
+        *("versions", "limits", "cache", "library", "models", "worker"),
         *("index", "read", "list", "etags"),
     ]
     assert found["storage_url"].found == connection.storage_url
@@ -69,8 +69,8 @@ def test_the_command_says_so_by_its_status(
     path = tmp_path / "doctor.json"
     assert hapi("doctor", DATA, "--json", path) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 14 + 1
-    assert lines[-1] == "14 ok, 0 warnings, 0 failures, 0 skipped"
+    assert len(lines) == 15 + 1
+    assert lines[-1] == "15 ok, 0 warnings, 0 failures, 0 skipped"
     facts = json.loads(path.read_text())
     assert facts["ok"] is True
     assert set(facts["checks"][0]) == {
@@ -203,7 +203,7 @@ def test_a_proxy_without_the_filter_is_named(cluster):
     with second_swift(cluster, hapi_filter=False) as plain:
         found = look(plain)
     skipped = dict.fromkeys(
-        ("versions", "limits", "cache", "worker"), "skipped"
+        ("versions", "limits", "cache", "library", "worker"), "skipped"
     )
     assert states(found) == {"filter": "failure", **skipped}
     assert "pipeline" in found["filter"].remedy

@@ -68,7 +68,8 @@ def doctor_command(
 
     Keys of --json: ok; checks (check, state, found, remedy, trans_id). Names
     of the checks: credentials, auth, storage_url, account, filter, versions,
-    limits, cache, models, worker; for a data set: index, read, list, etags.
+    limits, cache, library, models, worker; for a data set: index, read, list,
+    etags.
     """
     options = DoctorOptions(
         data=parse_location(data) if data else None,

@@ -67,6 +67,11 @@ def test_sample_has_our_entry_point_and_a_correct_pipeline():
         ("allowed_accounts", "AUTH_a AUTH_b"),
         ("allowed_accounts", "/v1/AUTH_a"),
         ("allowed_accounts", "AUTH_a,.unauthenticated"),
+        ("model_library", "AUTH_library"),
+        ("model_library", "/AUTH_library/models"),
+        ("model_library", "AUTH_library/"),
+        ("model_library", "AUTH_library/models/resnet"),
+        ("model_library", "AUTH_library/my models"),
         ("cache_policy", "nosuch"),
     ],
 )
@@ -90,6 +95,15 @@ def test_allowed_accounts_are_separated_by_commas_and_have_the_prefix():
         _read(allowed_accounts="physics")
     config = _read(allowed_accounts="physics", reseller_prefix="")
     assert config.allowed_accounts == {"physics"}
+
+
+def test_model_library_is_a_container_of_an_account():
+    config = _read(model_library="AUTH_library/models")
+    assert config.model_library == "AUTH_library/models"
+    with pytest.raises(ValueError, match="instance AUTH_library/models"):
+        _read(model_library="library/models")
+    config = _read(model_library="library/models", reseller_prefix="")
+    assert config.model_library == "library/models"
 
 
 @pytest.mark.parametrize(

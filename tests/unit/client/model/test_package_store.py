@@ -6,8 +6,10 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
+from hapi_client.model import package_store
 from hapi_client.model.package_store import (
     StoredPackage,
+    find_package,
     list_packages,
     older_than,
     read_heads,
@@ -15,6 +17,7 @@ from hapi_client.model.package_store import (
 )
 from hapi_client.swift.account import ObjectInfo
 from hapi_protocol.errors import ClientError, PackageError, RightsError
+from hapi_protocol.headers import ModelPath
 from hapi_splitter.freezing.split_model import split
 from hapi_splitter.package.metadata import (
     PackageDetails,
@@ -176,3 +179,68 @@ def test_packages_are_selected_by_prefix():
 def test_age_is_counted_from_the_time_of_storage():
     packages = [stored("a", 1), stored("b", 29.9), stored("c", 30.1)]
     assert older_than(packages, timedelta(days=30), NOW) == [packages[2]]
+
+
+NAME = f"{'d' * 64}.hapi"
+THE_PACKAGE = Answer(headers={"ETag": '"md5"'})
+OTHER_BYTES = Answer(headers={"ETag": "other"})
+INFO = Answer(
+    body=json.dumps(
+        {"hapi": {"version": 1, "model_library": "AUTH_lib/m"}}
+    ).encode()
+)
+
+
+def find(connection):
+    return find_package(connection, "own", "d" * 64, lambda: "md5")
+
+
+def test_own_package_needs_no_library(swift, connection):
+    swift.script(THE_PACKAGE)
+    assert find(connection) == ModelPath("AUTH_test", "own", NAME)
+    assert len(swift.requests) == 1
+
+
+@pytest.mark.parametrize("own", [Answer(404), OTHER_BYTES])
+def test_package_is_found_in_the_library_by_one_request(
+    swift, connection, own
+):
+    swift.script(own, INFO, THE_PACKAGE)
+    assert find(connection) == ModelPath("AUTH_lib", "m", NAME)
+    assert [(each.method, each.path) for each in swift.requests] == [
+        ("HEAD", f"/v1/AUTH_test/own/{NAME}"),
+        ("GET", "/info"),
+        ("HEAD", f"/v1/AUTH_lib/m/{NAME}"),
+    ]
+    assert swift.requests[-1].headers["X-Auth-Token"] == "token1"
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        (INFO, Answer(403)),
+        (INFO, Answer(404)),
+        (INFO, Answer(503)),
+        (INFO, Answer(401), Answer(401)),
+        (INFO, OTHER_BYTES),
+        (INFO, Answer()),
+        (INFO, Answer(headers=THE_PACKAGE.headers, hang_seconds=30)),
+        (Answer(404),),
+        (Answer(body=b"{}"),),
+        (Answer(body=b'{"hapi": {"version": 1}}'),),
+    ],
+)
+def test_library_that_fails_counts_as_one_without_the_package(
+    swift, connection, answers, monkeypatch
+):
+    monkeypatch.setattr(package_store, "LIBRARY_SECONDS", 0.3)
+    swift.script(Answer(404), *answers, Answer(500))
+    assert find(connection) is None
+    # The library is asked once, without retries.
+    assert len(swift.requests) == 1 + len(answers)
+
+
+def test_unreadable_container_of_ones_own_is_an_error(swift, connection):
+    swift.script(Answer(403))
+    with pytest.raises(RightsError):
+        find(connection)
