@@ -54,7 +54,7 @@ def operator(swift):
 
 @pytest.fixture(scope="module")
 def connection(swift):
-    """Of the user, who owns the data."""
+    """A connection of the user, who owns the data."""
     with connected(swift) as made:
         yield made
 
