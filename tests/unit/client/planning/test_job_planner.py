@@ -25,6 +25,7 @@ from hapi_client.planning.route_scheduler import RouteScheduler
 from hapi_client.planning.sample_probe import ProbeSamples
 from hapi_client.swift.transport import CancelScope
 from hapi_protocol.errors import ClientError
+from hapi_protocol.headers import ModelPath
 from hapi_splitter.planner.plan import Option, solve, streaming_plan
 from hapi_splitter.planner.problem import RAW_ROUTE
 from problems import problem_of
@@ -206,3 +207,16 @@ def test_samples_are_read_within_some_seconds_of_the_link():
         planning.READ_SECONDS * 500e3 / 5
     )
     assert planner._max_probe_bytes(WindowMetrics(0.0)) == float("inf")
+
+
+@pytest.mark.parametrize(
+    ("found", "num_bytes"),
+    [(None, 45e6), (ModelPath("AUTH_lib", "models", "d.hapi"), 0)],
+)
+def test_package_that_is_found_costs_no_upload(found, num_bytes):
+    planner = planner_of(None)
+    planner._parts.models_container = "hapi-models"
+    planner._parts.region = SimpleNamespace(
+        find=lambda connection, container: found, parameter_bytes=45e6
+    )
+    assert planner._package_bytes() == num_bytes
