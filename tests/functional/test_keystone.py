@@ -181,6 +181,25 @@ def test_unreadable_model_has_its_plain_status(place):
     assert (answer.status_code, answer.json()["code"]) == (403, "forbidden")
 
 
+@pytest.mark.parametrize(("acl", "anonymous"), [("*:*", 401), (".r:*", 200)])
+def test_library_for_all_projects_is_used_at_the_callers_cost(
+    place, acl, anonymous
+):
+    ann, library = place.caller("ann", "physics"), f"/{PHYSICS}/library"
+    ann.put(library, headers={"X-Container-Read": acl})
+    ann.put(f"{library}/net.hapi", ann.get(MODEL).content)
+    cat = place.caller("cat", "biology")
+    cat.put(f"/{BIOLOGY}/own")
+    cat.put(f"/{BIOLOGY}/own/data.tar", shard(NUM_ROWS))
+    asked = {**ASKED, "X-Hapi-Model": f"{library}/net.hapi"}
+    answer = cat.get(f"/{BIOLOGY}/own/data.tar", asked)
+
+    assert place.account(answer) == BIOLOGY
+    assert cat.get(library).status_code == (200 if acl == "*:*" else 403)
+    nobody = Caller(place.cluster, None)
+    assert nobody.get(f"{library}/net.hapi").status_code == anonymous
+
+
 def test_project_that_is_not_listed_may_read_and_not_compute(place):
     eve = place.caller("eve", "history")
     answer = eve.get(SOURCE, ASKED)
