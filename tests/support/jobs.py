@@ -60,10 +60,17 @@ def transfer_job(model: Any, **options: Any) -> TransferJob:
 
 def small_job(data: Any, **options: Any) -> TransferJob:
     """Makes a job of the small image network, unless another is given."""
+    if "read" not in options:
+        # Most tests look at requests, of later epochs too.
+        options.setdefault("cache_memory_bytes", 0)
     return transfer_job(
         options.pop("network", None) or small_network(),
         data=data if isinstance(data, dict) else str(data),
-        **{"freeze": "body", "transform": small_transform(), **options},
+        **{
+            "freeze": "body",
+            "transform": small_transform(),
+            **options,
+        },
     )
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -22,7 +24,7 @@ from hapi_client.data.labels import (
 from hapi_client.swift.connection import Connection
 from hapi_client.swift.swift_url import Location, parse_location
 from hapi_protocol.data_index import DataIndex, Span
-from hapi_protocol.errors import ClientError, DataIndexError
+from hapi_protocol.errors import ClientError, DataIndexError, RightsError
 
 TRAIN = "train"
 MAX_NAMED = 3
@@ -117,6 +119,32 @@ def load_splits(
         if name not in found:
             found[name] = _load(connection, shards, labels, first)
     return found
+
+
+def changed_shards(connection: Connection, data: DataSet) -> set[str]:
+    """Returns the ETags of the index that the store no longer has.
+
+    One listing; a shard that differs there, as large objects and very recent
+    ones may, is asked for itself.
+
+    Raises:
+        HapiError: if the store does not answer.
+    """
+    etags = {span.shard: span.etag for span in data.spans}
+    prefix = os.path.commonprefix(list(etags))  # noqa: RUF071
+    listed = {}
+    with suppress(RightsError):  # the container cannot be listed
+        listed = {
+            each.name: each.etag
+            for each in connection.list(data.container, prefix)
+        }
+    changed = set()
+    for name, etag in etags.items():
+        if listed.get(name) != etag:
+            found = connection.head(data.container, name)
+            if found is None or found.etag != etag:
+                changed.add(etag)
+    return changed
 
 
 def _load(

@@ -20,8 +20,7 @@ from hapi_client.job.options import (
 )
 from hapi_client.job.wiring import make_planner
 from hapi_client.loading.feature_loader import FeatureLoader
-from hapi_client.loading.loader_factory import LoaderFactory
-from hapi_client.loading.memory_cache import MemoryCaches
+from hapi_client.loading.loader_factory import LoaderFactory, feature_caches
 from hapi_client.loading.prefetcher import ReadConfig
 from hapi_client.loading.sample_dataset import DatasetConfig, SampleDataset
 from hapi_client.metrics.counters import JobStats
@@ -124,10 +123,12 @@ class FeaturePipeline:
             train.container,
             self._read,
             CacheTracker(cache, self._augmented.variants),
-            MemoryCaches(
-                self.feature_shape,
-                frozen.cut_dtype(self.num_cuts),
-                self._read.cache_memory_bytes,
+            feature_caches(
+                self._connection,
+                frozen,
+                self._splits.values(),
+                self._read.cache_options,
+                self.encodings,
                 self._augmented.variants,
             ),
         )
@@ -403,6 +404,7 @@ class FeaturePipeline:
             cache=self._cache,
             on_error=self._read.on_error,
             options=self._read,
+            encodings=self.encodings,
             augmented=self._augmented,
         )
 

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from hapi_client.caching.feature_cache import CachedSlice
 from hapi_client.loading.loader_plan import LabelledBatch, LoaderPlan
-from hapi_client.loading.memory_cache import CachedSlice
 from hapi_client.loading.span_source import LoadedSpan
 from hapi_client.reports.epoch_report import LAYERS
 from hapi_client.sampling.sampler import Batch, ReadPlan
@@ -100,9 +100,9 @@ class BatchAssembler:
             torch.inference_mode(),
         ):
             features = plan.run_suffix(loaded.cut, loaded.features)
-        if plan.memory is not None:
+        if plan.cache is not None:
             piece = self._reading.pieces[position]
-            plan.memory.put(piece, features, loaded.failures)
+            plan.cache.put(piece, features, loaded.failures)
         num_rows = len(loaded.span.rows)
         good = [r for r in range(num_rows) if r not in loaded.failures]
         # Clones: a view would keep the whole span in memory until its last
@@ -112,13 +112,16 @@ class BatchAssembler:
         }
         self._add(position, CachedSlice(clones, loaded.failures))
 
-    def add_cached(self, position: int) -> None:
-        """Adds a slice from memory."""
-        assert self._plan.memory is not None, "it holds the slice"
-        cached = self._plan.memory.get(self._reading.pieces[position])
-        self._plan.counters.add(memory_hits=len(cached.features))
-        self._plan.recorder.record_memory_hits(len(cached.features))
+    def add_cached(self, position: int) -> bool:
+        """Adds a cached slice; returns False if it is damaged."""
+        assert self._plan.cache is not None, "it holds the slice"
+        cached = self._plan.cache.get(self._reading.pieces[position])
+        if cached is None:
+            return False
+        self._plan.counters.add(local_hits=len(cached.features))
+        self._plan.recorder.record_local_hits(len(cached.features))
         self._add(position, cached)
+        return True
 
     def _add(self, position: int, samples: CachedSlice) -> None:
         piece = self._reading.pieces[position]

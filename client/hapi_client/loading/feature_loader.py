@@ -18,9 +18,9 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from hapi_client.caching.feature_cache import FeatureCache
 from hapi_client.loading.batch_assembly import BatchAssembler
 from hapi_client.loading.loader_plan import LabelledBatch, LoaderPlan
-from hapi_client.loading.memory_cache import MemoryCache
 from hapi_client.loading.span_source import LoadedSpan
 from hapi_client.reports.epoch_report import PLANNING, TRAINING, WAITING
 from hapi_client.sampling.sampler import Batch, ReadPlan
@@ -176,28 +176,19 @@ class _Delivery:
         self._enter()
         with self._plan.recorder.running(self.reading):
             try:
-                memory = self._plan.memory
-                if memory is not None and self._is_in(memory):
-                    yield from self._deliver_cached(memory)
+                cache = self._plan.cache
+                if cache is not None and cache.is_whole(self.reading.pieces):
+                    yield from self._deliver_cached(cache)
                 else:
                     yield from self._deliver_loaded()
             finally:
                 self._plan.counters.add(seconds=time.monotonic() - started)
 
-    def _is_in(self, memory: MemoryCache) -> bool:
-        """Returns True if all samples of the epoch are in memory."""
-        pieces = self.reading.pieces
-        return (
-            not memory.has_failures
-            and len(pieces) > 0
-            and all(map(memory.holds, pieces))
-        )
-
-    def _deliver_cached(self, memory: MemoryCache) -> Iterator[LabelledBatch]:
-        """Yields an epoch from memory alone, without any thread."""
+    def _deliver_cached(self, cache: FeatureCache) -> Iterator[LabelledBatch]:
+        """Yields an epoch from the cache alone, without any thread."""
         pieces = self.reading.pieces
         starts = np.cumsum([0, *map(len, pieces)])
-        slots = np.concatenate([*map(memory.slots_of, pieces)])
+        places = np.concatenate([*map(cache.places_of, pieces)])
         labels = torch.from_numpy(
             np.concatenate([*map(self._plan.labels_of, pieces)])
         ).to(self._device)
@@ -206,20 +197,20 @@ class _Delivery:
         try:
             for batch in self.reading.batches:
                 rows = starts[batch.positions] + batch.rows
-                features = memory.batch(slots[rows]).to(self._device)
+                features = cache.batch(places[rows]).to(self._device)
                 self._last = batch
                 self._delivered(batch.step)
                 recorder.delivered(len(rows))
-                recorder.record_memory_hits(len(rows))
+                recorder.record_local_hits(len(rows))
                 count += len(rows)
                 with recorder.stage(TRAINING):
                     yield features, labels[torch.from_numpy(rows)]
                 if time.monotonic() - flushed > _FLUSH_SECONDS:
-                    counters.add(samples=count, memory_hits=count)
+                    counters.add(samples=count, local_hits=count)
                     count, flushed = 0, time.monotonic()
                 self._enter()
         finally:
-            counters.add(samples=count, memory_hits=count)
+            counters.add(samples=count, local_hits=count)
 
     def _rows_of(self, batch: Batch) -> list[IndexRow]:
         pieces = [self.reading.pieces[each] for each in batch.positions]
@@ -230,11 +221,11 @@ class _Delivery:
 
     def _deliver_loaded(self) -> Iterator[LabelledBatch]:
         """Yields an epoch of which some samples have to be loaded."""
-        memory, pieces = self._plan.memory, self.reading.pieces
+        cache, pieces = self._plan.cache, self.reading.pieces
         cached = {
             position
             for position, piece in enumerate(pieces)
-            if memory is not None and memory.holds(piece)
+            if cache is not None and cache.holds(piece)
         }
         to_load = [each for each in range(len(pieces)) if each not in cached]
         prefetcher = self._prefetcher = self._open_spans(
@@ -261,8 +252,10 @@ class _Delivery:
         any_delivered = False
         for batch in self.reading.batches:
             while next_position <= batch.last_position:
-                if next_position in cached:
-                    assembler.add_cached(next_position)
+                if next_position in cached and not assembler.add_cached(
+                    next_position
+                ):
+                    self._load_damaged(assembler, next_position)
                 while next_position not in assembler:
                     with metrics.waiting(), recorder.stage(WAITING):
                         position, span = next(loaded)
@@ -283,6 +276,16 @@ class _Delivery:
                 self._enter()
         if not any_delivered:
             assembler.check_empty_epoch()
+
+    def _load_damaged(self, assembler: BatchAssembler, position: int) -> None:
+        """Loads a slice whose cached features turned out to be damaged."""
+        span = self._plan.span_of(self.reading.pieces[position])
+        prefetcher = self._open_spans([span])
+        try:
+            ((_, loaded),) = prefetcher
+        finally:
+            prefetcher.close()
+        assembler.add_loaded(position, loaded)
 
     def _enter(self) -> None:
         """Notes the thread that requests a batch; it may change."""

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
+from typing import Any
 
-from hapi_client.data.splits import DataSet
+from hapi_client.caching.feature_cache import CacheOptions, FeatureCaches
+from hapi_client.caching.feature_rows import RowFormat
+from hapi_client.data.splits import DataSet, changed_shards
 from hapi_client.loading.decode_pool import DecodePool
 from hapi_client.loading.feature_loader import FeatureLoader
 from hapi_client.loading.loader_plan import LoaderPlan, skip_remedy
-from hapi_client.loading.memory_cache import MemoryCaches
 from hapi_client.loading.prefetcher import Prefetcher, ReadConfig
 from hapi_client.loading.route_source import RoutingSource, SourceRegistry
 from hapi_client.loading.span_source import SpanSource
@@ -24,10 +26,53 @@ from hapi_client.reports.epoch_recorder import EpochRecorder
 from hapi_client.sampling.epochs import ReaderShare
 from hapi_client.swift.connection import Connection
 from hapi_protocol.data_index import Span
+from hapi_protocol.encodings import Encoding
 from hapi_protocol.errors import ClientError
 from hapi_protocol.headers import ModelPath
 from hapi_protocol.transforms import Training
+from hapi_splitter.numerics import numerics_tag
 from hapi_splitter.planner.problem import RAW_ROUTE, Route
+
+
+def feature_caches(
+    connection: Connection,
+    region: ClientRegion,
+    splits: Collection[DataSet],
+    options: CacheOptions,
+    encodings: Sequence[str],
+    variants: int | None,
+) -> FeatureCaches:
+    """Returns the features of a job that are cached on this host.
+
+    Args:
+        connection: connection of the job.
+        region: frozen region of its model.
+        splits: its data sets, of one container.
+        options: where features are cached.
+        encodings: those in which features may arrive: rounded ones are no
+            features of a job that wants them exact.
+        variants: number of epochs after which random changes of the images
+            repeat; None if they never do.
+    """
+    last = region.num_cuts
+
+    def facts() -> dict[str, Any]:
+        return {
+            "storage": connection.storage_url,
+            "container": next(iter(splits)).container,
+            "model": region.digest,
+            "encodings": sorted({Encoding.parse(e).dtype for e in encodings}),
+            "numerics": numerics_tag(region.device.type),
+        }
+
+    return FeatureCaches(
+        facts,
+        RowFormat(region.cut_shape(last), region.cut_dtype(last)),
+        splits,
+        options,
+        variants,
+        lambda data: changed_shards(connection, data),
+    )
 
 
 class LoaderFactory:
@@ -39,7 +84,7 @@ class LoaderFactory:
         container: container of the shards.
         options: options of reading.
         tracker: tracker of the store's cache.
-        memories: features that are cached in memory; None for none.
+        caches: features that are cached on this host; None for none.
 
     Attributes:
         counters: counters of all loaders.
@@ -56,9 +101,9 @@ class LoaderFactory:
         container: str,
         options: ReadConfig,
         tracker: CacheTracker,
-        memories: MemoryCaches | None = None,
+        caches: FeatureCaches | None = None,
     ) -> None:
-        self._memories = memories
+        self._caches = caches
         self._connection = connection
         self._region = region
         self._options = options
@@ -124,9 +169,9 @@ class LoaderFactory:
             recorder: records the epoch.
         """
         recorder = recorder or EpochRecorder()
-        memory = None
-        if self._memories is not None:
-            memory = self._memories.of(data, training)
+        cache = None
+        if self._caches is not None:
+            cache = self._caches.of(data, training)
         plan = LoaderPlan(
             spans=data.spans,
             labels=data.labels,
@@ -138,7 +183,7 @@ class LoaderFactory:
             needs_every_step=needs_every_step,
             remedy=remedy,
             recorder=recorder,
-            memory=memory,
+            cache=cache,
         )
         source = RoutingSource(
             self.scheduler, self.sources, self.metrics, recorder, training
@@ -153,8 +198,8 @@ class LoaderFactory:
         )
 
     def coverage(self, data: DataSet) -> tuple[float, float]:
-        """Returns :meth:`.MemoryCaches.coverage` of a data set."""
-        return self._memories.coverage(data) if self._memories else (0.0, 0.0)
+        """Returns :meth:`.FeatureCaches.coverage` of a data set."""
+        return self._caches.coverage(data) if self._caches else (0.0, 0.0)
 
     def _prefetcher(
         self, source: SpanSource, spans: Sequence[Span]
@@ -186,3 +231,5 @@ class LoaderFactory:
         self._is_closed = True
         self.interrupt()
         self.pool.close()
+        if self._caches is not None:
+            self._caches.close()

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from hapi_client.loading.memory_cache import MemoryCache
+from hapi_client.caching.feature_cache import FeatureCache
 from hapi_client.metrics.counters import JobCounters
 from hapi_client.metrics.window_collector import MetricsCollector
 from hapi_client.reports.epoch_recorder import EpochRecorder
@@ -47,7 +47,7 @@ class LoaderPlan:
         remedy: returns advice on a sample that cannot be decoded, from its
             span and row.
         recorder: records this epoch.
-        memory: features of the data set in memory; None for none.
+        cache: cached features of the data set; None for none.
     """
 
     spans: Sequence[Span]
@@ -60,7 +60,7 @@ class LoaderPlan:
     needs_every_step: bool = False
     remedy: Callable[[Span, int], str] = skip_remedy
     recorder: EpochRecorder = field(default_factory=EpochRecorder)
-    memory: MemoryCache | None = None
+    cache: FeatureCache | None = None
 
     def span_of(self, piece: SpanSlice) -> Span:
         """Returns the part of a span that a slice covers."""

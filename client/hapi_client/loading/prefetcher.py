@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import queue
 import threading
 import time
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
+from hapi_client.caching.feature_cache import CacheOptions
 from hapi_client.loading.span_source import (
     PUSHDOWN_QUEUE,
     RAW_QUEUE,
@@ -62,8 +64,14 @@ class ReadConfig:
         on_error: ``"raise"`` for a sample that cannot be decoded, or
             ``"skip"``, counted in ``stats.skipped``.
         cache_memory_bytes: memory in which features are cached for later
-            epochs; 0, the default, for none.  None for a quarter of what this
-            process may use, divided among the ranks of its host.
+            epochs and jobs of this process; 0 for none.  None for a quarter
+            of what this process may use, divided among the ranks of its host.
+        cache_directory: directory in which features are cached for later
+            runs, and for all ranks and loader workers of this host; None for
+            none.
+        cache_directory_bytes: its size limit, beyond which features that were
+            not used for longest are removed; None for half of what the disk
+            has free.
         progress: True shows a progress bar on standard error (first rank
             only), False none; None leaves it to ``HAPI_PROGRESS`` (0 or 1),
             or else to whether there is a terminal or a notebook.
@@ -88,7 +96,9 @@ class ReadConfig:
     buffer_spans: int = DEFAULT_BUFFER_SPANS
     partition: EpochPartition | None = None
     on_error: str = ON_ERROR[0]
-    cache_memory_bytes: int | None = 0
+    cache_memory_bytes: int | None = None
+    cache_directory: str | os.PathLike[str] | None = None
+    cache_directory_bytes: int | None = None
     progress: bool | None = None
     span_seconds: float = 120.0
     wait_seconds: float = 900.0
@@ -108,11 +118,20 @@ class ReadConfig:
                     "bad_configuration",
                     f"{name} is {getattr(self, name)}; at least 1",
                 )
-        if self.cache_memory_bytes is not None and self.cache_memory_bytes < 0:
+        for name in ("cache_memory_bytes", "cache_directory_bytes"):
+            value = getattr(self, name)
+            if value is not None and value < 0:
+                raise ClientError(
+                    "bad_configuration",
+                    f"{name} is {value}; 0 caches nothing, None decides",
+                )
+        if self.cache_directory_bytes is not None and (
+            self.cache_directory is None
+        ):
             raise ClientError(
                 "bad_configuration",
-                f"cache_memory_bytes is {self.cache_memory_bytes}; 0 caches "
-                "nothing, None decides",
+                f"cache_directory_bytes is {self.cache_directory_bytes}, but "
+                "there is no cache_directory; give both, or neither",
             )
         if self.on_error not in ON_ERROR:
             raise ClientError(
@@ -120,6 +139,14 @@ class ReadConfig:
                 f"on_error is {self.on_error!r}; allowed: "
                 f"{', '.join(ON_ERROR)}",
             )
+
+    @property
+    def cache_options(self) -> CacheOptions:
+        return CacheOptions(
+            self.cache_memory_bytes,
+            self.cache_directory,
+            self.cache_directory_bytes,
+        )
 
     @property
     def span_limits(self) -> SpanLimits:

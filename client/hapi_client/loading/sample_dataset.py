@@ -17,7 +17,7 @@ from torch.utils.data import Dataset, get_worker_info
 
 from hapi_client.data.augmentation_schedule import AugmentationSchedule
 from hapi_client.data.splits import DataSet
-from hapi_client.loading.loader_factory import LoaderFactory
+from hapi_client.loading.loader_factory import LoaderFactory, feature_caches
 from hapi_client.loading.prefetcher import ReadConfig
 from hapi_client.model.client_region import ClientRegion
 from hapi_client.planning.cache_tracker import CacheTracker
@@ -47,6 +47,7 @@ class DatasetConfig:
         cache: mode of the feature cache.
         on_error: ``raise`` or ``skip``, for bad samples.
         options: options of reading.
+        encodings: encodings in which features may arrive.
         augmented: random changes of the epochs.
     """
 
@@ -59,6 +60,7 @@ class DatasetConfig:
     cache: str
     on_error: str
     options: ReadConfig
+    encodings: Sequence[str]
     augmented: AugmentationSchedule
 
 
@@ -74,6 +76,16 @@ def open_factory(parts: DatasetConfig) -> Iterator[LoaderFactory]:
                 parts.data.container,
                 replace(parts.options, decode_threads=threads),
                 CacheTracker(parts.cache, parts.augmented.variants),
+                feature_caches(
+                    connection,
+                    parts.region,
+                    [parts.data],
+                    # A worker process may end after each epoch, and reads
+                    # other samples in the next.
+                    replace(parts.options.cache_options, memory_bytes=0),
+                    parts.encodings,
+                    parts.augmented.variants,
+                ),
             )
         ) as factory,
     ):

@@ -23,7 +23,7 @@ class JobStats:
         skipped: samples left out under ``on_error="skip"``.
         saturated: features that the encoding clipped.
         cached: samples whose features came from the store's cache.
-        memory_hits: samples whose features were cached in memory.
+        local_hits: samples whose features were cached in memory.
         samples: samples delivered in batches.
         samples_by_cut: samples received for the training loop, by the cut
             of their features; 0 for raw reads.
@@ -37,7 +37,7 @@ class JobStats:
     skipped: int = 0
     saturated: int = 0
     cached: int = 0
-    memory_hits: int = 0
+    local_hits: int = 0
     samples: int = 0
     samples_by_cut: Mapping[int, int] = field(default_factory=dict)
     seconds: float = 0.0
@@ -81,7 +81,7 @@ class JobCounters:
         skipped: int = 0,
         saturated: int = 0,
         cached: int = 0,
-        memory_hits: int = 0,
+        local_hits: int = 0,
         samples: int = 0,
         seconds: float = 0.0,
     ) -> None:
@@ -93,7 +93,7 @@ class JobCounters:
                 skipped=skipped,
                 saturated=saturated,
                 cached=cached,
-                memory_hits=memory_hits,
+                local_hits=local_hits,
                 samples=samples,
                 seconds=seconds,
             )

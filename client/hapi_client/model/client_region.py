@@ -79,6 +79,11 @@ class ClientRegion:
         return self._graph.num_cuts
 
     @property
+    def digest(self) -> str:
+        """sha256 of the package, hexadecimal."""
+        return self._graph.digest
+
+    @property
     def input_shape(self) -> tuple[int, ...]:
         """Shape of one transformed image or array."""
         return tuple(self._graph.input_shape)

@@ -139,7 +139,7 @@ class EpochRecorder:
         self._loop = dict.fromkeys(LOOP_STAGES, 0.0)
         self._storage_cpu = 0.0
         self._num_batches = self._num_samples = self._num_skipped = 0
-        self._num_memory_hits = 0
+        self._num_local_hits = 0
         self._prediction: defaultdict[str, float] = defaultdict(float)
         self._started = self._last_batch = 0.0
         self._plans_before = 0
@@ -194,10 +194,10 @@ class EpochRecorder:
             self._by_cut[cut] += samples
             self._num_skipped += skipped
 
-    def record_memory_hits(self, samples: int) -> None:
+    def record_local_hits(self, samples: int) -> None:
         """Counts samples whose features are cached in memory."""
         with self._lock:
-            self._num_memory_hits += samples
+            self._num_local_hits += samples
 
     def delivered(self, samples: int) -> None:
         """Counts a batch, before the loop receives it."""
@@ -280,7 +280,7 @@ class EpochRecorder:
             loop_seconds=dict(self._loop),
             samples_by_cut=dict(sorted(self._by_cut.items())),
             cached_samples=counts.cached,
-            memory_samples=self._num_memory_hits,
+            local_samples=self._num_local_hits,
             retries=counts.retries + traffic.retries,
             fallbacks=counts.fallbacks,
             skipped_samples=self._num_skipped,
@@ -292,7 +292,7 @@ class EpochRecorder:
             if predicted
             and sums["seconds"]
             and not counts.cached
-            and not self._num_memory_hits
+            and not self._num_local_hits
             else None,
             limited_by=now.binding,
         )

@@ -69,7 +69,7 @@ class EpochReport:
         samples_by_cut: number of samples by cut, 0 for raw reads. Of an
             unfinished epoch, includes samples that the loop has not received.
         cached_samples: samples whose features were cached in Swift.
-        memory_samples: samples whose features were cached in memory.
+        local_samples: samples whose features were cached in memory.
         retries: repeated requests.
         fallbacks: spans read raw because push-down failed or could not
             decode one of their samples.
@@ -103,7 +103,7 @@ class EpochReport:
     loop_seconds: Mapping[str, float] = field(default_factory=dict)
     samples_by_cut: Mapping[int, int] = field(default_factory=dict)
     cached_samples: int = 0
-    memory_samples: int = 0
+    local_samples: int = 0
     retries: int = 0
     fallbacks: int = 0
     skipped_samples: int = 0
@@ -181,7 +181,7 @@ class EpochReport:
         ]
         for count, noun in (
             (self.cached_samples, "cached sample"),
-            (self.memory_samples, "sample from memory"),
+            (self.local_samples, "sample from memory"),
             (self.skipped_samples, "skipped sample"),
             (self.saturated_features, "saturated feature"),
             (self.retries, "retry"),

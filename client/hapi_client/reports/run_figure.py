@@ -142,12 +142,12 @@ def _draw_cuts(axes: Axes, reports: Sequence[EpochReport]) -> None:
         cut: (f"cut {cut}", _CUT_COLOURS[number % len(_CUT_COLOURS)])
         for number, cut in enumerate(pushed)
     }
-    if any(each.memory_samples for each in reports):
+    if any(each.local_samples for each in reports):
         styles[_IN_MEMORY] = "cached in memory", _MEMORY_COLOUR
     _draw_stacks(
         axes,
         reports,
-        lambda r: {**r.samples_by_cut, _IN_MEMORY: r.memory_samples},
+        lambda r: {**r.samples_by_cut, _IN_MEMORY: r.local_samples},
         styles,
     )
     cached = [each.cached_samples for each in reports]

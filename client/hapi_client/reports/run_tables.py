@@ -35,7 +35,7 @@ _TRAFFIC: Sequence[tuple[str, _Cell]] = (
     ("retries", lambda r: _count(r.retries)),
     ("fallbacks", lambda r: _count(r.fallbacks)),
     ("cached", lambda r: _count(r.cached_samples)),
-    ("in memory", lambda r: _count(r.memory_samples)),
+    ("in memory", lambda r: _count(r.local_samples)),
     ("skipped", lambda r: _count(r.skipped_samples)),
     ("new plans", lambda r: _count(r.plan_changes)),
 )

@@ -1,0 +1,335 @@
+"""Features at the freeze point cached on this host for later epochs.
+
+The frozen layers compute the same in every epoch, so a sample's features are
+computed once.  In memory they stay until another job needs the room: the
+order of samples differs in each epoch, so that no sample is needed sooner
+than another, and there is no better choice than those that come first.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from hapi_client.caching.directory import (
+    CacheDirectory,
+    unusable_message,
+)
+from hapi_client.caching.feature_rows import (
+    ABSENT,
+    FAILED,
+    DiskRows,
+    FeatureRows,
+    RowFormat,
+)
+from hapi_client.caching.pool import POOL, TakeMemory
+from hapi_client.caching.segments import Rows
+from hapi_client.data.splits import DataSet
+from hapi_client.sampling.partition import SpanSlice
+from hapi_protocol.transforms import Training, transform_text
+from hapi_splitter.host_limits import allowed_memory_bytes
+from hapi_splitter.units import bytes_text
+
+logger = logging.getLogger(__name__)
+
+MEMORY_SHARE = 0.25
+"""Default budget: share of the memory that this process may use."""
+QUICK_CHECK_BYTES = 256 * 1024 * 1024
+"""Features up to which an epoch may wait until all checksums are compared."""
+
+
+def default_memory_bytes() -> int:
+    """Returns the budget of one process, which shares its host with ranks."""
+    ranks = max(1, int(os.environ.get("LOCAL_WORLD_SIZE") or 1))
+    return int(MEMORY_SHARE * allowed_memory_bytes() / ranks)
+
+
+@dataclass(frozen=True)
+class CachedSlice:
+    """Features of the samples of a slice of a span.
+
+    Attributes:
+        features: by row, without samples that cannot be decoded.
+        failures: error messages by row, of the others.
+    """
+
+    features: Mapping[int, torch.Tensor]
+    failures: Mapping[int, str]
+
+
+class FeatureCache:
+    """Cached features of one data set and one variant of its images.
+
+    Args:
+        rows: where they are.
+        data: the data set.
+        changed: ETags of its shards that the store no longer has.
+    """
+
+    def __init__(
+        self, rows: FeatureRows, data: DataSet, changed: Collection[str] = ()
+    ) -> None:
+        self._rows = rows
+        self._spans = data.spans
+        self._changed = frozenset(changed)
+
+    def holds(self, piece: SpanSlice) -> bool:
+        """Returns True if all samples of a slice are known."""
+        return bool((self.places_of(piece) != ABSENT).all())
+
+    def num_cached(self) -> int:
+        """Returns the number of samples that are known."""
+        return sum(
+            int((self.places_of(SpanSlice(n, 0, len(s.rows))) != ABSENT).sum())
+            for n, s in enumerate(self._spans)
+        )
+
+    def is_whole(self, pieces: Sequence[SpanSlice]) -> bool:
+        """Returns True if batches of slices can be made by :meth:`batch`.
+
+        That is if all features are there, and their checksums were compared
+        or take little time.
+        """
+        if not pieces or not all(map(self._has_features, pieces)):
+            return False
+        size = sum(map(len, pieces)) * self._rows.form.num_bytes
+        if self._rows.has_disk and size > QUICK_CHECK_BYTES:
+            return False
+        return all(self._check(each) for each in pieces)
+
+    def put(
+        self,
+        piece: SpanSlice,
+        features: torch.Tensor,
+        failures: Mapping[int, str],
+    ) -> None:
+        """Adds the samples of a slice that are absent, if they have room.
+
+        Slices of different epochs overlap, because partitions cut spans
+        elsewhere in each.
+
+        Args:
+            piece: the slice.
+            features: ``[good samples, *shape]``, in order.
+            failures: error messages by row, of the other samples.
+        """
+        span, samples = self._spans[piece.span], self._samples(piece)
+        if span.etag not in self._changed:
+            self._rows.add(
+                span.etag,
+                range(samples.start, samples.stop),
+                features,
+                failures,
+            )
+
+    def get(self, piece: SpanSlice) -> CachedSlice | None:
+        """Returns a slice that :meth:`holds`; None if it is damaged.
+
+        Features are not copied.
+        """
+        if not self._check(piece):
+            return None
+        etag, first = self._spans[piece.span].etag, self._samples(piece).start
+        places = self.places_of(piece).tolist()
+        return CachedSlice(
+            {
+                row: self._rows.view(place)
+                for row, place in enumerate(places)
+                if place != FAILED
+            },
+            {
+                row: self._rows.failure(etag, first + row)
+                for row, place in enumerate(places)
+                if place == FAILED
+            },
+        )
+
+    def places_of(self, piece: SpanSlice) -> Rows:
+        """Returns where a slice's features are, for :meth:`batch`."""
+        etag = self._spans[piece.span].etag
+        if etag in self._changed:
+            return np.full(len(piece), ABSENT, np.int64)
+        return self._rows.find(etag, self._samples(piece))
+
+    def batch(self, places: Rows) -> torch.Tensor:
+        """Returns a copy of features, ``[n, *shape]``."""
+        return self._rows.gather(places)
+
+    def _has_features(self, piece: SpanSlice) -> bool:
+        return bool((self.places_of(piece) >= 0).all())
+
+    def _check(self, piece: SpanSlice) -> bool:
+        etag = self._spans[piece.span].etag
+        return self._rows.check(etag, self._samples(piece))
+
+    def _samples(self, piece: SpanSlice) -> slice:
+        first = self._spans[piece.span].rows[0].sample
+        return slice(first + piece.first, first + piece.stop)
+
+
+@dataclass(frozen=True)
+class CacheOptions:
+    """Where features are cached on this host.
+
+    Attributes:
+        memory_bytes: budget of memory; None for the default, 0 for none.
+        directory: None for none.
+        directory_bytes: size limit of the directory; None for the default.
+    """
+
+    memory_bytes: int | None = None
+    directory: str | os.PathLike[str] | None = None
+    directory_bytes: int | None = None
+
+
+class FeatureCaches:
+    """The cached features of all splits of a job.
+
+    Args:
+        facts: what determines the features besides the random changes of
+            images: model, data, precision, numerics; fit for JSON.
+        form: shape and dtype of one sample's features.
+        splits: all data sets of the job.
+        options: where features are cached.
+        variants: number of epochs after which random changes of the images
+            repeat; None if they never do.
+        changed_shards: returns ETags of a data set's shards that the store
+            no longer has; called if features of an earlier job are found.
+    """
+
+    def __init__(
+        self,
+        facts: Callable[[], Mapping[str, Any]],
+        form: RowFormat,
+        splits: Collection[DataSet],
+        options: CacheOptions,
+        variants: int | None = 1,
+        changed_shards: Callable[[DataSet], Collection[str]] = lambda _: (),
+    ) -> None:
+        self._facts = facts
+        self._form = form
+        self._splits = list(splits)
+        self._variants = variants
+        self._changed_shards = changed_shards
+        self._memory_bytes = (
+            default_memory_bytes()
+            if options.memory_bytes is None
+            else options.memory_bytes
+        )
+        self._directory: CacheDirectory | None = None
+        if options.directory is not None:
+            try:
+                self._directory = CacheDirectory(
+                    options.directory, options.directory_bytes
+                )
+            except OSError as error:
+                logger.warning(
+                    "%s", unusable_message(options.directory, error)
+                )
+        if 0 < self._memory_bytes < form.num_bytes:
+            logger.warning(
+                "features are not cached in memory: the budget is %s, and "
+                "those of one sample take %s",
+                bytes_text(self._memory_bytes),
+                bytes_text(form.num_bytes),
+            )
+        self._lock = threading.Lock()
+        self._open: dict[Training | None, tuple[str, FeatureRows]] = {}
+        self._caches: dict[tuple[int, Training | None], FeatureCache] = {}
+
+    @property
+    def is_active(self) -> bool:
+        """True if anything is cached."""
+        return (
+            self._directory is not None
+            or self._memory_bytes >= self._form.num_bytes
+        )
+
+    def of(
+        self, data: DataSet, training: Training | None
+    ) -> FeatureCache | None:
+        """Returns the features of a data set; None if none are cached.
+
+        Args:
+            data: one of the job's data sets.
+            training: random changes of the images; None for none.
+        """
+        if not self.is_active or (training and self._variants is None):
+            return None
+        with self._lock:
+            key = id(data), training
+            rows = self._rows_of(training)
+            if key in self._caches:
+                rows.refresh()
+                return self._caches[key]
+            cache = FeatureCache(rows, data)
+            if cache.num_cached():
+                cache = FeatureCache(rows, data, self._changed_shards(data))
+            rows.expected_rows = max(
+                rows.expected_rows,
+                sum(each.num_samples for each in self._splits),
+            )
+            self._caches[key] = cache
+            return cache
+
+    def _rows_of(self, training: Training | None) -> FeatureRows:
+        if training in self._open:
+            return self._open[training][1]
+        facts = {
+            **self._facts(),
+            "images": transform_text(training),
+            "shape": [*self._form.shape],
+            "dtype": str(self._form.dtype).removeprefix("torch."),
+        }
+
+        def make(take_memory: TakeMemory) -> FeatureRows:
+            disk = None
+            if self._directory is not None:
+                try:
+                    disk = DiskRows(self._directory, facts, self._form)
+                except OSError as error:
+                    logger.warning(
+                        "%s", unusable_message(self._directory.path, error)
+                    )
+            return FeatureRows(self._form, take_memory, disk)
+
+        place = str(self._directory.path) if self._directory else ""
+        key = json.dumps([place, facts], sort_keys=True)
+        rows = POOL.open(key, self._memory_bytes, self._form.num_bytes, make)
+        self._open[training] = key, rows
+        return rows
+
+    def coverage(self, data: DataSet) -> tuple[float, float]:
+        """Returns the fractions of a data set cached now, and in the end.
+
+        Of all variants of its images, as training requests them.
+        """
+        if self._variants is None or not self.is_active:
+            return 0.0, 0.0
+        with self._lock:
+            caches = [c for (d, _), c in self._caches.items() if d == id(data)]
+            opened = list(self._open.values())
+        total = max(1, data.num_samples * self._variants)
+        now = sum(cache.num_cached() for cache in caches)
+        room = sum(rows.room_rows for _, rows in opened)
+        free = POOL.free_bytes(opened[0][0]) if opened else self._memory_bytes
+        if self._directory is not None:
+            free += self._directory.limit_bytes
+        later = now + room + free // self._form.num_bytes
+        return min(1.0, now / total), min(1.0, later / total)
+
+    def close(self) -> None:
+        """Ends this job's use; features in memory stay for the next job."""
+        with self._lock:
+            for key, _ in self._open.values():
+                POOL.release(key)
+            self._open.clear()
+            self._caches.clear()

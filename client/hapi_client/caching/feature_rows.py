@@ -1,0 +1,430 @@
+"""Features of one model, cut and transform: in memory and in a directory.
+
+Rows are found by the ETag of the shard and the number of the sample, so that
+a shard that has changed is never served, and jobs with other selections of
+the same shards share rows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from hapi_client.caching.directory import (
+    CacheDirectory,
+    folder_locked,
+    unusable_message,
+)
+from hapi_client.caching.segments import (
+    SHARD_KEY_BYTES,
+    DiskSegment,
+    MemorySegment,
+    Rows,
+    Segment,
+)
+
+logger = logging.getLogger(__name__)
+
+ABSENT, FAILED = -1, -2
+MAX_SAMPLES = 1 << 24
+"""Samples of one shard that may be cached on the disk: a number that has been
+damaged there must not take all memory."""
+_ROW_BITS = 40
+
+
+@dataclass(frozen=True)
+class RowFormat:
+    """Shape and dtype of a row of features.
+
+    Attributes:
+        shape: of one sample's features.
+        dtype: of the features.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of one row."""
+        return torch.Size(self.shape).numel() * self.dtype.itemsize
+
+
+class FeatureRows:
+    """Rows of features by shard and sample.  Thread-safe.
+
+    Args:
+        form: shape and dtype of a row.
+        take_memory: takes memory for at least, and at most, given numbers of
+            rows; returns the number, or 0.
+        disk: rows on the disk; None for none.
+
+    Attributes:
+        form: shape and dtype of a row.
+        num_rows: number of cached samples.
+        expected_rows: samples that may still be added, by which room is
+            taken.
+    """
+
+    def __init__(
+        self,
+        form: RowFormat,
+        take_memory: Callable[[int, int], int],
+        disk: DiskRows | None,
+    ) -> None:
+        self.form = form
+        self._take_memory = take_memory
+        self._disk = disk
+        self._lock = threading.RLock()
+        self._segments: list[Segment] = []
+        self._places: dict[bytes, Rows] = {}
+        self._failures: dict[tuple[bytes, int], str] = {}
+        self._memory_segment: MemorySegment | None = None
+        self._has_warned = False
+        self.num_rows = 0
+        self.expected_rows = 0
+        self.refresh()
+
+    @property
+    def has_disk(self) -> bool:
+        """True if rows may have to be compared with their checksums."""
+        return any(isinstance(each, DiskSegment) for each in self._segments)
+
+    @property
+    def room_rows(self) -> int:
+        """Number of rows that can still be added without more room."""
+        with self._lock:
+            return sum(each.capacity for each in self._segments) - (
+                self.num_rows
+            )
+
+    def find(self, etag: str, samples: slice) -> Rows:
+        """Returns places for :meth:`gather`; negative without features."""
+        with self._lock:
+            places = self._shard(shard_key(etag), samples.stop)
+            return np.array(places[samples])
+
+    def failure(self, etag: str, sample: int) -> str:
+        """Returns the message of a sample with the place FAILED."""
+        return self._failures[shard_key(etag), sample]
+
+    def view(self, place: int) -> torch.Tensor:
+        """Returns the features of one sample, not to be changed."""
+        number, row = place >> _ROW_BITS, place & ((1 << _ROW_BITS) - 1)
+        return self._segments[number].features[row]
+
+    def gather(self, places: Rows) -> torch.Tensor:
+        """Returns a copy of features, ``[n, *shape]``."""
+        numbers, rows = places >> _ROW_BITS, places & ((1 << _ROW_BITS) - 1)
+        if len(numbers) and (numbers == numbers[0]).all():
+            one: torch.Tensor = self._segments[numbers[0]].features
+            return one.index_select(0, torch.from_numpy(rows))
+        features = torch.empty(
+            (len(places), *self.form.shape), dtype=self.form.dtype
+        )
+        for number in np.unique(numbers):
+            mine = numbers == number
+            features[torch.from_numpy(mine)] = self._segments[number].features[
+                torch.from_numpy(rows[mine])
+            ]
+        return features
+
+    def check(self, etag: str, samples: slice) -> bool:
+        """Compares rows with their checksums; forgets those that differ.
+
+        Returns:
+            True if all samples are there.
+        """
+        places = self.find(etag, samples)
+        good = places >= 0
+        numbers = places[good] >> _ROW_BITS
+        rows = places[good] & ((1 << _ROW_BITS) - 1)
+        for number in np.unique(numbers):
+            bad = self._segments[number].damaged(rows[numbers == number])
+            if len(bad):
+                self._forget(etag, samples, (int(number) << _ROW_BITS) + bad)
+        return bool((self.find(etag, samples) != ABSENT).all())
+
+    def _forget(self, etag: str, samples: slice, places: Rows) -> None:
+        self._warn(
+            f"{len(places)} of the cached features are damaged, and are "
+            "computed anew"
+        )
+        with self._lock:
+            shard = self._shard(shard_key(etag), samples.stop)[samples]
+            shard[np.isin(shard, places)] = ABSENT
+            self.num_rows -= len(places)
+
+    def add(
+        self,
+        etag: str,
+        samples: range,
+        features: torch.Tensor,
+        failures: Mapping[int, str],
+    ) -> None:
+        """Adds the samples that are absent, as far as there is room.
+
+        Args:
+            etag: of the shard.
+            samples: numbers of the samples.
+            features: ``[good samples, *shape]``, in order.
+            failures: error messages by row, of the other samples.
+        """
+        key = shard_key(etag)
+        good = np.array(
+            [s for row, s in enumerate(samples) if row not in failures],
+            np.int64,
+        )
+        with self._lock:
+            self._add_good(key, good, features)
+            shard = self._shard(key, samples.stop)
+            for row, message in failures.items():
+                if shard[samples[row]] == ABSENT:
+                    self._failures[key, samples[row]] = message
+                    shard[samples[row]] = FAILED
+
+    def _add_good(
+        self, key: bytes, samples: Rows, features: torch.Tensor
+    ) -> None:
+        if (
+            self._disk is not None
+            and not self._is_known(key, samples).all()
+            and samples.max() < MAX_SAMPLES
+        ):
+            try:
+                self._add_to_disk(self._disk, key, samples, features)
+            except (OSError, ValueError) as error:
+                self._give_up_disk(self._disk, error)
+        new = ~self._is_known(key, samples)
+        if new.any():
+            self._add_to_memory(
+                key, samples[new], features[torch.from_numpy(new)]
+            )
+
+    def _is_known(self, key: bytes, samples: Rows) -> npt.NDArray[np.bool_]:
+        shard = self._shard(key, int(samples.max(initial=0)) + 1)
+        return np.not_equal(shard[samples], ABSENT)
+
+    def _add_to_disk(
+        self,
+        disk: DiskRows,
+        key: bytes,
+        samples: Rows,
+        features: torch.Tensor,
+    ) -> None:
+        with folder_locked(disk.folder):
+            self.refresh()
+            new = ~self._is_known(key, samples)
+            count = int(new.sum())
+            if not count:
+                return
+            segment = disk.segment_with_room(
+                count, max(count, self.expected_rows - self.num_rows)
+            )
+            if segment is None:
+                return
+            rows = segment.append(
+                key, samples[new], features[torch.from_numpy(new)]
+            )
+        self._set(key, samples[new], self._number(segment), rows)
+
+    def _add_to_memory(
+        self, key: bytes, samples: Rows, features: torch.Tensor
+    ) -> None:
+        count = len(samples)
+        segment = self._memory_segment
+        if segment is None or segment.capacity - segment.num_rows < count:
+            capacity = self._take_memory(
+                count, max(count, self.expected_rows - self.num_rows)
+            )
+            if not capacity:
+                return
+            segment = MemorySegment(capacity, self.form.shape, self.form.dtype)
+            self._memory_segment = segment
+        rows = segment.append(features)
+        self._set(key, samples, self._number(segment), rows)
+
+    def _number(self, segment: Segment) -> int:
+        if segment not in self._segments:
+            self._segments.append(segment)
+        return self._segments.index(segment)
+
+    def _set(
+        self, key: bytes, samples: Rows, segment: int, rows: Rows
+    ) -> None:
+        shard = self._shard(key, int(samples.max()) + 1)
+        self.num_rows += int((shard[samples] == ABSENT).sum())
+        shard[samples] = (segment << _ROW_BITS) + rows
+
+    def refresh(self) -> None:
+        """Finds rows that other processes have added to the directory."""
+        with self._lock:
+            disk = self._disk
+            if disk is None:
+                return
+            try:
+                for segment in disk.refresh():
+                    first, records = segment.new_records()
+                    keys = records["shard"].tobytes()
+                    for start, stop in _runs(records["shard"]):
+                        place = start * SHARD_KEY_BYTES
+                        samples = records["sample"][start:stop]
+                        rows = np.arange(first + start, first + stop)
+                        likely = samples < MAX_SAMPLES
+                        if likely.any():
+                            self._set(
+                                keys[place : place + SHARD_KEY_BYTES],
+                                samples[likely].astype(np.int64),
+                                self._number(segment),
+                                rows[likely],
+                            )
+            except (OSError, ValueError) as error:
+                self._give_up_disk(disk, error)
+
+    def _give_up_disk(self, disk: DiskRows, error: Exception) -> None:
+        if isinstance(error, TimeoutError):
+            logger.info("features are not added to the cache: %s", error)
+            return
+        self._disk = None
+        self._warn(unusable_message(disk.folder, error))
+
+    def _warn(self, message: str) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            logger.warning("%s", message)
+
+    def _shard(self, key: bytes, stop: int) -> Rows:
+        """Returns the places of a shard, at least up to a sample."""
+        found = self._places.get(key)
+        if found is None or len(found) < stop:
+            longer = np.full(max(stop, 64), ABSENT, np.int64)
+            if found is not None:
+                longer = np.full(max(stop, 2 * len(found)), ABSENT, np.int64)
+                longer[: len(found)] = found
+            found = self._places[key] = longer
+        return found
+
+    def close(self) -> None:
+        """Closes the files; rows in memory end with the last reference."""
+        with self._lock:
+            if self._disk is not None:
+                self._disk.close()
+                self._disk = None
+
+
+class DiskRows:
+    """The segments of one entry of a cache directory.
+
+    Args:
+        directory: the cache.
+        facts: facts that determine the features, fit for JSON.
+        form: shape and dtype of a row.
+
+    Raises:
+        OSError: if the directory cannot be used.
+    """
+
+    def __init__(
+        self,
+        directory: CacheDirectory,
+        facts: Mapping[str, Any],
+        form: RowFormat,
+    ) -> None:
+        self._directory = directory
+        self._form = form
+        self.folder, self._handle = directory.open(facts)
+        self._segments: dict[int, DiskSegment] = {}
+        self._is_full = False
+
+    def refresh(self) -> list[DiskSegment]:
+        """Returns all segments; opens new ones, and removes damaged ones."""
+        for path in self.folder.glob("*.npy"):
+            number = int(path.stem) if path.stem.isdigit() else -1
+            if number < 0 or number in self._segments:
+                continue
+            try:
+                self._segments[number] = DiskSegment(
+                    self.folder, number, self._form.shape, self._form.dtype
+                )
+            except ValueError as error:
+                logger.warning("%s: it is removed, and computed anew", error)
+                with suppress(FileNotFoundError):
+                    path.unlink()
+        return list(self._segments.values())
+
+    def segment_with_room(
+        self, rows: int, wanted_rows: int
+    ) -> DiskSegment | None:
+        """Returns a segment for some rows; None if the cache is full.
+
+        The caller holds the folder's lock.
+
+        Args:
+            rows: number of rows to add.
+            wanted_rows: number of rows for which a new one takes room.
+
+        Raises:
+            OSError: if the disk is full or fails.
+        """
+        for segment in self._segments.values():
+            if segment.capacity - len(segment.records) >= rows:
+                return segment
+        if self._is_full:
+            return None
+        row_bytes = self._form.num_bytes
+        with self._directory.locked():
+            room = self._directory.room_bytes(wanted_rows * row_bytes)
+            if room < rows * row_bytes:
+                self._is_full = True
+                logger.warning(
+                    "the cache %s is full: its limit is %d bytes, all of "
+                    "them in use; what does not fit is read again",
+                    self._directory.path,
+                    self._directory.limit_bytes,
+                )
+                return None
+            for leftover in self.folder.glob("*.tmp"):
+                leftover.unlink()  # of a process that was killed
+            number = 1 + max(self._segments, default=-1)
+            segment = DiskSegment(
+                self.folder,
+                number,
+                self._form.shape,
+                self._form.dtype,
+                room // row_bytes,
+            )
+        self._segments[number] = segment
+        return segment
+
+    def close(self) -> None:
+        """Lets others remove the entry."""
+        for segment in self._segments.values():
+            segment.close()
+        os.close(self._handle)
+
+
+@lru_cache(maxsize=4096)
+def shard_key(etag: str) -> bytes:
+    """Returns the key of a shard's content in records."""
+    return hashlib.sha256(etag.encode()).digest()[:SHARD_KEY_BYTES]
+
+
+def _runs(shards: np.ndarray) -> Iterable[tuple[int, int]]:
+    """Returns start and stop of runs of records of the same shard."""
+    if not len(shards):
+        return ()
+    changes = np.flatnonzero((shards[1:] != shards[:-1]).any(axis=1)) + 1
+    ends = [0, *changes.tolist(), len(shards)]
+    return pairwise(ends)

@@ -1,0 +1,299 @@
+"""Features cached on this host, in memory and in a directory."""
+
+import io
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from hapi_client import Augmentation, ReadConfig
+from hapi_client.caching.pool import POOL
+from hapi_client.swift.swift_url import parse_location
+from hapi_protocol.errors import ClientError, HapiError
+from jobs import small_job, upload_shards
+from photos import shard, with_corrupt_member
+
+DATA = "swift://memory/photos"
+DAMAGED = "swift://memory/damaged"
+COUNTS = (24, 40, 16)
+NUM_SAMPLES = sum(COUNTS)
+SAMPLE_BYTES = 4 * 64
+
+
+@pytest.fixture(scope="module")
+def photos(connection, tmp_path_factory):
+    shards = {
+        f"{number}.tar": shard(count, size=40, seed=number)
+        for number, count in enumerate(COUNTS)
+    }
+    folder = tmp_path_factory.mktemp("shards")
+    upload_shards(connection, parse_location(DATA), folder, shards)
+    bad = tmp_path_factory.mktemp("damaged")
+    shards["1.tar"] = with_corrupt_member(shards["1.tar"], "s1-0003")
+    upload_shards(connection, parse_location(DAMAGED), bad, shards)
+
+
+@pytest.fixture(autouse=True)
+def new_process():
+    """What a test caches in memory is not found by the next one."""
+    yield
+    POOL.clear()
+
+
+def job_of(
+    connection,
+    data=DATA,
+    *,
+    cache_memory_bytes=None,
+    directory=None,
+    **options,
+):
+    read = ReadConfig(
+        cache_memory_bytes=cache_memory_bytes,
+        cache_directory=directory,
+        decode_threads=1,
+        on_error=options.pop("on_error", "raise"),
+    )
+    return small_job(
+        data,
+        connection=connection,
+        batch_size=16,
+        seed=3,
+        read=read,
+        **{"cut": "freeze", **options},
+    )
+
+
+def epoch_of(job, epoch, **options):
+    """Keys, features and labels of an epoch."""
+    loader = job.loader(epoch, **options)
+    keys, batches = [], []
+    for batch in loader:
+        keys += loader.keys
+        batches.append(batch)
+    features, labels = (torch.cat(each) for each in zip(*batches, strict=True))
+    return keys, features, labels
+
+
+def assert_same_epoch(actual, expected):
+    assert actual[0] == expected[0]
+    torch.testing.assert_close(actual[1], expected[1], rtol=1e-4, atol=1e-5)
+    assert torch.equal(actual[2], expected[2])
+
+
+@pytest.mark.parametrize("cut", ["freeze", "stream", 1])
+def test_later_epochs_are_read_from_memory_alone(connection, photos, cut):
+    with job_of(connection, cache_memory_bytes=0) as job:
+        expected = [epoch_of(job, epoch) for epoch in (0, 1, 2, None)]
+        assert job.stats.local_hits == 0
+    with job_of(connection, cut=cut) as job:
+        assert_same_epoch(epoch_of(job, 0), expected[0])
+        received = job.stats.bytes
+        for epoch, wanted in zip((1, 2, None), expected[1:], strict=True):
+            assert_same_epoch(epoch_of(job, epoch), wanted)
+        assert job.stats.bytes == received
+        assert job.stats.local_hits == 3 * NUM_SAMPLES
+        assert job.stats.samples == 4 * NUM_SAMPLES
+        reports = job.reports
+    assert [each.local_samples for each in reports] == [0, *3 * [NUM_SAMPLES]]
+    assert [each.requests for each in reports[1:]] == [0, 0, 0]
+    assert all(each.is_finished for each in reports)
+
+
+def test_batches_may_be_changed_and_saved_by_autograd(connection, photos):
+    with job_of(connection) as job:
+        with torch.inference_mode():
+            expected = epoch_of(job, 0)
+        weight = torch.ones((), requires_grad=True)
+        for _ in range(2):
+            for features, labels in job.loader(0):
+                (features * weight).sum().backward()
+                features.zero_()
+                labels.zero_()
+        assert_same_epoch(epoch_of(job, 0), expected)
+
+
+def test_what_does_not_fit_is_read_again(connection, photos):
+    with job_of(connection, cache_memory_bytes=0) as job:
+        expected = [epoch_of(job, epoch) for epoch in (0, 1)]
+    with job_of(connection, cache_memory_bytes=50 * SAMPLE_BYTES) as job:
+        assert_same_epoch(epoch_of(job, 0), expected[0])
+        assert_same_epoch(epoch_of(job, 1), expected[1])
+        assert 0 < job.stats.local_hits <= 50
+        assert job.stats.samples == 2 * NUM_SAMPLES
+
+
+def test_budget_below_one_sample_is_a_warning(connection, photos, caplog):
+    with job_of(connection, cache_memory_bytes=SAMPLE_BYTES - 1) as job:
+        for epoch in (0, 1):
+            epoch_of(job, epoch)
+        assert job.stats.local_hits == 0
+    assert "features are not cached in memory" in caplog.text
+
+
+def test_contradicting_options_are_refused():
+    with pytest.raises(ClientError, match="bytes is -1; 0 caches nothing"):
+        ReadConfig(cache_memory_bytes=-1)
+    with pytest.raises(ClientError, match="give both, or neither"):
+        ReadConfig(cache_directory_bytes=10)
+
+
+def test_bad_samples_are_skipped_or_raised_in_each_epoch(connection, photos):
+    with job_of(connection, DAMAGED, on_error="skip") as job:
+        for epoch in (0, 1):
+            keys, _, _ = epoch_of(job, epoch)
+            assert len(keys) == NUM_SAMPLES - 1
+        assert job.stats.local_hits == NUM_SAMPLES - 1
+        assert job.stats.skipped == 2
+    POOL.clear()
+    with job_of(connection, DAMAGED) as job:
+        for _ in range(2):
+            with pytest.raises(
+                ClientError, match=r"cannot be decoded|damaged"
+            ):
+                epoch_of(job, 0)
+
+
+def test_resumed_epoch_continues_from_memory(connection, photos):
+    with job_of(connection) as job:
+        epoch_of(job, 0)
+        expected = epoch_of(job, 1)
+        loader = iter(job.loader(1))
+        for _ in range(2):
+            next(loader)
+        loader.close()
+        job.load_state_dict(job.state_dict())
+        keys, _, _ = epoch_of(job, 1)
+        assert keys == expected[0][32:]
+        assert job.epoch == 2
+
+
+def test_random_changes_are_cached_only_if_they_repeat(connection, photos):
+    options = {"augment": Augmentation()}
+    with job_of(connection, **options) as job:
+        epochs = [epoch_of(job, epoch)[1] for epoch in (0, 1, 0)]
+        assert not torch.equal(epochs[0], epochs[1])
+        assert job.stats.local_hits == 0
+        for _ in range(2):
+            epoch_of(job, None)
+        assert job.stats.local_hits == NUM_SAMPLES
+    with job_of(connection, augment_period_epochs=2, **options) as job:
+        first = [epoch_of(job, epoch) for epoch in (0, 1)]
+        assert job.stats.local_hits == 0
+        third = epoch_of(job, 2)
+        assert job.stats.local_hits == NUM_SAMPLES
+        order = [
+            sorted(range(NUM_SAMPLES), key=e[0].__getitem__)
+            for e in (third, first[0])
+        ]
+        torch.testing.assert_close(third[1][order[0]], first[0][1][order[1]])
+
+
+@pytest.fixture(scope="module")
+def expected(connection, photos):
+    """Epochs 0, 1 and 2, and the order of the index, without a cache."""
+    with job_of(connection, cache_memory_bytes=0) as job:
+        return [epoch_of(job, epoch) for epoch in (0, 1, 2, None)]
+
+
+def test_next_job_of_a_process_finds_features_in_memory(connection, expected):
+    with job_of(connection) as job:
+        assert_same_epoch(epoch_of(job, 0), expected[0])
+    with job_of(connection, cut="stream") as job:
+        for epoch in (0, 1):
+            assert_same_epoch(epoch_of(job, epoch), expected[epoch])
+        assert job.stats.local_hits == 2 * NUM_SAMPLES
+    with job_of(connection, cut="freeze", encoding="float16") as job:
+        # Features that were rounded are others.
+        epoch_of(job, 0)
+        assert job.stats.local_hits == 0
+
+
+@pytest.mark.parametrize("memory", [0, None])
+def test_next_run_finds_features_in_the_directory(
+    connection, expected, tmp_path, memory
+):
+    options = {"directory": tmp_path, "cache_memory_bytes": memory}
+    with job_of(connection, **options) as job:
+        assert_same_epoch(epoch_of(job, 0), expected[0])
+        assert job.stats.local_hits == 0
+        assert_same_epoch(epoch_of(job, 1), expected[1])
+        assert job.stats.local_hits == NUM_SAMPLES
+    POOL.clear()
+    with job_of(connection, cut="stream", **options) as job:
+        for epoch in (2, None):
+            wanted = expected[-1 if epoch is None else epoch]
+            assert_same_epoch(epoch_of(job, epoch), wanted)
+        assert job.stats.local_hits == 2 * NUM_SAMPLES
+        assert [each.requests for each in job.reports] == [0, 0]
+
+
+def test_features_of_a_changed_shard_are_not_served(
+    connection, photos, tmp_path, tmp_path_factory
+):
+    place = "swift://memory/changing"
+    shards = {"a.tar": shard(8, size=40, seed=1)}
+    upload_shards(connection, parse_location(place), tmp_path, shards)
+    cache = tmp_path_factory.mktemp("cache")
+    with job_of(connection, place, directory=cache) as job:
+        first = epoch_of(job, 0)
+    new = shard(8, size=40, seed=2)
+    connection.put("memory", "changing/a.tar", io.BytesIO(new), len(new))
+    with job_of(connection, place, directory=cache) as job:
+        with pytest.raises(HapiError, match=r"changed.*hapi index"):
+            epoch_of(job, 0)
+        assert job.stats.local_hits == 0
+    upload_shards(
+        connection,
+        parse_location(place),
+        tmp_path_factory.mktemp("new"),
+        {"a.tar": new},
+    )
+    with job_of(connection, place, directory=cache) as job:
+        second = epoch_of(job, 0)
+        assert job.stats.local_hits == 0
+    assert not torch.allclose(first[1], second[1])
+
+
+def test_damaged_features_are_read_again(connection, expected, tmp_path):
+    with job_of(connection, directory=tmp_path) as job:
+        epoch_of(job, 0)
+    (path,) = tmp_path.rglob("*.npy")
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 4
+    path.write_bytes(data)
+    for is_whole in (False, True):
+        POOL.clear()
+        with job_of(connection, directory=tmp_path) as job:
+            for epoch in (1, 2):
+                assert_same_epoch(epoch_of(job, epoch), expected[epoch])
+            hits = job.stats.local_hits
+            assert (hits == 2 * NUM_SAMPLES) == is_whole
+            assert hits > NUM_SAMPLES
+
+
+def test_directory_that_cannot_be_used_is_a_warning(
+    connection, expected, tmp_path, caplog
+):
+    path = tmp_path / "file"
+    path.write_text("no directory")
+    options = {"directory": path, "cache_memory_bytes": 0}
+    with job_of(connection, **options) as job:
+        for epoch in (0, 1):
+            assert_same_epoch(epoch_of(job, epoch), expected[epoch])
+        assert job.stats.local_hits == 0
+    assert f"no features are cached in {path}: Not a directory" in caplog.text
+
+
+def test_loader_workers_share_the_directory(connection, expected, tmp_path):
+    with job_of(connection, directory=tmp_path) as job:
+        data = job.dataset()
+        loader = DataLoader(data, batch_size=None, num_workers=2)
+        for epoch in (0, 1):
+            data.set_epoch(epoch)
+            batches = list(loader)
+            assert sum(len(labels) for _, labels in batches) == NUM_SAMPLES
+    POOL.clear()
+    with job_of(connection, directory=tmp_path) as job:
+        assert_same_epoch(epoch_of(job, 2), expected[2])
+        assert job.stats.local_hits == NUM_SAMPLES

@@ -1,0 +1,283 @@
+"""Rows of features in memory and in a directory, damage and limits."""
+
+import errno
+import fcntl
+import json
+import os
+
+import numpy as np
+import pytest
+import torch
+
+from hapi_client.caching.directory import CacheDirectory
+from hapi_client.caching.feature_rows import (
+    ABSENT,
+    DiskRows,
+    FeatureRows,
+    RowFormat,
+)
+from hapi_client.caching.pool import RowPool
+from hapi_client.caching.segments import RECORD, DiskSegment
+
+FORM = RowFormat((3,), torch.float32)
+FEATURES = torch.arange(60.0).reshape(20, 3)
+FACTS = {"model": "0" * 64}
+
+
+def in_memory(capacity, form=FORM):
+    left = capacity
+
+    def take(least, most):
+        nonlocal left
+        granted = min(left, most) if left >= least else 0
+        left -= granted
+        return granted
+
+    return FeatureRows(form, take, None)
+
+
+def on_disk(path, *, limit_bytes=10**6, form=FORM, expected=20):
+    directory = CacheDirectory(path, limit_bytes)
+    rows = FeatureRows(
+        form, lambda least, most: 0, DiskRows(directory, FACTS, form)
+    )
+    rows.expected_rows = expected
+    return rows
+
+
+def add(rows, first, stop, etag="a", failures=None):
+    bad = failures or {}
+    good = [n for n in range(first, stop) if n - first not in bad]
+    rows.add(etag, range(first, stop), FEATURES[good], bad)
+
+
+def found(rows, first, stop, etag="a"):
+    """Features of samples, after a comparison with their checksums."""
+    if not rows.check(etag, slice(first, stop)):
+        return None
+    return rows.gather(rows.find(etag, slice(first, stop)))
+
+
+@pytest.fixture(params=["memory", "disk"])
+def rows(request, tmp_path):
+    if request.param == "memory":
+        yield in_memory(20)
+    else:
+        opened = on_disk(tmp_path)
+        yield opened
+        opened.close()
+
+
+def test_slices_of_two_epochs_may_overlap(rows):
+    add(rows, 0, 6)
+    add(rows, 3, 10)
+    assert rows.num_rows == 10
+    assert torch.equal(found(rows, 0, 10), FEATURES[:10])
+    assert found(rows, 0, 11) is None
+    assert found(rows, 0, 10, etag="other") is None
+
+
+def test_bad_samples_take_no_room(rows):
+    add(rows, 0, 3, failures={1: "damaged"})
+    places = rows.find("a", slice(0, 3))
+    assert rows.failure("a", 1) == "damaged"
+    assert torch.equal(rows.gather(places[[0, 2]]), FEATURES[[0, 2]])
+    assert rows.num_rows == 2
+
+
+def test_slice_without_room_is_left_out():
+    rows = in_memory(3)
+    add(rows, 0, 4)
+    assert (rows.find("a", slice(0, 4)) == ABSENT).all()
+    add(rows, 4, 6)
+    assert torch.equal(found(rows, 4, 6), FEATURES[4:6])
+
+
+def test_rows_of_several_files_are_gathered_in_order(tmp_path):
+    rows = on_disk(tmp_path, expected=4)
+    for first in (0, 4, 8):
+        add(rows, first, first + 4)
+    assert len(list(tmp_path.rglob("*.npy"))) == 3
+    order = np.array([9, 0, 5, 11, 2])
+    places = rows.find("a", slice(0, 12))[order]
+    assert torch.equal(rows.gather(places), FEATURES[order])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.int64])
+def test_another_process_finds_the_same_rows(tmp_path, dtype):
+    form = RowFormat((3,), dtype)
+    writer, reader = (on_disk(tmp_path, form=form) for _ in range(2))
+    writer.add("a", range(5), FEATURES[:5].to(dtype), {})
+    assert found(reader, 0, 5) is None
+    reader.refresh()
+    assert torch.equal(found(reader, 0, 5), FEATURES[:5].to(dtype))
+    reader.add("a", range(8), FEATURES[:8].to(dtype), {})
+    writer.add("a", range(4, 10), FEATURES[4:10].to(dtype), {})
+    reader.refresh()
+    for each in (reader, writer, on_disk(tmp_path, form=form)):
+        assert torch.equal(found(each, 0, 10), FEATURES[:10].to(dtype))
+        assert each.num_rows == 10
+
+
+def test_files_are_plain_numpy(tmp_path):
+    add(on_disk(tmp_path), 0, 20)
+    (path,) = tmp_path.rglob("*.npy")
+    assert np.array_equal(np.load(path), FEATURES.numpy())
+
+
+def test_a_flipped_bit_is_never_delivered(tmp_path, caplog):
+    add(on_disk(tmp_path), 0, 20)
+    generator = np.random.default_rng(5)
+    files = [
+        path
+        for path in sorted(tmp_path.rglob("*"))
+        if path.is_file() and path.stat().st_size
+    ]
+    assert {path.suffix for path in files} == {".npy", ".rows", ".json"}
+    num_noticed = 0
+    for path in files:
+        original = path.read_bytes()
+        for bit in generator.integers(8 * len(original), size=25).tolist():
+            data = bytearray(original)
+            data[bit // 8] ^= 1 << bit % 8
+            path.write_bytes(data)
+            rows = on_disk(tmp_path)
+            for sample in range(20):
+                one = found(rows, sample, sample + 1)
+                if one is None:
+                    num_noticed += 1
+                else:
+                    assert torch.equal(one, FEATURES[sample : sample + 1])
+            add(rows, 0, 20)
+            assert torch.equal(found(rows, 0, 20), FEATURES)
+            rows.close()
+            for leftover in tmp_path.rglob("*.*"):
+                leftover.unlink()
+            add(on_disk(tmp_path), 0, 20)
+            assert path.read_bytes() == original
+    assert num_noticed >= 50
+    assert "damaged" in caplog.text
+
+
+def test_a_record_without_its_row_is_absent(tmp_path):
+    rows = on_disk(tmp_path)
+    add(rows, 0, 4)
+    (path,) = tmp_path.rglob("*.rows")
+    record = np.zeros(1, RECORD)
+    record["sample"] = 7
+    with path.open("ab") as file:
+        # As after a loss of power, and a record that is cut off.
+        file.write(record.tobytes() + b"\0" * 9)
+    again = on_disk(tmp_path)
+    assert torch.equal(found(again, 0, 4), FEATURES[:4])
+    assert found(again, 7, 8) is None
+
+
+def test_a_full_cache_keeps_what_it_has(tmp_path, caplog):
+    on_disk(tmp_path).close()
+    directory = CacheDirectory(tmp_path)
+    used = sum(each.num_bytes for each in directory.entries())
+    rows = on_disk(tmp_path, limit_bytes=used + 5 * FORM.num_bytes)
+    add(rows, 0, 5)
+    add(rows, 5, 8)
+    add(rows, 8, 10)
+    assert torch.equal(found(rows, 0, 5), FEATURES[:5])
+    assert found(rows, 5, 8) is None
+    assert caplog.text.count("is full") == 1
+
+
+def test_least_recently_used_entries_leave_first(tmp_path):
+    directory = CacheDirectory(tmp_path, 10**6)
+    entries = {}
+    for number in range(3):
+        disk = DiskRows(directory, {"model": str(number)}, FORM)
+        rows = FeatureRows(FORM, lambda least, most: 0, disk)
+        add(rows, 0, 20)
+        os.utime(disk.folder / "facts.json", (number, number))
+        entries[number] = disk.folder
+        if number != 1:
+            rows.close()  # entry 1 is in use
+    directory.limit_bytes = sum(e.num_bytes for e in directory.entries())
+    new = on_disk(tmp_path, limit_bytes=directory.limit_bytes)
+    add(new, 0, 20)
+    assert torch.equal(found(new, 0, 20), FEATURES)
+    assert [path.exists() for path in entries.values()] == [
+        False,
+        True,
+        True,
+    ]
+
+
+def test_a_full_disk_is_a_warning(tmp_path, monkeypatch, caplog):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    rows = on_disk(tmp_path)
+    for _ in range(2):
+        add(rows, 0, 5)
+    assert found(rows, 0, 5) is None
+    assert caplog.text.count("No space left on device; make room") == 1
+    assert not list(tmp_path.rglob("*.tmp"))
+
+
+def test_a_stopped_writer_stops_no_other(tmp_path, monkeypatch):
+    monkeypatch.setattr("hapi_client.caching.directory.LOCK_SECONDS", 0.05)
+    rows = on_disk(tmp_path)
+    add(rows, 0, 5)
+    folder = next(tmp_path.rglob("*.npy")).parent
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        add(rows, 5, 8)
+        assert found(rows, 5, 8) is None
+        assert torch.equal(found(rows, 0, 5), FEATURES[:5])
+    add(rows, 5, 8)
+    assert torch.equal(found(rows, 5, 8), FEATURES[5:8])
+
+
+def test_damaged_facts_are_replaced(tmp_path, caplog):
+    rows = on_disk(tmp_path)
+    add(rows, 0, 5)
+    rows.close()
+    (path,) = tmp_path.rglob("facts.json")
+    path.write_text(json.dumps({"model": "another"}))
+    again = on_disk(tmp_path)
+    assert found(again, 0, 5) is None
+    assert "are damaged" in caplog.text
+
+
+def test_segment_of_another_shape_is_damaged(tmp_path):
+    DiskSegment(tmp_path, 0, (3,), torch.float32, capacity=4).close()
+    for shape, dtype in [((4,), torch.float32), ((3,), torch.int32)]:
+        with pytest.raises(ValueError, match="is damaged"):
+            DiskSegment(tmp_path, 0, shape, dtype)
+
+
+def test_pool_keeps_rows_of_closed_jobs_until_room_is_needed():
+    pool = RowPool()
+
+    def opened(key, limit=40 * FORM.num_bytes):
+        rows = pool.open(
+            key,
+            limit,
+            FORM.num_bytes,
+            lambda take: FeatureRows(FORM, take, None),
+        )
+        rows.expected_rows = 20
+        return rows
+
+    for key in ("first", "second"):
+        add(opened(key), 0, 20)
+        pool.release(key)
+    assert torch.equal(found(opened("first"), 0, 20), FEATURES)
+    add(opened("third"), 0, 20)
+    assert torch.equal(found(opened("third"), 0, 20), FEATURES)
+    assert found(opened("second"), 0, 20) is None
+    # The first is in use, and the pool is full.
+    add(opened("fourth"), 0, 20)
+    assert found(opened("fourth"), 0, 20) is None
+    assert torch.equal(found(opened("first"), 0, 20), FEATURES)
+    for key in ("first", "first", "third", "third"):
+        pool.release(key)
+    pool.clear()
+    assert found(opened("first"), 0, 20) is None
