@@ -41,6 +41,7 @@ PAUSE_SECONDS = 2.5
 DATA = "swift://weather"
 SOON = Backoff(attempts=8, first_seconds=0.05, max_seconds=0.5)
 OPTIONS = ReadConfig(
+    cache_memory_bytes=0,
     decode_threads=1,
     num_threads=2,
     ahead_spans=4,
@@ -250,6 +251,7 @@ def test_epoch_of_a_killed_worker_is_finished_and_push_down_resumes(
         expected = features_by_label(streaming.loader(0))
     assert sorted(expected) == list(range(NUM_SAMPLES))
     options = ReadConfig(
+        cache_memory_bytes=0,
         num_threads=3,
         buffer_spans=1,
         pause_seconds=0.1,
@@ -324,6 +326,7 @@ def test_log_of_plans_reports_the_worker_and_no_sample_is_lost(
         replan_seconds=0.5,
         replan_min_spans=1,
         read=ReadConfig(
+            cache_memory_bytes=0,
             backoff=Backoff(attempts=1),
             pause_seconds=0.5,
             max_pause_seconds=1.0,

@@ -32,6 +32,7 @@ CHANGES = Augmentation(
     hue=(-0.1, 0.1),
 )
 QUICK = ReadConfig(
+    cache_memory_bytes=0,
     num_threads=2,
     decode_threads=2,
     backoff=Backoff(attempts=2, first_seconds=0.05),

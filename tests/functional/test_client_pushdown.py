@@ -23,6 +23,7 @@ from photos import shard, with_corrupt_member
 TOLERANCE = 1e-4
 NUM_SAMPLES = 40
 QUICK = ReadConfig(
+    cache_memory_bytes=0,
     num_threads=2,
     decode_threads=1,
     backoff=Backoff(attempts=2, first_seconds=0.05),

@@ -21,7 +21,7 @@ from jobs import small_job, upload_shards
 from networks import small_network, small_transform
 from photos import PHOTOS, jpegs, shard, with_corrupt_member
 
-SMALL_SPANS = ReadConfig(decode_threads=1, num_threads=2)
+SMALL_SPANS = ReadConfig(cache_memory_bytes=0, decode_threads=1, num_threads=2)
 
 
 @pytest.fixture

@@ -32,6 +32,7 @@ from equal_training import (
     num_correct,
     steps_of,
 )
+from hapi_client.caching.pool import POOL
 from hapi_client.cli.demo.run import largest_difference
 from hapi_client.data.upload import upload
 from hapi_client.progress import SilentReporter
@@ -189,22 +190,56 @@ def test_run_in_pieces_trains_as_the_local_run(connection, folder, local):
     assert_equal(Run(losses, piece.weights, piece.num_correct), local)
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.parametrize("place", ["memory", "directory"])
+def test_features_of_this_host_train_as_the_local_run(
+    connection, folder, local, tmp_path, place
+):
+    options = (
+        {"cache_memory_bytes": None}
+        if place == "memory"
+        else {"cache_directory": tmp_path}
+    )
+    saved = {}
+    with job_of(connection, "freeze", **options) as job:
+        first = trained(job, saved=saved, most=10)
+        assert job.stats.local_hits < NUM_SAMPLES
+    POOL.clear()
+    with job_of(connection, "stream", **options) as job:
+        rest = trained(job, saved=saved)
+        # With the validation data.
+        assert place == "memory" or job.stats.local_hits > NUM_SAMPLES
+    found = Run(first.losses + rest.losses, rest.weights, rest.num_correct)
+    assert_equal(found, local)
+    with job_of(connection, "stream", **options) as job:
+        assert_equal(trained(job), local)
+        total = EPOCHS * NUM_SAMPLES + sum(SHARDS["val"])
+        assert job.stats.local_hits == total
+    POOL.clear()
+
+
+@pytest.mark.timeout(400)
 def test_four_ranks_train_together_as_the_local_run(
     cluster, folder, local, tmp_path
 ):
-    done = run_family(
-        [
-            *(sys.executable, "-m", "torch.distributed.run"),
-            *("--standalone", "--nproc-per-node=4"),
-            *(str(RANKS), str(tmp_path / "result.pt")),
-        ],
-        SECONDS,
-        environment=environment_of(cluster),
-    )
-    assert done.returncode == 0, done.stderr
-    saved = torch.load(tmp_path / "result.pt")
-    assert_equal(Run(saved["losses"], saved["weights"]), local)
+    hits = []
+    for cache in ([], [str(tmp_path / "cache")], [str(tmp_path / "cache")]):
+        done = run_family(
+            [
+                *(sys.executable, "-m", "torch.distributed.run"),
+                *("--standalone", "--nproc-per-node=4"),
+                *(str(RANKS), str(tmp_path / "result.pt"), *cache),
+            ],
+            SECONDS,
+            environment=environment_of(cluster),
+        )
+        assert done.returncode == 0, done.stderr
+        saved = torch.load(tmp_path / "result.pt")
+        assert_equal(Run(saved["losses"], saved["weights"]), local)
+        hits.append(saved["hits"])
+    # Ranks find what others have computed, and the second run everything.
+    assert hits[0] == 0
+    assert hits[1] > NUM_SAMPLES
+    assert hits[2] == EPOCHS * NUM_SAMPLES
 
 
 @pytest.fixture(scope="module")

@@ -35,7 +35,7 @@ def photos(connection, tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def new_process():
-    """What a test caches in memory is not found by the next one."""
+    """The next test finds nothing in memory."""
     yield
     POOL.clear()
 

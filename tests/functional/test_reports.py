@@ -21,6 +21,7 @@ NUM_SHARDS, PER_SHARD = 6, 8
 NUM_SAMPLES = NUM_SHARDS * PER_SHARD
 STEP_SECONDS = 0.02
 QUICK = ReadConfig(
+    cache_memory_bytes=0,
     num_threads=2,
     decode_threads=1,
     backoff=Backoff(attempts=2, first_seconds=0.05),

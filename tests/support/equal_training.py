@@ -23,7 +23,9 @@ EPOCHS = 3
 RATE = 0.05
 SEED = 4
 SPAN = 64
-OPTIONS = ReadConfig(decode_threads=1, num_threads=2, buffer_spans=4)
+OPTIONS = ReadConfig(
+    cache_memory_bytes=0, decode_threads=1, num_threads=2, buffer_spans=4
+)
 
 Samples = list[tuple[torch.Tensor, int]]
 

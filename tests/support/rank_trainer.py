@@ -13,11 +13,12 @@ from hapi_client import Connection
 from hapi_client.sampling.partition import EpochPartition
 
 
-def main(result: Path) -> None:
+def main(result: Path, cache: str | None = None) -> None:
     torch.distributed.init_process_group("gloo")
+    options = {"cache_directory": cache, "partition": EpochPartition(4, 1)}
     with (
         Connection() as connection,
-        job_of(connection, "freeze", partition=EpochPartition(4, 1)) as job,
+        job_of(connection, "freeze", **options) as job,
     ):
         tail = DistributedDataParallel(job.tail)
         losses = []
@@ -29,11 +30,16 @@ def main(result: Path) -> None:
                 mean = torch.tensor(loss)
                 torch.distributed.all_reduce(mean)
                 losses.append(mean.item() / size)
+        hits = torch.tensor(job.stats.local_hits)
+        torch.distributed.all_reduce(hits)
         if torch.distributed.get_rank() == 0:
             weights = job.tail.state_dict()
-            torch.save({"losses": losses, "weights": weights}, result)
+            torch.save(
+                {"losses": losses, "weights": weights, "hits": int(hits)},
+                result,
+            )
     torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), *sys.argv[2:])

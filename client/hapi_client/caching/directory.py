@@ -88,8 +88,8 @@ class CacheDirectory:
     def open(self, facts: Mapping[str, Any]) -> tuple[Path, int]:
         """Returns the folder of some facts, and a handle that keeps it.
 
-        Made if it is absent, and anew if its facts are damaged.  It is not
-        removed by others until the handle, a file descriptor, is closed.
+        Made if it is absent or its facts are damaged.  It is not removed by
+        others until the handle, a file descriptor, is closed.
 
         Raises:
             OSError: if it cannot be made.
@@ -101,7 +101,7 @@ class CacheDirectory:
             file = folder / _FACTS
             if folder.exists() and not _holds(file, text):
                 logger.warning(
-                    "the cached features in %s are damaged, and computed anew",
+                    "%s is damaged; its features are computed again",
                     folder,
                 )
                 shutil.rmtree(folder)

@@ -177,7 +177,7 @@ class FeatureCache:
 
 @dataclass(frozen=True)
 class CacheOptions:
-    """Where features are cached on this host.
+    """Places on this host in which features are cached.
 
     Attributes:
         memory_bytes: budget of memory; None for the default, 0 for none.

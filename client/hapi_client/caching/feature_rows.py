@@ -12,7 +12,6 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -160,7 +159,7 @@ class FeatureRows:
     def _forget(self, etag: str, samples: slice, places: Rows) -> None:
         self._warn(
             f"{len(places)} of the cached features are damaged, and are "
-            "computed anew"
+            "computed again"
         )
         with self._lock:
             shard = self._shard(shard_key(etag), samples.stop)[samples]
@@ -230,9 +229,7 @@ class FeatureRows:
             count = int(new.sum())
             if not count:
                 return
-            segment = disk.segment_with_room(
-                count, max(count, self.expected_rows - self.num_rows)
-            )
+            segment = disk.segment_with_room(count, self._wanted_rows(count))
             if segment is None:
                 return
             rows = segment.append(
@@ -246,15 +243,19 @@ class FeatureRows:
         count = len(samples)
         segment = self._memory_segment
         if segment is None or segment.capacity - segment.num_rows < count:
-            capacity = self._take_memory(
-                count, max(count, self.expected_rows - self.num_rows)
-            )
+            capacity = self._take_memory(count, self._wanted_rows(count))
             if not capacity:
                 return
             segment = MemorySegment(capacity, self.form.shape, self.form.dtype)
             self._memory_segment = segment
         rows = segment.append(features)
         self._set(key, samples, self._number(segment), rows)
+
+    def _wanted_rows(self, count: int) -> int:
+        """Returns the rows for which a new segment takes room."""
+        expected = self.expected_rows - self.num_rows
+        # Shards that have changed give more rows than expected.
+        return max(count, expected, self.num_rows // 4)
 
     def _number(self, segment: Segment) -> int:
         if segment not in self._segments:
@@ -345,24 +346,32 @@ class DiskRows:
         self._directory = directory
         self._form = form
         self.folder, self._handle = directory.open(facts)
-        self._segments: dict[int, DiskSegment] = {}
+        self._segments: list[DiskSegment] = []
+        self._next = 0
+        numbers = (path.stem for path in self.folder.glob("*.npy"))
+        for number in sorted(int(each) for each in numbers if each.isdigit()):
+            self._open(number)
         self._is_full = False
 
     def refresh(self) -> list[DiskSegment]:
         """Returns all segments; opens new ones, and removes damaged ones."""
-        for path in self.folder.glob("*.npy"):
-            number = int(path.stem) if path.stem.isdigit() else -1
-            if number < 0 or number in self._segments:
-                continue
-            try:
-                self._segments[number] = DiskSegment(
-                    self.folder, number, self._form.shape, self._form.dtype
-                )
-            except ValueError as error:
-                logger.warning("%s: it is removed, and computed anew", error)
-                with suppress(FileNotFoundError):
-                    path.unlink()
-        return list(self._segments.values())
+        while (self.folder / f"{self._next}.npy").exists():
+            self._open(self._next)
+        return self._segments
+
+    def _open(self, number: int) -> None:
+        self._next = number + 1
+        try:
+            segment = DiskSegment(
+                self.folder, number, self._form.shape, self._form.dtype
+            )
+        except ValueError as error:
+            logger.warning("%s; its features are computed again", error)
+            # Others may have mapped them: not changed, only unlinked.
+            for path in self.folder.glob(f"{number}.*"):
+                path.unlink(missing_ok=True)
+        else:
+            self._segments.append(segment)
 
     def segment_with_room(
         self, rows: int, wanted_rows: int
@@ -378,7 +387,7 @@ class DiskRows:
         Raises:
             OSError: if the disk is full or fails.
         """
-        for segment in self._segments.values():
+        for segment in self._segments:
             if segment.capacity - len(segment.records) >= rows:
                 return segment
         if self._is_full:
@@ -397,20 +406,20 @@ class DiskRows:
                 return None
             for leftover in self.folder.glob("*.tmp"):
                 leftover.unlink()  # of a process that was killed
-            number = 1 + max(self._segments, default=-1)
             segment = DiskSegment(
                 self.folder,
-                number,
+                self._next,
                 self._form.shape,
                 self._form.dtype,
                 room // row_bytes,
             )
-        self._segments[number] = segment
+        self._segments.append(segment)
+        self._next += 1
         return segment
 
     def close(self) -> None:
         """Lets others remove the entry."""
-        for segment in self._segments.values():
+        for segment in self._segments:
             segment.close()
         os.close(self._handle)
 

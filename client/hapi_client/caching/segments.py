@@ -120,7 +120,8 @@ class DiskSegment:
                 os.posix_fallocate(
                     file.fileno(), 0, len(header) + capacity * self._row_bytes
                 )
-            self._records_path.write_bytes(b"")
+            self._records_path.unlink(missing_ok=True)
+            self._records_path.touch(0o600)
             temporary.rename(self.path)
         except OSError:
             temporary.unlink(missing_ok=True)

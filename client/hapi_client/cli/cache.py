@@ -1,14 +1,22 @@
-"""``hapi cache``: the features cached in an account."""
+"""``hapi cache``: the features cached in an account or in a directory."""
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import asdict
+from datetime import datetime, timezone
+from pathlib import Path
 from typing import Annotated, TypeAlias
 
 import typer
 
+from hapi_client.caching.directory import (
+    CacheDirectory,
+    CacheEntry,
+    unusable_message,
+)
 from hapi_client.cli.context import (
+    JsonOutput,
     JsonPath,
     connect,
     print_table,
@@ -20,7 +28,8 @@ from hapi_splitter.units import bytes_text
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="List and delete the features cached in your account.",
+    help="List and delete the features cached in your account, or in a "
+    "directory of this host (--directory).",
 )
 
 Source: TypeAlias = Annotated[
@@ -32,12 +41,30 @@ Source: TypeAlias = Annotated[
     ),
 ]
 
+DirectoryOption: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(
+        "--directory",
+        metavar="DIR",
+        exists=True,
+        file_okay=False,
+        help="Features that jobs have cached in this directory "
+        "(ReadConfig.cache_directory, hapi train --cache-dir) instead of "
+        "those in the account. Needs no login.",
+    ),
+]
+
 
 @app.command("ls")
 def ls_command(
-    context: typer.Context, source: Source = None, json_path: JsonPath = None
+    context: typer.Context,
+    source: Source = None,
+    directory: DirectoryOption = None,
+    json_path: JsonPath = None,
 ) -> None:
     """List the cached features of each object; times are UTC.
+
+    With --directory, those of each model and data set.
 
     Examples:
 
@@ -47,8 +74,14 @@ def ls_command(
 
         hapi cache ls photos/train/shard-000000.tar
 
-    Keys of --json: entries (source, key, length_bytes, stored).
+        hapi cache ls --directory ~/features
+
+    Keys of --json: entries (source, key, length_bytes, stored); with
+    --directory (path, container, model, images, length_bytes, used).
     """
+    if directory is not None:
+        _list_directory(_opened(directory, source), json_path)
+        return
     with connect(context) as connection:
         entries = [
             entry
@@ -73,7 +106,11 @@ def ls_command(
 
 
 @app.command("stats")
-def stats_command(context: typer.Context, json_path: JsonPath = None) -> None:
+def stats_command(
+    context: typer.Context,
+    directory: DirectoryOption = None,
+    json_path: JsonPath = None,
+) -> None:
     """Show the size of the cache, in total and by container.
 
     Swift updates the total some seconds after a change.
@@ -88,13 +125,20 @@ def stats_command(context: typer.Context, json_path: JsonPath = None) -> None:
     sums: Counter[str] = Counter()
     counts: Counter[str] = Counter()
     total = (0, 0)
-    with connect(context) as connection:
-        for page in CacheAdminClient(connection).pages():
-            total = page.num_entries, page.length_bytes
-            for entry in page.entries:
-                container = entry.source.partition("/")[0]
-                counts[container] += 1
-                sums[container] += entry.length_bytes
+    if directory is not None:
+        entries = _opened(directory, None).entries()
+        total = len(entries), sum(each.num_bytes for each in entries)
+        for each in entries:
+            counts[_fact(each, "container")] += 1
+            sums[_fact(each, "container")] += each.num_bytes
+    else:
+        with connect(context) as connection:
+            for page in CacheAdminClient(connection).pages():
+                total = page.num_entries, page.length_bytes
+                for entry in page.entries:
+                    container = entry.source.partition("/")[0]
+                    counts[container] += 1
+                    sums[container] += entry.length_bytes
     print_table(
         ("container", "entries", "bytes"),
         [
@@ -122,6 +166,7 @@ def stats_command(context: typer.Context, json_path: JsonPath = None) -> None:
 def purge_command(
     context: typer.Context,
     source: Source = None,
+    directory: DirectoryOption = None,
     is_sure: Annotated[
         bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")
     ] = False,
@@ -130,7 +175,8 @@ def purge_command(
     """Delete cached features; jobs compute them again when needed.
 
     Without a source, deletes the whole cache of the account after
-    confirmation. Exits with 1 if nothing is cached for the source.
+    confirmation. Exits with 1 if nothing is cached for the source. With
+    --directory, deletes what no running job uses.
 
     Examples:
 
@@ -138,8 +184,13 @@ def purge_command(
 
         hapi cache purge --yes
 
-    Keys of --json: deleted.
+        hapi cache purge --directory ~/features
+
+    Keys of --json: deleted; with --directory also in_use.
     """
+    if directory is not None:
+        _purge_directory(_opened(directory, source), is_sure, json_path)
+        return
     deleted = 0
     with connect(context) as connection, ConsoleReporter() as reporter:
         cache = CacheAdminClient(connection)
@@ -168,3 +219,73 @@ def _confirm(cache: CacheAdminClient) -> None:
 
 def _nothing_cached(source: str | None) -> str:
     return f"nothing is cached for {source or 'this account'}"
+
+
+def _opened(directory: Path, source: str | None) -> CacheDirectory:
+    if source is not None:
+        raise typer.BadParameter(
+            f"{source} and --directory exclude each other: an entry of a "
+            "directory has the features of all objects of a container"
+        )
+    try:
+        return CacheDirectory(directory)
+    except OSError as error:
+        raise typer.BadParameter(unusable_message(directory, error)) from error
+
+
+def _fact(entry: CacheEntry, name: str) -> str:
+    return str(entry.facts.get(name, "(damaged)"))
+
+
+def _list_directory(
+    directory: CacheDirectory, json_path: JsonOutput | None
+) -> None:
+    entries = [
+        {
+            "path": str(each.path),
+            "container": _fact(each, "container"),
+            "model": _fact(each, "model"),
+            "images": _fact(each, "images"),
+            "length_bytes": each.num_bytes,
+            "used": datetime.fromtimestamp(each.used, tz=timezone.utc)
+            .replace(tzinfo=None)
+            .isoformat(timespec="seconds"),
+        }
+        for each in directory.entries()
+    ]
+    if not entries:
+        typer.echo(f"nothing is cached in {directory.path}", err=True)
+    print_table(
+        ("container", "model", "images", "bytes", "last used"),
+        [
+            (
+                str(each["container"]),
+                str(each["model"])[:12],
+                str(each["images"]),
+                bytes_text(int(str(each["length_bytes"]))),
+                str(each["used"]),
+            )
+            for each in entries
+        ],
+    )
+    write_json(json_path, {"entries": entries})
+
+
+def _purge_directory(
+    directory: CacheDirectory, is_sure: bool, json_path: JsonOutput | None
+) -> None:
+    entries = directory.entries()
+    if entries and not is_sure:
+        size = bytes_text(sum(each.num_bytes for each in entries))
+        typer.confirm(
+            f"Delete all features in {directory.path} ({len(entries)} "
+            f"entries, {size})?",
+            abort=True,
+            err=True,
+        )
+    deleted, in_use = directory.purge()
+    text = f"{deleted} deleted"
+    if in_use:
+        text += f", {in_use} in use by running jobs"
+    typer.echo(text, err=True)
+    write_json(json_path, {"deleted": deleted, "in_use": in_use})

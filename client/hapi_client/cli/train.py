@@ -45,10 +45,9 @@ def train_command(context: typer.Context, options: TrainOptions) -> None:
 
     Keys of --json: model, freeze, cut, epochs (loss, accuracy, seconds,
     samples), losses, stats (bytes, package_bytes, retries, fallbacks,
-    skipped, saturated, cached, samples, samples_by_cut, seconds), plan
-    (null without one),
-    no_plan_reason, plan_changes (seconds, mix, samples_per_second, why),
-    reports (one for each epoch; the documentation's page "Following a run"
+    skipped, saturated, cached, local_hits, samples, samples_by_cut, seconds),
+    plan (null without one), no_plan_reason, plan_changes (seconds, mix,
+    samples_per_second, why), reports (one for each epoch; the documentation's page "Following a run"
     has their keys).
     """
     parse_location(options.data)

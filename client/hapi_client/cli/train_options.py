@@ -101,6 +101,16 @@ class TrainOptions:
             rich_help_panel=PUSH_DOWN,
         ),
     ] = "off"
+    cache_dir: Annotated[
+        Path | None,
+        typer.Option(
+            file_okay=False,
+            help="Directory of this host in which features are cached for "
+            "later runs, and for all ranks. Without it they are cached in "
+            "memory, for later epochs.",
+            rich_help_panel=PUSH_DOWN,
+        ),
+    ] = None
     save: Annotated[
         Path | None,
         typer.Option(

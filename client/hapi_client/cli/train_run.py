@@ -80,7 +80,8 @@ def train(
             epochs=options.epochs,
         ),
         read=ReadConfig(
-            on_error="skip" if options.skip_bad_samples else "raise"
+            on_error="skip" if options.skip_bad_samples else "raise",
+            cache_directory=options.cache_dir,
         ),
         swift=SwiftConfig(connection=connection),
     )
@@ -281,6 +282,7 @@ def print_result(result: TrainResult) -> None:
         "retries": str(stats.retries),
         "fallbacks": str(stats.fallbacks),
         "skipped": str(stats.skipped),
-        "cached": str(stats.cached),
+        "cached in Swift": str(stats.cached),
+        "on this host": str(stats.local_hits),
     }
     print_table(tuple(counters), [tuple(counters.values())])

@@ -118,7 +118,7 @@ class FeatureLoader:
 
 
 class _Delivery:
-    """Delivers batches from memory or from loaded spans."""
+    """Delivers batches from the cache or from loaded spans."""
 
     def __init__(
         self,

@@ -23,7 +23,8 @@ class JobStats:
         skipped: samples left out under ``on_error="skip"``.
         saturated: features that the encoding clipped.
         cached: samples whose features came from the store's cache.
-        local_hits: samples whose features were cached in memory.
+        local_hits: samples whose features were cached on this host,
+            in memory or in a directory.
         samples: samples delivered in batches.
         samples_by_cut: samples received for the training loop, by the cut
             of their features; 0 for raw reads.

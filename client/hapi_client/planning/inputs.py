@@ -57,12 +57,12 @@ class RemainingWork:
 
     Without a number of epochs, as many are expected as have passed already,
     and at least the rest of this epoch: a wrong guess then costs at most as
-    much time again. Features that are cached in memory are computed once.
+    much time again. Features that are cached on this host are computed once.
 
     Args:
         num_samples: samples of the data set.
         epochs: number of epochs that the user announced; None if unknown.
-        coverage: returns the fractions of the samples that are in memory now,
+        coverage: returns the fractions of the samples that are cached now,
             and in the end.
     """
 

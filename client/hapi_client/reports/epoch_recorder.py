@@ -195,7 +195,7 @@ class EpochRecorder:
             self._num_skipped += skipped
 
     def record_local_hits(self, samples: int) -> None:
-        """Counts samples whose features are cached in memory."""
+        """Counts samples whose features are cached on this host."""
         with self._lock:
             self._num_local_hits += samples
 

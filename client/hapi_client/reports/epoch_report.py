@@ -69,7 +69,7 @@ class EpochReport:
         samples_by_cut: number of samples by cut, 0 for raw reads. Of an
             unfinished epoch, includes samples that the loop has not received.
         cached_samples: samples whose features were cached in Swift.
-        local_samples: samples whose features were cached in memory.
+        local_samples: samples whose features were cached on this host.
         retries: repeated requests.
         fallbacks: spans read raw because push-down failed or could not
             decode one of their samples.
@@ -181,7 +181,7 @@ class EpochReport:
         ]
         for count, noun in (
             (self.cached_samples, "cached sample"),
-            (self.local_samples, "sample from memory"),
+            (self.local_samples, "sample cached here"),
             (self.skipped_samples, "skipped sample"),
             (self.saturated_features, "saturated feature"),
             (self.retries, "retry"),

@@ -55,7 +55,7 @@ _CUT_COLOURS = (
     "#a0522d",
 )
 _STREAM_COLOUR = "#4878b8"
-_IN_MEMORY, _MEMORY_COLOUR = -1, "#bbbbbb"
+_ON_HOST, _HOST_COLOUR = -1, "#bbbbbb"
 _MEASURED, _PREDICTED = "#3f7f3a", "#c2185b"
 _WIDTH_INCHES, _HEIGHT_INCHES = 12.5, 14.0
 _MAX_LABELS = 12
@@ -143,11 +143,11 @@ def _draw_cuts(axes: Axes, reports: Sequence[EpochReport]) -> None:
         for number, cut in enumerate(pushed)
     }
     if any(each.local_samples for each in reports):
-        styles[_IN_MEMORY] = "cached in memory", _MEMORY_COLOUR
+        styles[_ON_HOST] = "cached on this host", _HOST_COLOUR
     _draw_stacks(
         axes,
         reports,
-        lambda r: {**r.samples_by_cut, _IN_MEMORY: r.local_samples},
+        lambda r: {**r.samples_by_cut, _ON_HOST: r.local_samples},
         styles,
     )
     cached = [each.cached_samples for each in reports]

@@ -35,7 +35,7 @@ _TRAFFIC: Sequence[tuple[str, _Cell]] = (
     ("retries", lambda r: _count(r.retries)),
     ("fallbacks", lambda r: _count(r.fallbacks)),
     ("cached", lambda r: _count(r.cached_samples)),
-    ("in memory", lambda r: _count(r.local_samples)),
+    ("on this host", lambda r: _count(r.local_samples)),
     ("skipped", lambda r: _count(r.skipped_samples)),
     ("new plans", lambda r: _count(r.plan_changes)),
 )
@@ -57,8 +57,8 @@ _THROUGHPUT_NOTE = (
 _TRAFFIC_NOTE = (
     "received, sent: bodies of responses and requests, including failed ones. "
     "Cut 0: raw reads. fallbacks: spans that were read raw because push-down "
-    "failed. cached: samples whose features were cached in Swift. in memory: "
-    "cached in this process."
+    "failed. cached: samples whose features were cached in Swift. on this "
+    "host: in memory or in a directory."
 )
 _CLIENT_NOTE = (
     "Seconds of the training loop's thread, and of the fetching threads: sums "

@@ -243,7 +243,7 @@ def test_damaged_facts_are_replaced(tmp_path, caplog):
     path.write_text(json.dumps({"model": "another"}))
     again = on_disk(tmp_path)
     assert found(again, 0, 5) is None
-    assert "are damaged" in caplog.text
+    assert "is damaged; its features" in caplog.text
 
 
 def test_segment_of_another_shape_is_damaged(tmp_path):
