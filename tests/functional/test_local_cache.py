@@ -1,13 +1,17 @@
 """Features cached on this host, in memory and in a directory."""
 
 import io
+import json
+import random
 
 import pytest
 import torch
 from torch.utils.data import DataLoader
+from typer.testing import CliRunner
 
 from hapi_client import Augmentation, ReadConfig
 from hapi_client.caching.pool import POOL
+from hapi_client.cli.main import app
 from hapi_client.swift.swift_url import parse_location
 from hapi_protocol.errors import ClientError, HapiError
 from jobs import small_job, upload_shards
@@ -173,7 +177,7 @@ def test_random_changes_are_cached_only_if_they_repeat(connection, photos):
     with job_of(connection, **options) as job:
         epochs = [epoch_of(job, epoch)[1] for epoch in (0, 1, 0)]
         assert not torch.equal(epochs[0], epochs[1])
-        assert job.stats.local_hits == 0
+        assert job.stats.local_hits == job.stats.local_reads == 0
         for _ in range(2):
             epoch_of(job, None)
         assert job.stats.local_hits == NUM_SAMPLES
@@ -297,3 +301,93 @@ def test_loader_workers_share_the_directory(connection, expected, tmp_path):
     with job_of(connection, directory=tmp_path) as job:
         assert_same_epoch(epoch_of(job, 2), expected[2])
         assert job.stats.local_hits == NUM_SAMPLES
+
+
+@pytest.mark.parametrize("place", ["memory", "directory"])
+def test_images_are_cached_if_random_changes_never_repeat(
+    connection, photos, tmp_path, place
+):
+    options = {"augment": Augmentation(), "cut": "stream"}
+    with job_of(connection, cache_memory_bytes=0, **options) as job:
+        wanted = [epoch_of(job, epoch) for epoch in range(3)]
+    if place == "directory":
+        options |= {"directory": tmp_path, "cache_memory_bytes": 0}
+    with job_of(connection, **options) as job:
+        for epoch in (0, 1):
+            assert_same_epoch(epoch_of(job, epoch), wanted[epoch])
+        assert job.stats.local_reads == NUM_SAMPLES
+        assert [each.requests for each in job.reports][1] == 0
+    if place == "directory":
+        POOL.clear()
+    with job_of(connection, **options) as job:
+        assert_same_epoch(epoch_of(job, 2), wanted[2])
+        assert job.stats.local_reads == NUM_SAMPLES
+        assert job.stats.local_hits == 0
+
+
+def test_damaged_images_are_read_again(connection, photos, tmp_path, caplog):
+    options = {
+        "augment": Augmentation(),
+        "cut": "stream",
+        "directory": tmp_path,
+        "cache_memory_bytes": 0,
+    }
+    with job_of(connection, **options) as job:
+        wanted = epoch_of(job, 0)
+    generator = random.Random(3)
+    for path in tmp_path.rglob("*.*"):
+        if path.suffix in (".tar", ".rows"):
+            data = bytearray(path.read_bytes())
+            for _ in range(2):
+                bit = generator.randrange(8 * len(data))
+                data[bit // 8] ^= 1 << bit % 8
+            path.write_bytes(data)
+    num_read = []
+    for _ in range(2):
+        POOL.clear()
+        with job_of(connection, **options) as job:
+            assert_same_epoch(epoch_of(job, 0), wanted)
+            num_read.append(job.stats.local_reads)
+    assert num_read[0] < num_read[1] == NUM_SAMPLES
+    assert "is damaged; it is read again" in caplog.text
+
+
+def test_images_are_cached_where_they_are_smaller(connection, expected):
+    options = {"cut": "stream", "freeze": "body.0"}
+    with job_of(connection, **options, cache_memory_bytes=0) as job:
+        wanted = [epoch_of(job, epoch) for epoch in (0, 1)]
+        spans = job.data_set().spans
+        stored = sum(span.byte_range.length_bytes for span in spans)
+        each = torch.Size(job.feature_shape).numel() * 4
+    assert stored < each * NUM_SAMPLES, "the features are larger"
+    with job_of(connection, **options, cache_memory_bytes=stored) as job:
+        for epoch in (0, 1):
+            assert_same_epoch(epoch_of(job, epoch), wanted[epoch])
+        assert job.stats.local_reads == NUM_SAMPLES
+        assert job.stats.local_hits == 0
+
+
+def test_commands_show_and_empty_a_directory(connection, expected, tmp_path):
+    runner = CliRunner()
+
+    def run(*words, status=0):
+        out = tmp_path / "out.json"
+        words = ["cache", *words, "--directory", str(tmp_path / "cache")]
+        result = runner.invoke(app, [*words, "--json", str(out)])
+        assert result.exit_code == status, result.output
+        return json.loads(out.read_text()) if not status else result.output
+
+    assert "there is no directory" in run("ls", status=2)
+    with job_of(connection, directory=tmp_path / "cache") as job:
+        epoch_of(job, 0)
+        (entry,) = run("ls")["entries"]
+        assert entry["container"] == "memory"
+        assert entry["model"] == job.frozen.digest
+        assert entry["length_bytes"] > NUM_SAMPLES * SAMPLE_BYTES
+        assert run("stats")["containers"][0]["entries"] == 1
+        assert run("purge", "--yes") == {"deleted": 0, "in_use": 1}
+        assert_same_epoch(epoch_of(job, 1), expected[1])
+    assert "exclude each other" in run("ls", "memory/photos", status=2)
+    POOL.clear()
+    assert run("purge", "--yes") == {"deleted": 1, "in_use": 0}
+    assert run("ls") == {"entries": []}

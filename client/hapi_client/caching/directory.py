@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hapi_splitter.units import bytes_text
+
 logger = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
@@ -58,7 +60,7 @@ class CacheDirectory:
     def __init__(
         self, path: str | os.PathLike[str], limit_bytes: int | None = None
     ) -> None:
-        self.path = Path(path).expanduser() / f"features-{FORMAT_VERSION}"
+        self.path = Path(path).expanduser() / f"samples-{FORMAT_VERSION}"
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         owner = self.path.stat().st_uid
         if owner != os.geteuid():
@@ -130,6 +132,15 @@ class CacheDirectory:
             if _remove_unused(entry.path):
                 used -= entry.num_bytes
         return max(0, min(wanted_bytes, self.limit_bytes - used))
+
+    def warn_full(self) -> None:
+        """Tells that nothing can be removed for what a job computes."""
+        logger.warning(
+            "the cache %s is full: its limit is %s, and running jobs use all "
+            "of it; what does not fit is read again",
+            self.path,
+            bytes_text(self.limit_bytes),
+        )
 
     def purge(self) -> tuple[int, int]:
         """Removes all entries that no job uses.

@@ -12,7 +12,8 @@ import json
 import logging
 import os
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +33,7 @@ from hapi_client.caching.feature_rows import (
 )
 from hapi_client.caching.pool import POOL, TakeMemory
 from hapi_client.caching.segments import Rows
+from hapi_client.caching.stored_bytes import ShardCopies, StoredBytes
 from hapi_client.data.splits import DataSet
 from hapi_client.sampling.partition import SpanSlice
 from hapi_protocol.transforms import Training, transform_text
@@ -241,13 +243,72 @@ class FeatureCaches:
                 bytes_text(self._memory_bytes),
                 bytes_text(form.num_bytes),
             )
+        self._stored_bytes = sum(
+            span.byte_range.length_bytes
+            for each in self._splits
+            for span in each.spans
+        )
         self._lock = threading.Lock()
+        self._stored: list[tuple[str, StoredBytes]] = []
         self._open: dict[Training | None, tuple[str, FeatureRows]] = {}
         self._caches: dict[tuple[int, Training | None], FeatureCache] = {}
 
+    def stored_bytes(self, training: Training | None) -> StoredBytes | None:
+        """Returns samples as they are stored, where features are not cached.
+
+        Args:
+            training: random changes of the images; None for none.
+        """
+        if not self._caches_bytes(training):
+            return None
+        with self._lock:
+            if not self._stored:
+                self._stored.append(self._open_bytes())
+            return self._stored[0][1]
+
+    def _caches_bytes(self, training: Training | None) -> bool:
+        room = self._memory_bytes
+        if self._directory is not None:
+            room += self._directory.limit_bytes
+        if training is not None and self._variants is None:
+            return room > 0
+        samples = sum(each.num_samples for each in self._splits)
+        features = samples * (self._variants or 1) * self._form.num_bytes
+        return features > room >= self._stored_bytes
+
+    def _open_bytes(self) -> tuple[str, StoredBytes]:
+        facts = {
+            **{k: self._facts()[k] for k in ("storage", "container")},
+            "model": "none",
+            "images": "as stored",
+        }
+
+        def make(take_memory: TakeMemory) -> StoredBytes:
+            disk = None
+            if self._directory is not None:
+                with self._warned():
+                    disk = ShardCopies(self._directory, facts)
+            return StoredBytes(lambda n: take_memory(n, n) == n, disk)
+
+        key = self._key(facts)
+        return key, POOL.open(key, self._memory_bytes, 1, make)
+
+    def _key(self, facts: Mapping[str, Any]) -> str:
+        place = str(self._directory.path) if self._directory else ""
+        return json.dumps([place, facts], sort_keys=True)
+
+    @contextmanager
+    def _warned(self) -> Iterator[None]:
+        """Makes a warning of a directory that cannot be used."""
+        assert self._directory is not None, "there is one"
+        try:
+            yield
+        except OSError as error:
+            logger.warning("%s", unusable_message(self._directory.path, error))
+
     @property
     def is_active(self) -> bool:
-        """True if anything is cached."""
+        """True if features can be cached."""
         return (
             self._directory is not None
             or self._memory_bytes >= self._form.num_bytes
@@ -262,7 +323,7 @@ class FeatureCaches:
             data: one of the job's data sets.
             training: random changes of the images; None for none.
         """
-        if not self.is_active or (training and self._variants is None):
+        if not self.is_active or self._caches_bytes(training):
             return None
         with self._lock:
             key = id(data), training
@@ -293,16 +354,11 @@ class FeatureCaches:
         def make(take_memory: TakeMemory) -> FeatureRows:
             disk = None
             if self._directory is not None:
-                try:
+                with self._warned():
                     disk = DiskRows(self._directory, facts, self._form)
-                except OSError as error:
-                    logger.warning(
-                        "%s", unusable_message(self._directory.path, error)
-                    )
             return FeatureRows(self._form, take_memory, disk)
 
-        place = str(self._directory.path) if self._directory else ""
-        key = json.dumps([place, facts], sort_keys=True)
+        key = self._key(facts)
         rows = POOL.open(key, self._memory_bytes, self._form.num_bytes, make)
         self._open[training] = key, rows
         return rows
@@ -312,7 +368,11 @@ class FeatureCaches:
 
         Of all variants of its images, as training requests them.
         """
-        if self._variants is None or not self.is_active:
+        if (
+            self._variants is None
+            or not self.is_active
+            or self._caches_bytes(None)
+        ):
             return 0.0, 0.0
         with self._lock:
             caches = [c for (d, _), c in self._caches.items() if d == id(data)]
@@ -329,7 +389,8 @@ class FeatureCaches:
     def close(self) -> None:
         """Ends this job's use; features in memory stay for the next job."""
         with self._lock:
-            for key, _ in self._open.values():
+            for key, _ in [*self._open.values(), *self._stored]:
                 POOL.release(key)
+            self._stored.clear()
             self._open.clear()
             self._caches.clear()

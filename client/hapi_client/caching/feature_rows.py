@@ -397,12 +397,7 @@ class DiskRows:
             room = self._directory.room_bytes(wanted_rows * row_bytes)
             if room < rows * row_bytes:
                 self._is_full = True
-                logger.warning(
-                    "the cache %s is full: its limit is %d bytes, all of "
-                    "them in use; what does not fit is read again",
-                    self._directory.path,
-                    self._directory.limit_bytes,
-                )
+                self._directory.warn_full()
                 return None
             for leftover in self.folder.glob("*.tmp"):
                 leftover.unlink()  # of a process that was killed

@@ -1,4 +1,4 @@
-"""The cached features of this process, shared by its jobs.
+"""Cached features and samples of this process, shared by its jobs.
 
 Rows in memory outlive the job that computed them, so that the next job of a
 notebook or a sweep finds them; the least recently used leave when another job
@@ -11,14 +11,25 @@ import os
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable
-
-from hapi_client.caching.feature_rows import FeatureRows
+from typing import Protocol, TypeVar, cast
 
 TakeMemory = Callable[[int, int], int]
+"""Takes memory for at least, and at most, given numbers of rows; returns the
+number, or 0."""
 
 
-class RowPool:
-    """Rows of features by a key of what determines them.  Thread-safe."""
+class Cached(Protocol):
+    """Rows of features, or bytes of samples."""
+
+    def close(self) -> None:
+        """Frees memory and files."""
+
+
+CachedType = TypeVar("CachedType", bound=Cached)
+
+
+class CachePool:
+    """Cached objects, by a key of what determines them.  Thread-safe."""
 
     def __init__(self) -> None:
         self._reset()
@@ -27,7 +38,7 @@ class RowPool:
 
     def _reset(self) -> None:
         self._lock = threading.RLock()
-        self._rows: OrderedDict[str, FeatureRows] = OrderedDict()
+        self._rows: OrderedDict[str, Cached] = OrderedDict()
         self._users: Counter[str] = Counter()
         self._limits: dict[str, int] = {}
         # Not asked of the rows, which call this with their lock held.
@@ -38,17 +49,16 @@ class RowPool:
         key: str,
         memory_limit_bytes: int,
         row_bytes: int,
-        make: Callable[[TakeMemory], FeatureRows],
-    ) -> FeatureRows:
-        """Returns the rows of a key, until :meth:`release`.
+        make: Callable[[TakeMemory], CachedType],
+    ) -> CachedType:
+        """Returns what is cached for a key, until :meth:`release`.
 
         Args:
-            key: what determines the features.
-            memory_limit_bytes: memory of all rows of the process up to which
-                these may take some.
+            key: what determines it; of one type of objects.
+            memory_limit_bytes: memory of the whole pool up to which it may
+                take some.
             row_bytes: bytes of one row.
-            make: makes the rows if there are none, from a function as
-                :class:`FeatureRows` takes it.
+            make: makes it if it is not there.
         """
         with self._lock:
             self._limits[key] = memory_limit_bytes
@@ -58,23 +68,23 @@ class RowPool:
                 )
             self._rows.move_to_end(key)
             self._users[key] += 1
-            return self._rows[key]
+            return cast(CachedType, self._rows[key])
 
     def release(self, key: str) -> None:
-        """Ends one use of rows."""
+        """Ends one use."""
         with self._lock:
             self._users[key] -= 1
             if not self._users[key] and not self._taken[key]:
                 self._remove(key)
 
     def clear(self) -> None:
-        """Frees the rows that no open job uses."""
+        """Frees what no open job uses."""
         with self._lock:
             for key in [key for key in self._rows if not self._users[key]]:
                 self._remove(key)
 
     def free_bytes(self, key: str) -> int:
-        """Returns the memory that rows could still take."""
+        """Returns the memory that could still be taken for a key."""
         with self._lock:
             in_use = sum(
                 self._taken[each] for each, n in self._users.items() if n
@@ -100,4 +110,4 @@ class RowPool:
         self._rows.pop(key).close()
 
 
-POOL = RowPool()
+POOL = CachePool()

@@ -46,7 +46,6 @@ DirectoryOption: TypeAlias = Annotated[
     typer.Option(
         "--directory",
         metavar="DIR",
-        exists=True,
         file_okay=False,
         help="Features that jobs have cached in this directory "
         "(ReadConfig.cache_directory, hapi train --cache-dir) instead of "
@@ -227,6 +226,8 @@ def _opened(directory: Path, source: str | None) -> CacheDirectory:
             f"{source} and --directory exclude each other: an entry of a "
             "directory has the features of all objects of a container"
         )
+    if not directory.is_dir():
+        raise typer.BadParameter(f"there is no directory {directory}")
     try:
         return CacheDirectory(directory)
     except OSError as error:

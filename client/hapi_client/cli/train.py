@@ -47,8 +47,8 @@ def train_command(context: typer.Context, options: TrainOptions) -> None:
     samples), losses, stats (bytes, package_bytes, retries, fallbacks,
     skipped, saturated, cached, local_hits, samples, samples_by_cut, seconds),
     plan (null without one), no_plan_reason, plan_changes (seconds, mix,
-    samples_per_second, why), reports (one for each epoch; the documentation's page "Following a run"
-    has their keys).
+    samples_per_second, why), reports (one for each epoch; the
+    documentation's page "Following a run" has their keys).
     """
     parse_location(options.data)
     check_files(options)

@@ -129,6 +129,7 @@ class LoaderFactory:
             self.metrics,
             tracker,
             self._top_up,
+            caches.stored_bytes if caches else lambda training: None,
         )
 
     def push(

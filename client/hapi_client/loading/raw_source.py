@@ -5,16 +5,18 @@ from __future__ import annotations
 import io
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TypeAlias
 
 import torch
 
+from hapi_client.caching.stored_bytes import StoredBytes
 from hapi_client.loading.decode_pool import DecodePool
 from hapi_client.loading.read_concurrency import ReadConcurrency
 from hapi_client.loading.span_source import (
+    CACHE_QUEUE,
     RAW_QUEUE,
     LoadedSpan,
     SpanLimits,
@@ -49,6 +51,8 @@ class RawSource:
         metrics: collects the time of waiting for bytes.
         concurrency: counts reads and decoding.
         medium: how samples are stored.
+        stored: returns samples that are cached as they are stored, from the
+            random changes of the images; None for none.
     """
 
     def __init__(
@@ -62,7 +66,11 @@ class RawSource:
         metrics: MetricsCollector,
         concurrency: ReadConcurrency,
         medium: Medium = IMAGE,
+        stored: Callable[
+            [Training | None], StoredBytes | None
+        ] = lambda training: None,
     ) -> None:
+        self._stored = stored
         self._connection = connection
         self._container = container
         self._pool = pool
@@ -83,8 +91,10 @@ class RawSource:
             span: the span.
             training: seed and epoch of random changes; None for evaluation.
         """
+        stored = self._stored(training)
+        is_local = stored is not None and stored.holds(span)
         return SpanTask(
-            RAW_QUEUE,
+            CACHE_QUEUE if is_local else RAW_QUEUE,
             self.cost_bytes(span),
             lambda scope: self.load(span, scope, training),
         )
@@ -167,19 +177,16 @@ class RawSource:
         self, span: Span, scope: CancelScope, training: Training | None
     ) -> LoadedSpan:
         started = time.monotonic()
-        with self._concurrency.reading(span.byte_range.length_bytes) as ending:
-            data = self._connection.get_range(
-                self._container,
-                span.shard,
-                span.byte_range,
-                if_match=span.etag,
-                seconds=self._limits.seconds,
-                reading=partial(
-                    self._metrics.reading, self._concurrency.equivalent_reads
-                ),
-                ending=ending,
-            )
-        read_seconds = time.monotonic() - started
+        stored = self._stored(training)
+        data = stored.get(span) if stored else None
+        read_seconds = 0.0
+        if data is not None:
+            self._counters.add(local_reads=len(span.rows))
+        else:
+            data = self._read(span)
+            read_seconds = time.monotonic() - started
+            if stored:
+                stored.put(span, data)
         with self._concurrency.decoding():
             samples = list(
                 iter_samples(
@@ -197,11 +204,25 @@ class RawSource:
             loaded,
             report=SpanMetrics(
                 read_seconds=read_seconds,
-                read_bytes=len(data),
+                read_bytes=len(data) if read_seconds else 0,
                 raw_seconds=time.monotonic() - started,
                 decode_cpu_seconds=decode_cpu_seconds,
             ),
         )
+
+    def _read(self, span: Span) -> bytes:
+        with self._concurrency.reading(span.byte_range.length_bytes) as ending:
+            return self._connection.get_range(
+                self._container,
+                span.shard,
+                span.byte_range,
+                if_match=span.etag,
+                seconds=self._limits.seconds,
+                reading=partial(
+                    self._metrics.reading, self._concurrency.equivalent_reads
+                ),
+                ending=ending,
+            )
 
     def _decode(
         self,

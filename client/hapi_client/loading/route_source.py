@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
+from hapi_client.caching.stored_bytes import StoredBytes
 from hapi_client.loading.circuit_breaker import (
     PushdownCircuitBreaker,
     PushdownConcurrency,
@@ -57,6 +58,7 @@ class SourceRegistry:
         tracker: tracker of the store's cache.
         span_read: called when a raw read is nearly complete, so that another
             one may begin.
+        stored: as :class:`.RawSource` takes it.
 
     Attributes:
         tracker: tracker of the store's cache.
@@ -77,6 +79,7 @@ class SourceRegistry:
         metrics: MetricsCollector,
         tracker: CacheTracker,
         span_read: Callable[[], None],
+        stored: Callable[[Training | None], StoredBytes | None],
     ) -> None:
         self.tracker = tracker
         self.model: ModelPath | None = None
@@ -101,6 +104,7 @@ class SourceRegistry:
             metrics,
             self.read_concurrency,
             region.transform.medium,
+            stored,
         )
         # One breaker for all cuts: they share the worker.
         self._breaker = PushdownCircuitBreaker(
@@ -186,7 +190,7 @@ class RoutingSource:
         has_room: Callable[[str], bool],
         samples_left: int,
     ) -> SpanTask | None:
-        """Returns the task of a span: a cached route, or a scheduled one."""
+        """Returns the task of a span: cached, or of a scheduled route."""
         cached = self._sources.tracker.cached_route(span, self._training)
         if cached is not None:
             source = self._sources(cached)
@@ -195,6 +199,10 @@ class RoutingSource:
             )
             task = source.task(span, self._training, expect_hit=True)
             return self._recorded(cached, span, task)
+        if RAW_ROUTE in self._scheduler.weights:
+            task = self._sources(RAW_ROUTE).task(span, self._training)
+            if task.read_queue == CACHE_QUEUE:
+                return self._recorded(RAW_ROUTE, span, task)
         route = self._scheduler.choose(
             len(span.rows),
             lambda route: has_room(queue_of(route)),

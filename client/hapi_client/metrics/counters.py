@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class JobStats:
         cached: samples whose features came from the store's cache.
         local_hits: samples whose features were cached on this host,
             in memory or in a directory.
+        local_reads: samples whose stored bytes were cached on this host.
         samples: samples delivered in batches.
         samples_by_cut: samples received for the training loop, by the cut
             of their features; 0 for raw reads.
@@ -39,6 +41,7 @@ class JobStats:
     saturated: int = 0
     cached: int = 0
     local_hits: int = 0
+    local_reads: int = 0
     samples: int = 0
     samples_by_cut: Mapping[int, int] = field(default_factory=dict)
     seconds: float = 0.0
@@ -73,32 +76,9 @@ class JobCounters:
         self._local = threading.local()
         self._stats = JobStats()
 
-    def add(
-        self,
-        *,
-        package_bytes: int = 0,
-        retries: int = 0,
-        fallbacks: int = 0,
-        skipped: int = 0,
-        saturated: int = 0,
-        cached: int = 0,
-        local_hits: int = 0,
-        samples: int = 0,
-        seconds: float = 0.0,
-    ) -> None:
-        self._add(
-            JobStats(
-                package_bytes=package_bytes,
-                retries=retries,
-                fallbacks=fallbacks,
-                skipped=skipped,
-                saturated=saturated,
-                cached=cached,
-                local_hits=local_hits,
-                samples=samples,
-                seconds=seconds,
-            )
-        )
+    def add(self, **amounts: Any) -> None:
+        """Adds to fields of :class:`JobStats`, by their names."""
+        self._add(JobStats(**amounts))
 
     def span_arrived(self, cut: int, samples: int) -> None:
         """Counts the decodable samples of a span."""

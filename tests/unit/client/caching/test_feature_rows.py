@@ -16,7 +16,7 @@ from hapi_client.caching.feature_rows import (
     FeatureRows,
     RowFormat,
 )
-from hapi_client.caching.pool import RowPool
+from hapi_client.caching.pool import CachePool
 from hapi_client.caching.segments import RECORD, DiskSegment
 
 FORM = RowFormat((3,), torch.float32)
@@ -254,7 +254,7 @@ def test_segment_of_another_shape_is_damaged(tmp_path):
 
 
 def test_pool_keeps_rows_of_closed_jobs_until_room_is_needed():
-    pool = RowPool()
+    pool = CachePool()
 
     def opened(key, limit=40 * FORM.num_bytes):
         rows = pool.open(

@@ -67,8 +67,8 @@ RUN = RunReport("resnet18 <on> swift://p/train", (STREAMED, PUSHED, EVALUATED))
 def test_json_keys_are_stable_and_read_back():
     assert " ".join(sorted(report_body(PUSHED))) == (
         "cached_samples epoch expected_samples fallbacks fetch_seconds "
-        "is_finished limited_by loop_seconds measured_per_predicted "
-        "local_samples name plan plan_changes "
+        "is_finished limited_by local_samples loop_seconds "
+        "measured_per_predicted name plan plan_changes "
         "predicted_samples_per_second received_bytes requests "
         "retries samples samples_by_cut samples_per_second saturated_features "
         "seconds sent_bytes skipped_samples split storage_cpu_seconds "
