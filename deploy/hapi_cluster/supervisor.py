@@ -123,6 +123,9 @@ class Supervisor:
             "processes": settings.processes,
             "hapi_filter": settings.hapi_filter,
             "worker": settings.worker,
+            "encryption": settings.encryption,
+            "worker_options": dict(settings.worker_options),
+            "filter_options": dict(settings.filter_options),
             "worker_socket": str(sock.path) if settings.worker else None,
             "temporary_folder": (
                 str(sock.path.parent) if sock.is_temporary else None

@@ -554,6 +554,30 @@ def test_the_commands_work_together_with_the_swift_client(directory, tmp_path):
     assert "stopped" in stopped.stdout
 
 
+def test_restart_has_the_options_of_the_last_start(directory):
+    def started(*words):
+        done = cli("start", directory, *words)
+        assert done.returncode == 0, done.stderr
+        try:
+            state = json.loads(cli("status", directory, "--json", "-").stdout)
+            url = f"{state['proxy_url']}/info"
+            with urllib.request.urlopen(url) as answer:
+                return state, json.load(answer)["hapi"]
+        finally:
+            cli("stop", directory)
+
+    option = "max_multi_objects=7"
+    for words in (("--no-worker", "--filter-option", option), ()):
+        state, info = started(*words)
+        assert state["worker"] is False
+        assert state["filter_options"]["max_multi_objects"] == "7"
+        assert info["cache"] is True
+    started("--no-cache", "--filter-option", "max_multi_objects=")
+    state, info = started()
+    assert info["cache"] is False
+    assert state["filter_options"] == {"cache": "false"}
+
+
 def test_commands_on_a_directory_that_never_was(directory):
     shown = cli("status", directory)
     assert (shown.returncode, "absent" in shown.stdout) == (1, True)

@@ -29,16 +29,38 @@ Directory = Annotated[
 def start(
     directory: Directory,
     processes: Annotated[
-        bool,
-        typer.Option(help="Run each server in its own process."),
-    ] = False,
-    worker: Annotated[bool, typer.Option(help="Also run hapi-worker.")] = True,
+        bool | None,
+        typer.Option(
+            "--processes/--no-processes",
+            help="Run each server in its own process. At first: no.",
+        ),
+    ] = None,
+    worker: Annotated[
+        bool | None,
+        typer.Option(
+            "--worker/--no-worker", help="Also run hapi-worker. At first: yes."
+        ),
+    ] = None,
     hapi: Annotated[
-        bool, typer.Option(help="Add the hapi filter to the proxy.")
-    ] = True,
+        bool | None,
+        typer.Option(
+            "--hapi/--no-hapi",
+            help="Add the hapi filter to the proxy. At first: yes.",
+        ),
+    ] = None,
+    cache: Annotated[
+        bool | None,
+        typer.Option(
+            "--cache/--no-cache",
+            help="Let the filter cache features. At first: yes.",
+        ),
+    ] = None,
     host: Annotated[
-        str, typer.Option(help="Address the proxy listens on.")
-    ] = "127.0.0.1",
+        str | None,
+        typer.Option(
+            help="Address the proxy listens on. At first: 127.0.0.1."
+        ),
+    ] = None,
     port: Annotated[
         int | None,
         typer.Option(help="Port of the proxy. Default: a free port."),
@@ -52,42 +74,71 @@ def start(
         ),
     ] = None,
     encryption: Annotated[
-        bool, typer.Option(help="Encrypt stored data.")
-    ] = False,
+        bool | None,
+        typer.Option(
+            "--encryption/--no-encryption",
+            help="Encrypt stored data. At first: no.",
+        ),
+    ] = None,
     worker_option: Annotated[
         list[str] | None,
-        typer.Option(help="KEY=VALUE for hapi-worker.conf. Repeatable."),
+        typer.Option(
+            help="KEY=VALUE for hapi-worker.conf, KEY= for the default. "
+            "Repeatable."
+        ),
     ] = None,
     filter_option: Annotated[
         list[str] | None,
-        typer.Option(help="KEY=VALUE for \\[filter:hapi]. Repeatable."),
+        typer.Option(
+            help="KEY=VALUE for \\[filter:hapi], KEY= for the default. "
+            "Repeatable."
+        ),
     ] = None,
 ) -> None:
     """Start the cluster in DIR and return when all servers answer.
 
-    DIR is created if it does not exist. A restarted cluster has its old data.
+    DIR is created if it does not exist. A restarted cluster has its old data,
+    and the options of its last start where none are given.
 
     Examples:
 
         hapi cluster start ./swift
 
         hapi cluster start ./swift --port 8080 --layout mixed
-        --worker-option device=cpu --filter-option cache=true
+        --worker-option device=cpu --filter-option max_multi_objects=100
     """
     from hapi_cluster import Cluster
 
+    filter_options = _parse_pairs(filter_option or [])
+    if cache is not None:
+        filter_options["cache"] = str(cache).lower()
+    given: dict[str, Any] = {
+        "processes": processes,
+        "worker": worker,
+        "hapi_filter": hapi,
+        "host": host,
+        "encryption": encryption,
+    }
     with _readable_errors():
+        last = Cluster(directory).status()
         cluster = Cluster.start(
             directory,
-            processes=processes,
-            worker=worker,
-            hapi_filter=hapi,
-            host=host,
+            **{
+                name: last[name] if value is None else value
+                for name, value in given.items()
+                if value is not None or name in last
+            },
             port=port,
             layout=layout,
-            encryption=encryption,
-            worker_options=_parse_pairs(worker_option or []),
-            filter_options=_parse_pairs(filter_option or []),
+            worker_options=_without_empty(
+                last.get("worker_options", {}),
+                _parse_pairs(worker_option or []),
+            ),
+            filter_options=_without_empty(
+                {"cache": "true"},
+                last.get("filter_options", {}),
+                filter_options,
+            ),
         )
         for warning in cluster.status()["warnings"]:
             typer.echo(f"Warning: {warning}", err=True)
@@ -176,6 +227,12 @@ def _parse_pairs(words: list[str]) -> dict[str, str]:
         if not equals:
             raise typer.BadParameter(f"{key!r} is not KEY=VALUE")
     return {key.strip(): value.strip() for key, _, value in pairs}
+
+
+def _without_empty(*options: dict[str, str]) -> dict[str, str]:
+    """Joins options, of which later ones and the last value count."""
+    joined = {k: v for each in options for k, v in each.items()}
+    return {key: value for key, value in joined.items() if value}
 
 
 def _print_status(state: dict[str, Any]) -> None:
