@@ -94,18 +94,28 @@ class FeatureCache:
             for n, s in enumerate(self._spans)
         )
 
-    def is_whole(self, pieces: Sequence[SpanSlice]) -> bool:
-        """Returns True if batches of slices can be made by :meth:`batch`.
+    def selector(
+        self, pieces: Sequence[SpanSlice]
+    ) -> Callable[[torch.Tensor], torch.Tensor] | None:
+        """Returns a function that copies features of some slices.
 
-        That is if all features are there, and their checksums were compared
-        or take little time.
+        Returns:
+            A function from numbers of samples, of all slices in a row,
+            ``[n]`` int64, to features, ``[n, *shape]``. None unless all
+            features are there, and their checksums were compared or take
+            little time.
         """
-        if not pieces or not all(map(self._has_features, pieces)):
-            return False
-        size = sum(map(len, pieces)) * self._rows.form.num_bytes
-        if self._rows.has_disk and size > QUICK_CHECK_BYTES:
-            return False
-        return all(self._check(each) for each in pieces)
+        if not pieces:
+            return None
+        places = np.concatenate([*map(self.places_of, pieces)])
+        if (places < 0).any():
+            return None
+        if self._rows.has_disk:
+            if len(places) * self._rows.form.num_bytes > QUICK_CHECK_BYTES:
+                return None
+            if not all(map(self._check, pieces)):
+                return None
+        return self._rows.selector(places)
 
     def put(
         self,
@@ -155,18 +165,11 @@ class FeatureCache:
         )
 
     def places_of(self, piece: SpanSlice) -> Rows:
-        """Returns where a slice's features are, for :meth:`batch`."""
+        """Returns where a slice's features are, or negative numbers."""
         etag = self._spans[piece.span].etag
         if etag in self._changed:
             return np.full(len(piece), ABSENT, np.int64)
         return self._rows.find(etag, self._samples(piece))
-
-    def batch(self, places: Rows) -> torch.Tensor:
-        """Returns a copy of features, ``[n, *shape]``."""
-        return self._rows.gather(places)
-
-    def _has_features(self, piece: SpanSlice) -> bool:
-        return bool((self.places_of(piece) >= 0).all())
 
     def _check(self, piece: SpanSlice) -> bool:
         etag = self._spans[piece.span].etag

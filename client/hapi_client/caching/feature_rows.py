@@ -124,12 +124,26 @@ class FeatureRows:
         number, row = place >> _ROW_BITS, place & ((1 << _ROW_BITS) - 1)
         return self._segments[number].features[row]
 
+    def selector(self, places: Rows) -> Callable[[torch.Tensor], torch.Tensor]:
+        """Returns a function that copies some of the features.
+
+        Args:
+            places: of all features.
+
+        Returns:
+            A function from ``[n]`` int64, which index ``places``, to
+            ``[n, *shape]``.
+        """
+        numbers = places >> _ROW_BITS
+        if not len(places) or (numbers != numbers[0]).any():
+            return lambda chosen: self.gather(places[chosen.numpy()])
+        features: torch.Tensor = self._segments[numbers[0]].features
+        rows = torch.from_numpy(places & ((1 << _ROW_BITS) - 1))
+        return lambda chosen: features.index_select(0, rows[chosen])
+
     def gather(self, places: Rows) -> torch.Tensor:
         """Returns a copy of features, ``[n, *shape]``."""
         numbers, rows = places >> _ROW_BITS, places & ((1 << _ROW_BITS) - 1)
-        if len(numbers) and (numbers == numbers[0]).all():
-            one: torch.Tensor = self._segments[numbers[0]].features
-            return one.index_select(0, torch.from_numpy(rows))
         features = torch.empty(
             (len(places), *self.form.shape), dtype=self.form.dtype
         )

@@ -18,7 +18,6 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from hapi_client.caching.feature_cache import FeatureCache
 from hapi_client.loading.batch_assembly import BatchAssembler
 from hapi_client.loading.loader_plan import LabelledBatch, LoaderPlan
 from hapi_client.loading.span_source import LoadedSpan
@@ -176,35 +175,48 @@ class _Delivery:
         self._enter()
         with self._plan.recorder.running(self.reading):
             try:
-                cache = self._plan.cache
-                if cache is not None and cache.is_whole(self.reading.pieces):
-                    yield from self._deliver_cached(cache)
+                cache, select = self._plan.cache, None
+                if cache is not None:
+                    select = cache.selector(self.reading.pieces)
+                if select is not None:
+                    yield from self._deliver_cached(select)
                 else:
                     yield from self._deliver_loaded()
             finally:
                 self._plan.counters.add(seconds=time.monotonic() - started)
 
-    def _deliver_cached(self, cache: FeatureCache) -> Iterator[LabelledBatch]:
+    def _deliver_cached(
+        self, select: Callable[[torch.Tensor], torch.Tensor]
+    ) -> Iterator[LabelledBatch]:
         """Yields an epoch from the cache alone, without any thread."""
         pieces = self.reading.pieces
         starts = np.cumsum([0, *map(len, pieces)])
-        places = np.concatenate([*map(cache.places_of, pieces)])
+        batches = self.reading.batches
+        # Once for the epoch: a step of a small tail takes little longer.
+        chosen = torch.from_numpy(
+            starts[np.concatenate([each.positions for each in batches])]
+            + np.concatenate([each.rows for each in batches])
+        )
         labels = torch.from_numpy(
             np.concatenate([*map(self._plan.labels_of, pieces)])
-        ).to(self._device)
+        )[chosen].to(self._device)
+        sizes = [len(each) for each in batches]
         recorder, counters = self._plan.recorder, self._plan.counters
         count, flushed = 0, time.monotonic()
         try:
-            for batch in self.reading.batches:
-                rows = starts[batch.positions] + batch.rows
-                features = cache.batch(places[rows]).to(self._device)
+            for batch, numbers, some_labels in zip(
+                batches,
+                torch.split(chosen, sizes),
+                torch.split(labels, sizes),
+                strict=True,
+            ):
+                features = select(numbers).to(self._device)
                 self._last = batch
                 self._delivered(batch.step)
-                recorder.delivered(len(rows))
-                recorder.record_local_hits(len(rows))
-                count += len(rows)
+                recorder.delivered(len(numbers), local_hits=len(numbers))
+                count += len(numbers)
                 with recorder.stage(TRAINING):
-                    yield features, labels[torch.from_numpy(rows)]
+                    yield features, some_labels
                 if time.monotonic() - flushed > _FLUSH_SECONDS:
                     counters.add(samples=count, local_hits=count)
                     count, flushed = 0, time.monotonic()

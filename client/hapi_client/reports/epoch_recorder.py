@@ -199,11 +199,17 @@ class EpochRecorder:
         with self._lock:
             self._num_local_hits += samples
 
-    def delivered(self, samples: int) -> None:
-        """Counts a batch, before the loop receives it."""
+    def delivered(self, samples: int, local_hits: int = 0) -> None:
+        """Counts a batch, before the loop receives it.
+
+        Args:
+            samples: its size.
+            local_hits: samples that were not counted as such before.
+        """
         with self._lock:
             self._num_batches += 1
             self._num_samples += samples
+            self._num_local_hits += local_hits
             self._predict(samples)
         self._bar.add(samples)
 
