@@ -207,6 +207,11 @@ def test_next_job_of_a_process_finds_features_in_memory(connection, expected):
         for epoch in (0, 1):
             assert_same_epoch(epoch_of(job, epoch), expected[epoch])
         assert job.stats.local_hits == 2 * NUM_SAMPLES
+    with job_of(connection, models_container="new-models") as job:
+        assert_same_epoch(epoch_of(job, 0), expected[0])
+        # No package is stored before something has to be computed.
+        assert "new-models" not in [e.name for e in connection.containers()]
+        POOL.clear()
     with job_of(connection, cut="freeze", encoding="float16") as job:
         # Features that were rounded are others.
         epoch_of(job, 0)

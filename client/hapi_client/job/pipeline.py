@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from typing_extensions import Self
@@ -143,9 +144,13 @@ class FeaturePipeline:
             if self.cut == AUTO:
                 self._start_planner(plan, swift.models_container)
             elif self.cut:
-                self._push(
-                    (frozen.cut_number(cut), self.encodings[0]),
-                    swift.models_container,
+                self._factory.prepare_reading(
+                    train,
+                    partial(
+                        self._push,
+                        (frozen.cut_number(cut), self.encodings[0]),
+                        swift.models_container,
+                    ),
                 )
         except BaseException:
             self.close()

@@ -108,6 +108,8 @@ class LoaderFactory:
         self._region = region
         self._options = options
         self._is_closed = False
+        self._prepare: Callable[[], None] | None = None
+        self._preparing = threading.Lock()
         # Reentrant: the garbage collector may close a job in this thread.
         self._lock = threading.RLock()
         self._prefetchers: weakref.WeakSet[Prefetcher] = weakref.WeakSet()
@@ -198,6 +200,24 @@ class LoaderFactory:
             share.num_steps,
         )
 
+    def prepare_reading(
+        self, data: DataSet, prepare: Callable[[], None]
+    ) -> None:
+        """Runs a function before anything is read.
+
+        At once, so that a mistake is found early; but if a data set is cached
+        on this host, not before a loader needs anything else.
+
+        Args:
+            data: the data set.
+            prepare: called once, unless it raises.
+        """
+        cache = self._caches.of(data, None) if self._caches else None
+        if cache is not None and cache.num_cached() == data.num_samples:
+            self._prepare = prepare
+        else:
+            prepare()
+
     def coverage(self, data: DataSet) -> tuple[float, float]:
         """Returns :meth:`.FeatureCaches.coverage` of a data set."""
         return self._caches.coverage(data) if self._caches else (0.0, 0.0)
@@ -209,6 +229,10 @@ class LoaderFactory:
             raise ClientError(
                 "not_connected", "the job was closed before this loop began"
             )
+        with self._preparing:
+            if spans and self._prepare is not None:
+                self._prepare()
+                self._prepare = None
         prefetcher = Prefetcher(self._connection, source, spans, self._options)
         with self._lock:
             self._prefetchers.add(prefetcher)
