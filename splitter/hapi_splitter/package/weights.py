@@ -1,17 +1,18 @@
 """Writes and reads the weights member, in safetensors format.
 
-The safetensors library writes it. Reading copies nothing: tensors are views
-of the package's bytes, which may be a mapped file.
+Neither copies the weights.  The bytes are those that the safetensors library
+writes; tensors that are read are views of the package's bytes, which may be a
+mapped file.
 """
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
-import safetensors.torch
 import torch
 
 from hapi_protocol.errors import PackageError
@@ -19,29 +20,61 @@ from hapi_splitter.package.strict_json import parse_json
 
 _DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
     {
-        "F32": torch.float32,
         "I64": torch.int64,
+        "F32": torch.float32,
         "I32": torch.int32,
-        "U8": torch.uint8,
-        "BOOL": torch.bool,
         "BF16": torch.bfloat16,
         "F16": torch.float16,
+        "U8": torch.uint8,
+        "BOOL": torch.bool,
     }
 )
+"""By the names of the format, in the order in which its library writes."""
+_ALIGNMENT = 8
 _MAX_HEADER_BYTES = 16 << 20
 _MAX_DIMS = 8
 
 
-def write_weights(weights: Mapping[int, torch.Tensor]) -> bytes:
-    """Returns a safetensors file; equal tensors give equal bytes."""
-    return bytes(
-        safetensors.torch.save(
-            {
-                str(node): weight.detach().cpu().contiguous()
-                for node, weight in weights.items()
-            }
+class WeightsFile:
+    """A safetensors file in pieces; equal tensors give equal bytes.
+
+    Only tensors that are not contiguous, or not on the CPU, are copied, one
+    at a time.
+
+    Args:
+        weights: by id, with dtypes that a package can hold.
+    """
+
+    def __init__(self, weights: Mapping[int, torch.Tensor]) -> None:
+        names = {dtype: name for name, dtype in _DTYPES.items()}
+        order = list(_DTYPES)
+        self._weights = dict(
+            sorted(
+                ((str(node), weight) for node, weight in weights.items()),
+                key=lambda each: (order.index(names[each[1].dtype]), each[0]),
+            )
         )
-    )
+        header, end = {}, 0
+        for name, weight in self._weights.items():
+            start, end = end, end + weight.nbytes
+            header[name] = {
+                "dtype": names[weight.dtype],
+                "shape": list(weight.shape),
+                "data_offsets": [start, end],
+            }
+        text = json.dumps(header, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % _ALIGNMENT)
+        self._header = len(text).to_bytes(8, "little") + text
+
+    def __iter__(self) -> Iterator[memoryview]:
+        yield memoryview(self._header)
+        yield from map(tensor_bytes, self._weights.values())
+
+
+def tensor_bytes(tensor: torch.Tensor) -> memoryview:
+    """Returns the bytes of a tensor's elements in order of its indices."""
+    values = tensor.detach().cpu().contiguous().flatten()
+    return memoryview(values.view(torch.uint8).numpy())
 
 
 def read_weights(data: memoryview, count: int) -> dict[int, torch.Tensor]:

@@ -15,7 +15,7 @@ from hapi_splitter.graph.operators import HALVES
 from hapi_splitter.inputs.array_transform import ArrayTransform
 from hapi_splitter.inputs.named_arrays import NamedArrays
 from hapi_splitter.package import zip_container
-from hapi_splitter.package.weights import write_weights
+from hapi_splitter.package.weights import WeightsFile
 
 FORMATS = (1, 2, 3, 4)
 """Formats of packages whose input is images, one array, or several arrays,
@@ -79,7 +79,9 @@ def digest_of(frozen: FrozenGraph, algorithm: str = "sha256") -> str:
     return digest.hexdigest()
 
 
-def package_pieces(frozen: FrozenGraph) -> Iterator[bytes]:
+def package_pieces(
+    frozen: FrozenGraph,
+) -> Iterator[zip_container.Buffer]:
     """Returns the content of a package in pieces.
 
     Raises:
@@ -112,7 +114,7 @@ def package_pieces(frozen: FrozenGraph) -> Iterator[bytes]:
         {
             "hapi.json": hapi,
             "graph.json": graph,
-            "weights.safetensors": write_weights(frozen.weights),
+            "weights.safetensors": WeightsFile(frozen.weights),
         }
     )
 

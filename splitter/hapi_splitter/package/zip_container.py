@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from hapi_protocol.errors import PackageError
 
 MEMBERS = ("hapi.json", "graph.json", "weights.safetensors")
 
+Buffer: TypeAlias = bytes | memoryview
 LOCAL_HEADER = struct.Struct("<4s5H3I2H")
 _CENTRAL = struct.Struct("<4s6H3I5H2I")
 _END = struct.Struct("<4s4H2IH")
@@ -81,8 +83,12 @@ def data_offset(lengths: Mapping[str, int], name: str) -> int:
     raise KeyError(name)
 
 
-def pack(members: Mapping[str, bytes]) -> Iterator[bytes]:
+def pack(members: Mapping[str, bytes | Iterable[Buffer]]) -> Iterator[Buffer]:
     """Yields the package in pieces.
+
+    Args:
+        members: content by name; one in pieces is read twice, because its
+            checksum comes before it.
 
     Raises:
         PackageError: if the package would exceed 4 GiB.
@@ -90,13 +96,18 @@ def pack(members: Mapping[str, bytes]) -> Iterator[bytes]:
     offset = 0
     entries = []
     for name in MEMBERS:
-        data = members[name]
-        entry = _Entry(name.encode(), len(data), zlib.crc32(data), offset)
+        length, crc = 0, 0
+        content = members[name]
+        pieces = [content] if isinstance(content, bytes) else content
+        for piece in pieces:
+            length += len(piece)
+            crc = zlib.crc32(piece, crc)
+        entry = _Entry(name.encode(), length, crc, offset)
         if entry.end > _MAX_BYTES:
             raise _error(f"with {name} the package exceeds 4 GiB")
         entries.append(entry)
         yield entry.local_header()
-        yield data
+        yield from pieces
         offset = entry.end
     yield _directory(entries)
 

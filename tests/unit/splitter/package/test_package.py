@@ -6,6 +6,7 @@ import sys
 import zipfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 import safetensors.torch
 import torch
@@ -20,6 +21,7 @@ from hapi_splitter.inputs.image_transform import ImageTransform
 from hapi_splitter.inputs.sample_format import SampleForm
 from hapi_splitter.package.reader import load_package
 from hapi_splitter.package.subprocess_validation import probe_batchwise
+from hapi_splitter.package.weights import WeightsFile
 from hapi_splitter.package.writer import package_bytes, write_package
 from hapi_splitter.package.zip_container import MEMBERS
 from reference_models import BranchedNet
@@ -67,6 +69,29 @@ def test_same_model_gives_the_same_bytes_in_another_process(tmp_path):
     model = torch.nn.Sequential(torch.nn.Conv2d(3, 2, 3), torch.nn.ReLU())
     here = split(model, "0", sample_shape=(3, 8, 8)).frozen
     assert here.digest == load_package(path).digest == digest
+
+
+def test_weights_are_the_bytes_that_safetensors_writes():
+    dtypes = ["float32", "int64", "int32", "uint8", "bool"]
+    dtypes += ["bfloat16", "float16"]
+    weights = {
+        node: torch.randint(0, 2, (node % 4, 3)).to(getattr(torch, dtype))
+        for node, dtype in enumerate(3 * dtypes, 1)
+    }
+    weights[22] = torch.randn(2, 3, 4).transpose(0, 2)
+    weights[23] = torch.tensor(2.5)
+    expected = safetensors.torch.save(
+        {str(node): weight.contiguous() for node, weight in weights.items()}
+    )
+    assert b"".join(WeightsFile(weights)) == expected
+    assert b"".join(WeightsFile({})) == safetensors.torch.save({})
+
+
+def test_weights_are_written_from_their_own_memory(frozen):
+    pieces = [*WeightsFile(frozen.weights)][1:]
+    addresses = {np.frombuffer(p, np.uint8).ctypes.data for p in pieces}
+    pointers = {weight.data_ptr() for weight in frozen.weights.values()}
+    assert addresses == pointers
 
 
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview, Path])
