@@ -77,7 +77,7 @@ class _ExactFlags:
         with self._lock:
             self._num_blocks += 1
             if self._num_blocks == 1:
-                self._before = [_set(*flag) for flag in _exact_flags()]
+                self._before = [_set(*flag) for flag in exact_flags()]
 
     def __exit__(self, *_: object) -> None:
         with self._lock:
@@ -90,7 +90,8 @@ class _ExactFlags:
 _EXACT = _ExactFlags()
 
 
-def _exact_flags() -> list[tuple[Any, str, Any]]:
+def exact_flags() -> list[tuple[Any, str, Any]]:
+    """Returns torch's flags: owner, name, value in the class ``exact``."""
     # Any, because torch's annotations lack these flags.
     backends: Any = torch.backends
     return [

@@ -14,9 +14,11 @@ only images of its own dtype, gets them converted, as from its user.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -42,6 +44,11 @@ from hapi_splitter.freezing.model_checks import (
 from hapi_splitter.freezing.model_run import ModelRun, record
 from hapi_splitter.freezing.preserved_state import preserved_state
 from hapi_splitter.freezing.region import CastInput, Region, cast_input
+from hapi_splitter.freezing.split_cache import (
+    CachedSplit,
+    SplitCache,
+    cache_folder,
+)
 from hapi_splitter.freezing.tail import Tail
 from hapi_splitter.freezing.tail_call import TailPlan
 from hapi_splitter.freezing.tail_check import TailCheck, same
@@ -80,6 +87,7 @@ def split(
     *,
     transform: InputTransform | None = None,
     sample_shape: Sequence[int] | None = None,
+    cache_dir: str | Path | None = None,
 ) -> SplitModel:
     """Splits a model into a frozen region and a tail.
 
@@ -100,6 +108,9 @@ def split(
         transform: input transform from stored bytes to a sample, or None.
         sample_shape: of one sample; the default is the transform's, or
             ``(3, 224, 224)`` without one.
+        cache_dir: directory in which splits are cached, so that that of an
+            equal model takes no export (:mod:`split_cache`); None for that
+            of the environment, "" for the memory of this process.
 
     Raises:
         FreezeError: ``unknown_freeze`` naming the nearest valid names;
@@ -110,23 +121,45 @@ def split(
     form = _sample_form(transform, sample_shape)
     if not isinstance(model, nn.Module):
         frozen, tail = two_modules.check_two_modules(model, freeze)
+        frozen = unwrapped(frozen)
+        cache = _cache(frozen, transform, form, None, cache_dir)
         with preserved_state(frozen, tail) as writes, _uncompiled():
-            return _split_two_modules(frozen, tail, form, transform, writes)
+            return _split_two_modules(frozen, tail, form, cache, writes)
     model = unwrapped(model)
     check_splittable(model)
     spec = parse_freeze(model, freeze)
+    cache = _cache(model, transform, form, spec, cache_dir)
     with preserved_state(model) as writes, _uncompiled():
         splitter = _Splitter(model, form, transform, writes)
-        if freeze == AUTO and AUTO not in dict(model.named_modules()):
-            spec = parse_freeze(model, splitter.points.automatic())
-        graph, plan = splitter.split(spec)
+        found = cache.load()
+        if found is None or not splitter.agrees(found, cache):
+            if freeze == AUTO and AUTO not in dict(model.named_modules()):
+                spec = parse_freeze(model, splitter.points.automatic())
+            found, weights = splitter.split(spec)
+            cache.store(found, weights)
+    plan = found.plan
+    assert plan is not None, "only two modules have none"
     dtypes = [place.form.dtype for place in plan.places]
     return SplitModel(
-        graph,
+        found.frozen,
         Tail(model, plan),
-        spec.text,
+        found.freeze,
         not all(dtype.is_floating_point for dtype in dtypes),
     )
+
+
+def _cache(
+    module: nn.Module,
+    transform: InputTransform | None,
+    form: SampleForm,
+    spec: FreezeSpec | None,
+    cache_dir: str | Path | None,
+) -> SplitCache:
+    facts = {
+        "freeze": spec and [spec.names, spec.exact, spec.from_function],
+        "sample": [form.shape, str(form.dtype)],
+    }
+    return SplitCache(module, transform, facts, cache_folder(cache_dir))
 
 
 def default_freeze(
@@ -184,9 +217,31 @@ class _Splitter:
         self._samples = [
             form.examples(n).to(device_of(model)) for n in _BATCHES
         ]
-        self._runs = [self._record(each) for each in self._samples]
-        boundaries = Boundaries(model, self._runs, _BATCHES)
-        self.points = FreezePoints(boundaries)
+
+    @cached_property
+    def points(self) -> FreezePoints:
+        """Freeze points in a record of the model's forward."""
+        runs = [self._record(each) for each in self._samples]
+        return FreezePoints(Boundaries(self._model, runs, _BATCHES))
+
+    def agrees(self, cached: CachedSplit, cache: SplitCache) -> bool:
+        """Compares a cached split with the model, or discards it."""
+        plan = cached.plan
+        assert plan is not None, "only two modules have none"
+        try:
+            check = TailCheck(
+                self._model,
+                self._samples[0][:1],
+                self._inputs,
+                plan.places[-1],
+            )
+            if check.agrees(plan, cached.features):
+                return True
+            problem = "computes something else than the model"
+        except Exception as error:  # of the user's code, or by the plan
+            problem = f"does not run ({type(error).__name__}: {error})"
+        cache.discard(problem)
+        return False
 
     def _record(self, samples: torch.Tensor) -> ModelRun:
         try:
@@ -211,23 +266,33 @@ class _Splitter:
             }
         return (cast_input(self._model, samples),), {}
 
-    def split(self, spec: FreezeSpec) -> tuple[FrozenGraph, TailPlan]:
-        """Returns the parts at the first freeze point that is right."""
+    def split(
+        self, spec: FreezeSpec
+    ) -> tuple[CachedSplit, Mapping[int, torch.Tensor]]:
+        """Returns the parts at the first freeze point that is right, and the
+        region's weights where the model has them."""
         failure: FreezeError | None = None
         for point in self.points.find(spec):
             plan = self.points.plan(point, spec)
             try:
-                graph = self._graph(plan, spec)
+                graph, features, weights = self._graph(plan, spec)
                 self._check_tail(plan, point, spec)
             except FreezeError as error:
                 failure = error
             else:
-                return graph, plan
+                return CachedSplit(graph, plan, spec.text, features), weights
         assert failure is not None, "there is a point, or find() fails"
         raise failure
 
-    def _graph(self, plan: TailPlan, spec: FreezeSpec) -> FrozenGraph:
-        """Exports the model up to a freeze point and compares the results."""
+    def _graph(
+        self, plan: TailPlan, spec: FreezeSpec
+    ) -> tuple[FrozenGraph, torch.Tensor, Mapping[int, torch.Tensor]]:
+        """Exports the model up to a freeze point and compares the results.
+
+        Returns:
+            The region, its features of the first sample, and its weights
+            where the model has them.
+        """
         self._model.eval()
         region = Region(self._model, plan.places, self._inputs)
         with torch.no_grad():
@@ -235,17 +300,18 @@ class _Splitter:
             graph = _frozen_graph(
                 exported, self._form, self._transform, spec.text
             )
-            for samples in self._samples:
+            results = [graph.suffix(0)(each) for each in self._samples]
+            for samples, result in zip(self._samples, results, strict=True):
                 with self._writes:
                     expected = region(samples)
-                if not same(graph.suffix(0)(samples), expected):
+                if not same(result, expected):
                     raise FreezeError(
                         "cannot_freeze",
                         f"freeze {spec.text!r}: exported by torch.export, the "
                         "frozen modules compute something else than in the "
                         "model; freeze an earlier module",
                     )
-        return graph
+        return graph, results[0][:1], exported.weights
 
     def _check_tail(
         self, plan: TailPlan, point: FreezePoint, spec: FreezeSpec
@@ -277,27 +343,40 @@ def _split_two_modules(
     frozen: nn.Module,
     tail: nn.Module,
     form: SampleForm,
-    transform: InputTransform | None,
+    cache: SplitCache,
     writes: TorchDispatchMode,
 ) -> SplitModel:
-    frozen = unwrapped(frozen)
     example = form.examples(_BATCHES[0]).to(device_of(frozen))
     frozen.eval()
     cast = cast_input(frozen, example)
-    with writes:
-        two_modules.check_result(frozen, cast)
-    if cast is example:
-        exported = export_region(frozen, example)
-    else:
-        exported = export_region(CastInput(frozen), example, "model")
-    graph = _frozen_graph(exported, form, transform, two_modules.DESCRIPTION)
+    found = cache.load()
+    if found is not None:
+        with writes, torch.no_grad():
+            result = frozen(cast[:1])
+        if not same(result, found.features):
+            cache.discard("computes something else than the module")
+            found = None
+    if found is None:
+        with writes:
+            result = two_modules.check_result(frozen, cast)
+        if cast is example:
+            exported = export_region(frozen, example)
+        else:
+            exported = export_region(CastInput(frozen), example, "model")
+        graph = _frozen_graph(
+            exported, form, cache.transform, two_modules.DESCRIPTION
+        )
+        found = CachedSplit(
+            graph, None, two_modules.DESCRIPTION, result[:1].clone()
+        )
+        cache.store(found, exported.weights)
     tail.eval()
-    last = graph.values[-1]
+    last = found.frozen.values[-1]
     with writes:
         two_modules.check_accepts(
             tail, last.shape[1:], last.dtype, example.device
         )
-    return SplitModel(graph, tail, two_modules.DESCRIPTION)
+    return SplitModel(found.frozen, tail, found.freeze)
 
 
 def _frozen_graph(

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 
 @dataclasses.dataclass(frozen=True)
-class _Fields:
+class Fields:
     """The fields of a dataclass, or the items of a subclass of dict."""
 
     kind: type
@@ -23,7 +23,7 @@ class _Fields:
 
 
 pytree.register_pytree_node(
-    _Fields,
+    Fields,
     lambda fields: (
         list(fields.values.values()),
         (fields.kind, tuple(fields.values)),
@@ -64,7 +64,7 @@ def _opened_leaf(leaf: Any) -> Any:
         held = dict(leaf)
     else:
         return leaf
-    return _Fields(
+    return Fields(
         type(leaf), {key: _opened(item) for key, item in held.items()}
     )
 

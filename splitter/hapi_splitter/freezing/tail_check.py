@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from torch import nn
 from hapi_protocol.errors import FreezeError
 from hapi_splitter.freezing.places import Place, watch
 from hapi_splitter.freezing.preserved_state import preserved_state
-from hapi_splitter.freezing.region import Inputs, Region
+from hapi_splitter.freezing.region import Inputs, Region, packed
 from hapi_splitter.freezing.structures import flatten
 from hapi_splitter.freezing.tail_call import (
     TailPlan,
@@ -62,6 +63,16 @@ class TailCheck:
         return self._evaluation_problem(
             plan, features
         ) or self._training_problem(plan, features)
+
+    def agrees(self, plan: TailPlan, features: torch.Tensor) -> bool:
+        """Returns True if a plan that was checked before is right, in eval
+        mode, and the model still sends the features that it sent then."""
+        self._model.eval()
+        sent: dict[Place, torch.Tensor] = {}
+        expected = self._of_model(plan, sent)
+        return same(
+            packed([sent[place] for place in plan.places]), features
+        ) and same(self._of_tail(plan, features), expected)
 
     def _features(self, plan: TailPlan) -> torch.Tensor:
         """Returns what is sent for the samples, ``[B, *shape]``."""
@@ -136,8 +147,15 @@ class TailCheck:
         with self._preserved():
             return runner.run(features.clone()), _draw()
 
-    def _of_model(self, plan: TailPlan) -> Any:
-        """Runs the whole model; its code is in eval mode before the end."""
+    def _of_model(
+        self, plan: TailPlan, sent: dict[Place, torch.Tensor] | None = None
+    ) -> Any:
+        """Runs the whole model; its code is in eval mode before the end.
+
+        Args:
+            plan: of the tail.
+            sent: gets the tensors that are sent.
+        """
         modes = [
             each for each in modules_before(self._model, plan) if each.training
         ]
@@ -151,9 +169,19 @@ class TailCheck:
             stack.enter_context(self._preserved())
             watch(self._model, self._end, restore, stack)
             watch(self._model, plan.places[-1], lambda _: _seed(), stack)
+            if sent is not None:
+                for place in plan.places:
+                    take = partial(_put, sent, place)
+                    watch(self._model, place, take, stack)
             for module in modes:
                 module.training = False
             return self._model(*args, **kwargs), _draw()
+
+
+def _put(
+    sent: dict[Place, torch.Tensor], place: Place, tensor: torch.Tensor
+) -> None:
+    sent[place] = tensor.clone()  # the model may write to it
 
 
 def _draw() -> list[Any]:

@@ -58,8 +58,8 @@ def _check_shared(frozen: nn.Module, tail: nn.Module) -> None:
             )
 
 
-def check_result(frozen: nn.Module, example: torch.Tensor) -> None:
-    """Checks that a module in eval mode yields one tensor for a batch.
+def check_result(frozen: nn.Module, example: torch.Tensor) -> torch.Tensor:
+    """Returns the one tensor that a module in eval mode yields for a batch.
 
     Raises:
         FreezeError: ``cannot_trace`` if it does not run, ``cannot_freeze`` if
@@ -82,6 +82,7 @@ def check_result(frozen: nn.Module, example: torch.Tensor) -> None:
             f"{type(result).__name__}, and only one tensor can be sent; wrap "
             "it in a module that returns that tensor",
         )
+    return result
 
 
 def check_accepts(

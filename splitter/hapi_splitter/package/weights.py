@@ -74,7 +74,7 @@ class WeightsFile:
 def tensor_bytes(tensor: torch.Tensor) -> memoryview:
     """Returns the bytes of a tensor's elements in order of its indices."""
     values = tensor.detach().cpu().contiguous().flatten()
-    return memoryview(values.view(torch.uint8).numpy())
+    return values.view(torch.uint8).numpy().data
 
 
 def read_weights(data: memoryview, count: int) -> dict[int, torch.Tensor]:

@@ -1,0 +1,497 @@
+"""Computes a key of everything that the split of a model depends on.
+
+These are its weights and other state, the code of its classes and of the
+functions that they call, and torch's settings.  Code of libraries is known by
+their versions, their classes and the files of these; the user's own code by
+all of its files that are imported, and by functions and globals as they are
+in memory, which can differ from the files.
+
+What has no canonical form makes a model uncacheable: hooks, closures in
+attributes, objects with state outside Python.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import hashlib
+import json
+import linecache
+import os
+import platform
+import re
+import sys
+import sysconfig
+import weakref
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from enum import Enum
+from importlib import metadata
+from pathlib import Path
+from types import (
+    BuiltinFunctionType,
+    CodeType,
+    FunctionType,
+    MethodType,
+    ModuleType,
+    NoneType,
+)
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.modules import module as module_hooks
+
+import hapi_protocol
+import hapi_splitter
+from hapi_splitter.host_limits import allowed_cores
+from hapi_splitter.numerics import exact_flags
+from hapi_splitter.package.weights import tensor_bytes
+
+_PLAIN = frozenset(
+    {
+        *(NoneType, bool, int, float, complex, str, bytes, range),
+        *(torch.dtype, torch.device, torch.layout, torch.memory_format),
+        *(torch.Size, type(Ellipsis), type(NotImplemented)),
+    }
+)
+_SEQUENCES = (list, tuple, deque)
+_TENSORS = (torch.Tensor, nn.Parameter)
+_NAMED = (
+    Enum,
+    ModuleType,
+    torch._ops.OpOverload,
+    torch._ops.OpOverloadPacket,
+)
+_TREE = ("_parameters", "_buffers", "_modules")
+_WITHOUT_EFFECT = (
+    "_state_dict_hooks",
+    "_state_dict_pre_hooks",
+    "_load_state_dict_pre_hooks",
+    "_load_state_dict_post_hooks",
+    "_is_full_backward_hook",
+)
+_GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks")
+_GLOBAL_READS = ("LOAD_GLOBAL", "LOAD_NAME")
+_LIBRARIES = ("torch", "torchvision", "timm", "transformers", "peft", "numpy")
+_SITE_FOLDERS = frozenset(("site-packages", "dist-packages"))
+
+
+class UncacheableError(Exception):
+    """A model depends on something without a canonical form."""
+
+
+def split_key(module: nn.Module, facts: Mapping[str, Any]) -> str:
+    """Returns a key, equal for models that are split alike, hexadecimal.
+
+    Args:
+        module: before it is split.
+        facts: the other arguments of the split, as JSON.
+
+    Raises:
+        UncacheableError: naming what is not known.
+    """
+    if any(getattr(module_hooks, name) for name in _GLOBAL_HOOKS):
+        raise UncacheableError("hooks of all modules")
+    form = _CanonicalForm()
+    try:
+        state = form.of(module)
+        document = {
+            "model": state,
+            "tensors": form.tensors(),
+            "code": form.code(),
+            "settings": _settings(module),
+            "facts": facts,
+        }
+        text = json.dumps(document, sort_keys=True)
+    except UncacheableError:
+        raise
+    except Exception as error:  # of the user's objects
+        raise UncacheableError(f"{type(error).__name__}: {error}") from error
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+class _CanonicalForm:
+    """Describes objects as JSON; equal objects have equal descriptions."""
+
+    def __init__(self) -> None:
+        # Objects are held, so that their ids are not used again.
+        self._seen: dict[Any, tuple[int, Any]] = {}
+        self._tensors: list[torch.Tensor] = []
+        self._classes: dict[type, Any] = {}
+        self._files: set[str] = set()
+        self._has_user_code = False
+
+    def of(self, value: Any) -> Any:
+        """Returns the form of a value that a model holds.
+
+        Raises:
+            UncacheableError: naming its type.
+        """
+        kind = type(value)
+        if kind in _PLAIN:
+            return [kind.__name__, repr(value)]
+        if isinstance(value, type):
+            self._add_class(value)
+            return ["class", _name(value)]
+        if isinstance(value, _NAMED):
+            return [_name(kind), str(value)]
+        if id(value) in self._seen:
+            return ["seen", self._seen[id(value)][0]]
+        self._seen[id(value)] = len(self._seen), value
+        self._add_class(kind)
+        return [_name(kind), *self._parts(value)]
+
+    def _parts(self, value: Any) -> Iterator[Any]:
+        if isinstance(value, torch.Tensor):
+            yield self._tensor(value)
+        elif isinstance(value, np.ndarray | np.generic):
+            if value.dtype.hasobject:
+                raise UncacheableError("an array of objects")
+            digest = hashlib.sha256(value.tobytes()).hexdigest()
+            yield [str(value.dtype), list(value.shape), digest]
+        elif isinstance(value, FunctionType):
+            if value.__closure__:
+                raise UncacheableError(f"closure {value.__qualname__}")
+            yield self._function(value)
+        elif isinstance(value, MethodType):
+            yield [self.of(value.__self__), self._function(value.__func__)]
+        elif isinstance(value, BuiltinFunctionType):
+            if not isinstance(value.__self__, ModuleType | NoneType | type):
+                yield self.of(value.__self__)
+            yield [value.__module__, value.__qualname__]
+        elif isinstance(value, functools.partial):
+            yield [self.of(value.func), self.of(value.args)]
+            yield self.of(value.keywords)
+        elif isinstance(value, re.Pattern):
+            yield [value.pattern, value.flags]
+        elif isinstance(value, weakref.ref):
+            yield self.of(value())
+        else:
+            yield from self._containers(value)
+
+    def _containers(self, value: Any) -> Iterator[Any]:
+        if isinstance(value, defaultdict):
+            yield self.of(value.default_factory)
+        if isinstance(value, dict):
+            pairs = (
+                OrderedDict.items(value)
+                if isinstance(value, OrderedDict)
+                else dict.items(value)
+            )
+            yield [[self.of(key), self.of(each)] for key, each in pairs]
+        elif isinstance(value, _SEQUENCES):
+            yield [self.of(each) for each in value]
+        elif isinstance(value, set | frozenset):
+            yield sorted(map(json.dumps, map(self.of, value)))
+        elif not _is_plain_python(type(value)):
+            raise UncacheableError(f"a {_name(type(value))}")
+        if isinstance(value, nn.Module):
+            yield self._module(value)
+        elif hasattr(value, "__dict__"):
+            yield self.of(vars(value))
+
+    def _module(self, module: nn.Module) -> Any:
+        attributes = dict(vars(module))
+        for name in _WITHOUT_EFFECT:
+            attributes.pop(name, None)
+        for name in [each for each in attributes if "hook" in each]:
+            if name in _MODULE_ATTRIBUTES and not attributes.pop(name):
+                continue
+            raise UncacheableError(f"{name} of {type(module).__name__}")
+        return [
+            [name, self.of(dict(held) if name in _TREE else held)]
+            for name, held in attributes.items()
+        ]
+
+    def _tensor(self, tensor: torch.Tensor) -> Any:
+        is_plain = type(tensor) in _TENSORS and not tensor.is_quantized
+        if not is_plain or tensor.layout != torch.strided or tensor.is_meta:
+            raise UncacheableError(f"a tensor {type(tensor).__name__}")
+        self._tensors.append(tensor)
+        memory = tensor.untyped_storage()
+        first, _ = self._seen.setdefault(
+            ("memory", memory._cdata), (len(self._seen), memory)
+        )
+        return [
+            str(tensor.dtype),
+            [*tensor.shape],
+            tensor.stride(),
+            [first, tensor.storage_offset()],
+            tensor.requires_grad,
+            tensor.device.type,
+            self.of(vars(tensor)),
+        ]
+
+    def tensors(self) -> list[str]:
+        """Returns the digests of all tensors so far."""
+        with ThreadPoolExecutor(max(1, int(allowed_cores()))) as pool:
+            return list(pool.map(_digest, self._tensors))
+
+    def code(self) -> Any:
+        """Returns the form of all code so far."""
+        if self._has_user_code:
+            self._files |= {
+                file
+                for module in [*sys.modules.values()]
+                if (file := _file_of(module)) and not _is_library(file)
+            }
+        tops = {kind.__module__.partition(".")[0] for kind in self._classes}
+        return {
+            "classes": [[_name(k), v] for k, v in self._classes.items()],
+            "files": sorted({_file_digest(file) for file in self._files}),
+            "versions": {
+                top: str(getattr(sys.modules.get(top), "__version__", None))
+                for top in tops
+            },
+        }
+
+    def _add_class(self, kind: type) -> None:
+        for each in kind.__mro__:
+            if each not in self._classes and each.__module__ != "builtins":
+                self._classes[each] = None
+                self._classes[each] = self._class(each)
+
+    def _class(self, kind: type) -> Any:
+        module = sys.modules.get(kind.__module__)
+        file = _file_of(module)
+        if file:
+            self._files.add(file)
+        is_user = not _is_library(file or "") and not _is_builtin(module)
+        members = [
+            (name, function)
+            for name, held in sorted(vars(kind).items())
+            for function in _functions_in(held)
+        ]
+        if is_user:
+            self._has_user_code = True
+            if not file and not any(_has_source(f) for _, f in members):
+                raise UncacheableError(f"no source of {_name(kind)}")
+        return [
+            [[name, self._function(each)] for name, each in members],
+            [
+                [name, self._in_code(held)]
+                for name, held in sorted(vars(kind).items())
+                if type(held) in (bool, int, float)
+                or (is_user and not name.startswith("__"))
+            ],
+        ]
+
+    def _function(self, function: Any) -> Any:
+        """Returns the code of a function, and what the user's reads."""
+        if not isinstance(function, FunctionType):
+            return self.of(function)
+        if id(function.__code__) in self._seen:
+            return ["seen", self._seen[id(function.__code__)][0]]
+        self._seen[id(function.__code__)] = len(self._seen), function
+        form: list[Any] = [function.__module__, function.__qualname__]
+        form.append(_code_form(function.__code__))
+        is_user = _is_user_function(function)
+        if is_user:
+            self._has_user_code = True
+            if not _has_source(function) and not _file_of(
+                sys.modules.get(function.__module__)
+            ):
+                raise UncacheableError(f"no source of {form[1]}")
+            form += [
+                [name, self._in_code(value)]
+                for name, value in _globals_read(function)
+            ]
+            form.append(
+                self.of([function.__defaults__, function.__kwdefaults__])
+            )
+        for cell in function.__closure__ or ():
+            held = cell.cell_contents
+            is_code = isinstance(held, FunctionType)
+            known = is_code or not is_user
+            form.append(self._in_code(held) if known else self.of(held))
+        return form
+
+    def _in_code(self, value: Any) -> Any:
+        """Returns the form of a value that code reads, if it has one."""
+        while hasattr(value, "__wrapped__"):
+            value = value.__wrapped__
+        try:
+            if isinstance(value, FunctionType):
+                return self._function(value)
+            return self.of(value)
+        except UncacheableError as error:
+            return ["unknown", str(error)]
+
+
+_MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))
+
+
+def _name(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _is_plain_python(kind: type) -> bool:
+    """Returns True if all state of a class's objects is in ``__dict__``."""
+    size = kind.__basicsize__ - object.__basicsize__
+    return (
+        kind.__dictoffset__ != 0
+        and size <= _DICT_BYTES
+        and all(
+            each is object
+            or (
+                each.__flags__ & _HEAP_TYPE and not vars(each).get("__slots__")
+            )
+            for each in kind.__mro__
+        )
+    )
+
+
+_DICT_BYTES = 16
+"""Size of an object's references to its ``__dict__`` and weak references."""
+_HEAP_TYPE = 1 << 9
+"""Flag of types that Python code has made (``Py_TPFLAGS_HEAPTYPE``)."""
+
+
+def _digest(tensor: torch.Tensor) -> str:
+    return hashlib.sha256(tensor_bytes(tensor)).hexdigest()
+
+
+def _file_of(module: ModuleType | None) -> str | None:
+    file = getattr(module, "__file__", None)
+    return file if isinstance(file, str) and os.path.isfile(file) else None
+
+
+def _file_digest(file: str) -> str:
+    return hashlib.sha256(Path(file).read_bytes()).hexdigest()
+
+
+@functools.cache
+def _is_library(file: str) -> bool:
+    folders = (
+        sysconfig.get_path("stdlib"),
+        *(
+            p
+            for each in (torch, hapi_splitter, hapi_protocol)
+            for p in each.__path__
+        ),
+    )
+    return bool(_SITE_FOLDERS & set(Path(file).parts)) or any(
+        file.startswith(f"{folder}{os.sep}") for folder in folders
+    )
+
+
+def _is_builtin(module: ModuleType | None) -> bool:
+    origin = getattr(getattr(module, "__spec__", None), "origin", None)
+    return origin in ("built-in", "frozen")
+
+
+def _is_user_function(function: FunctionType) -> bool:
+    file = function.__code__.co_filename
+    if not os.path.isabs(file):
+        module = sys.modules.get(function.__module__)
+        file = _file_of(module) or ""
+        if not file and _is_builtin(module):
+            return False
+    return not _is_library(file)
+
+
+def _has_source(function: FunctionType) -> bool:
+    return bool(linecache.getlines(function.__code__.co_filename))
+
+
+def _functions_in(held: Any) -> list[FunctionType]:
+    """Returns the functions of a method, property or the like."""
+    names = ("__func__", "fget", "fset", "func", "__wrapped__")
+    found = [held, *(getattr(held, name, None) for name in names)]
+    return [each for each in found if isinstance(each, FunctionType)]
+
+
+def _code_form(code: CodeType) -> Any:
+    constants = [
+        _code_form(each)
+        if isinstance(each, CodeType)
+        else sorted(map(repr, each))
+        if isinstance(each, frozenset)
+        else repr(each)
+        for each in code.co_consts
+    ]
+    names = [code.co_names, code.co_varnames, code.co_freevars]
+    return [code.co_code.hex(), code.co_flags, *names, constants]
+
+
+def _globals_read(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    """Yields globals that a function names, and attributes of modules."""
+    pending, codes = [function.__code__], []
+    while pending:
+        codes.append(pending.pop())
+        pending += [c for c in codes[-1].co_consts if isinstance(c, CodeType)]
+    names = {
+        each.argval
+        for code in codes
+        for each in dis.get_instructions(code)
+        if each.opname in _GLOBAL_READS
+    }
+    attributes = {name for code in codes for name in code.co_names}
+    for name in sorted(names & function.__globals__.keys()):
+        value = function.__globals__[name]
+        yield name, value
+        file = _file_of(value) if isinstance(value, ModuleType) else None
+        if file and not _is_library(file):
+            for each in sorted(attributes & vars(value).keys()):
+                yield f"{name}.{each}", vars(value)[each]
+
+
+def _settings(module: nn.Module) -> Any:
+    """Returns torch's settings and the versions of what runs."""
+    overrides: Any = torch.overrides
+    modes = overrides._get_current_function_mode_stack()
+    kinds = {type(mode).__name__ for mode in modes}
+    if kinds - {"DeviceContext"}:
+        raise UncacheableError(f"modes of torch: {', '.join(sorted(kinds))}")
+    devices = {each.device for each in module.parameters()}
+    backends: Any = torch.backends
+    return [
+        _installed(),
+        torch.__version__,
+        str(torch.get_default_dtype()),
+        str(torch.get_default_device()),
+        [
+            [
+                torch.is_autocast_enabled(kind),
+                str(torch.get_autocast_dtype(kind)),
+            ]
+            for kind in ("cpu", "cuda")
+        ],
+        [str(getattr(owner, name)) for owner, name, _ in exact_flags()],
+        torch.are_deterministic_algorithms_enabled(),
+        [backends.mkldnn.enabled, backends.cudnn.enabled],
+        [
+            getattr(backends.cuda, f"{kind}_sdp_enabled")()
+            for kind in ("flash", "mem_efficient", "math", "cudnn")
+        ],
+        sorted(
+            torch.cuda.get_device_name(each)
+            if each.type == "cuda"
+            else each.type
+            for each in devices
+        ),
+    ]
+
+
+@functools.cache
+def _installed() -> Any:
+    """Returns versions of libraries, this package's code, and the machine."""
+    versions = {}
+    for name in _LIBRARIES:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            versions[name] = ""
+    ours = hashlib.sha256()
+    for package in (hapi_protocol, hapi_splitter):
+        for file in sorted(Path(package.__path__[0]).rglob("*.py")):
+            ours.update(file.read_bytes())
+    return [
+        versions,
+        ours.hexdigest(),
+        sys.version,
+        [platform.machine(), torch.backends.cpu.get_cpu_capability()],
+    ]

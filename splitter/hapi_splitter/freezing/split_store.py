@@ -1,0 +1,226 @@
+"""Stores of splits: a folder of files, and the memory of a process.
+
+A file appears complete or not at all, whichever process ends when, and its
+reader checks it; so nothing is locked.  The least recently used go first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import secrets
+import stat
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+MAX_BYTES = 512 << 20
+"""Most bytes of all splits on disk."""
+MAX_MEMORY_BYTES = 64 << 20
+MAX_MEMORY_ENTRIES = 4
+_SUFFIX = ".split"
+_PART_SUFFIX = ".part"
+_MAX_PART_SECONDS = 3600.0
+_SHARED_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+
+class SplitStore(Protocol):
+    """Bytes by key.  Methods raise ``OSError``."""
+
+    def read(self, key: str) -> bytes | None: ...
+
+    def write(self, key: str, pieces: Iterable[bytes | memoryview]) -> None:
+        """Stores an entry, unless it is larger than all may be."""
+
+    def remove(self, key: str) -> None: ...
+
+
+@dataclass(frozen=True)
+class StoredSplit:
+    """A split on disk.
+
+    Args:
+        key: hexadecimal.
+        length_bytes: size of the file.
+        used: time of the last use, seconds since 1970.
+    """
+
+    key: str
+    length_bytes: int
+    used: float
+
+
+def default_folder(environ: Mapping[str, str]) -> Path | None:
+    """Returns the folder of splits; None if they are not stored on disk.
+
+    It is ``splits`` in ``HAPI_CACHE_DIR``, else in ``hapi`` in the user's
+    cache directory (``XDG_CACHE_HOME`` or ``~/.cache``, as in the XDG Base
+    Directory Specification).  An empty ``HAPI_CACHE_DIR`` means None.
+    """
+    chosen = environ.get("HAPI_CACHE_DIR")
+    if chosen is not None:
+        return Path(chosen) / "splits" if chosen else None
+    caches = Path(environ.get("XDG_CACHE_HOME", ""))
+    if not caches.is_absolute():
+        try:
+            caches = Path.home() / ".cache"
+        except RuntimeError:  # no home directory
+            return None
+    return caches / "hapi" / "splits"
+
+
+class DiskStore:
+    """Splits as files of a folder that only its owner may write to.
+
+    Args:
+        folder: created on the first write.
+        max_bytes: most bytes of all files.
+    """
+
+    def __init__(self, folder: Path, max_bytes: int = MAX_BYTES) -> None:
+        self.folder = folder
+        self._max_bytes = max_bytes
+
+    def read(self, key: str) -> bytes | None:
+        """Returns an entry, None if there is none."""
+        try:
+            with self._opened() as folder:
+                flags = os.O_RDONLY | os.O_NOFOLLOW
+                file = os.open(key + _SUFFIX, flags, dir_fd=folder)
+                with open(file, "rb") as content:
+                    with contextlib.suppress(OSError):  # a read-only disk
+                        os.utime(file)
+                    return content.read()
+        except FileNotFoundError:
+            return None
+
+    def write(self, key: str, pieces: Iterable[bytes | memoryview]) -> None:
+        """Stores an entry, unless it is larger than all may be."""
+        for folder in (self.folder.parent, self.folder):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        part = f"{key}.{secrets.token_hex(8)}{_PART_SUFFIX}"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        with self._opened() as opened:
+            file = os.open(part, flags, 0o600, dir_fd=opened)
+            try:
+                with open(file, "wb") as content:
+                    for piece in pieces:
+                        content.write(piece)
+                    length = content.tell()
+                if length <= self._max_bytes:
+                    os.replace(
+                        part,
+                        key + _SUFFIX,
+                        src_dir_fd=opened,
+                        dst_dir_fd=opened,
+                    )
+            finally:
+                _unlink(part, opened)
+            self._evict(opened)
+
+    def remove(self, key: str) -> None:
+        with self._opened() as folder:
+            _unlink(key + _SUFFIX, folder)
+
+    def entries(self) -> list[StoredSplit]:
+        """Returns all splits, the most recently used first.
+
+        Raises:
+            OSError: if the folder is not the user's own.
+        """
+        try:
+            with self._opened() as folder:
+                return _entries(folder)
+        except FileNotFoundError:
+            return []
+
+    def purge(self) -> int:
+        """Deletes all splits and returns their number.
+
+        Raises:
+            OSError: if they cannot be deleted.
+        """
+        entries = self.entries()
+        for each in entries:
+            self.remove(each.key)
+        return len(entries)
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[int]:
+        """Opens the folder, so that what is checked is what is used."""
+        folder = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            status = os.fstat(folder)
+            if status.st_uid != os.geteuid():
+                raise PermissionError(f"it belongs to user {status.st_uid}")
+            if status.st_mode & _SHARED_WRITE:
+                raise PermissionError(
+                    "other users may write to it; chmod 700 it if nobody did"
+                )
+            yield folder
+        finally:
+            os.close(folder)
+
+    def _evict(self, folder: int) -> None:
+        total = 0
+        for each in _entries(folder):
+            total += each.length_bytes
+            if total > self._max_bytes:
+                _unlink(each.key + _SUFFIX, folder)
+        # Processes that were killed leave these.
+        for part in _files(folder, _PART_SUFFIX):
+            if time.time() - part.used > _MAX_PART_SECONDS:
+                _unlink(part.key + _PART_SUFFIX, folder)
+
+
+class MemoryStore:
+    """The last few splits of this process."""
+
+    def __init__(self) -> None:
+        self._entries: dict[str, bytes] = {}
+
+    def read(self, key: str) -> bytes | None:
+        return self._entries.get(key)
+
+    def write(self, key: str, pieces: Iterable[bytes | memoryview]) -> None:
+        """Stores an entry, unless it is larger than all may be."""
+        self._entries[key] = b"".join(pieces)
+        for oldest in list(self._entries):
+            total = sum(map(len, self._entries.values()))
+            is_over = len(self._entries) > MAX_MEMORY_ENTRIES
+            if is_over or total > MAX_MEMORY_BYTES:
+                self._entries.pop(oldest, None)
+
+    def remove(self, key: str) -> None:
+        self._entries.pop(key, None)
+
+
+@functools.cache
+def memory_store() -> MemoryStore:
+    """Returns the store of this process."""
+    return MemoryStore()
+
+
+def _entries(folder: int) -> list[StoredSplit]:
+    found = _files(folder, _SUFFIX)
+    return sorted(found, key=lambda each: each.used, reverse=True)
+
+
+def _files(folder: int, suffix: str) -> list[StoredSplit]:
+    found = []
+    for name in os.listdir(folder):
+        if name.endswith(suffix):
+            with contextlib.suppress(FileNotFoundError):
+                status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+                key = name.removesuffix(suffix)
+                used = status.st_mtime
+                found.append(StoredSplit(key, status.st_size, used))
+    return found
+
+
+def _unlink(name: str, folder: int) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(name, dir_fd=folder)
