@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 
@@ -117,6 +118,9 @@ class JobConfig:
         plan: options of planning.
         read: options of reading and decoding.
         swift: options of the store.
+        cache_dir: directory on this machine in which splits of models are
+            cached; None for ``HAPI_CACHE_DIR``, else ``~/.cache/hapi``; ""
+            for none.
     """
 
     cut: int | str = AUTO
@@ -127,6 +131,7 @@ class JobConfig:
     plan: PlanConfig = field(default_factory=PlanConfig)
     read: ReadConfig = field(default_factory=ReadConfig)
     swift: SwiftConfig = field(default_factory=SwiftConfig)
+    cache_dir: str | Path | None = None
 
     def __post_init__(self) -> None:
         check_cut(self.cut)

@@ -79,6 +79,7 @@ class TransferJob(FeaturePipeline):
             augment=config.augment,
             augment_period_epochs=config.augment_period_epochs,
             device=config.device,
+            cache_dir=config.cache_dir,
         )
         super().__init__(
             frozen,

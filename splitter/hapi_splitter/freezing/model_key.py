@@ -75,7 +75,7 @@ _WITHOUT_EFFECT = (
 )
 _GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks")
 _GLOBAL_READS = ("LOAD_GLOBAL", "LOAD_NAME")
-_LIBRARIES = ("torch", "torchvision", "timm", "transformers", "peft", "numpy")
+_LIBRARIES = frozenset(("numpy", "peft", "timm", "torch", "transformers"))
 _SITE_FOLDERS = frozenset(("site-packages", "dist-packages"))
 
 
@@ -244,7 +244,7 @@ class _CanonicalForm:
             "files": sorted({_file_digest(file) for file in self._files}),
             "versions": {
                 top: str(getattr(sys.modules.get(top), "__version__", None))
-                for top in tops
+                for top in sorted(tops | _LIBRARIES)
             },
         }
 
@@ -479,18 +479,13 @@ def _settings(module: nn.Module) -> Any:
 @functools.cache
 def _installed() -> Any:
     """Returns versions of libraries, this package's code, and the machine."""
-    versions = {}
-    for name in _LIBRARIES:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            versions[name] = ""
     ours = hashlib.sha256()
     for package in (hapi_protocol, hapi_splitter):
         for file in sorted(Path(package.__path__[0]).rglob("*.py")):
             ours.update(file.read_bytes())
     return [
-        versions,
+        # Of these a package states the versions.
+        [metadata.version(name) for name in ("torch", "torchvision")],
         ours.hexdigest(),
         sys.version,
         [platform.machine(), torch.backends.cpu.get_cpu_capability()],

@@ -11,11 +11,9 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,7 +26,6 @@ from hapi_splitter.freezing.plan_json import plan_from_json, plan_to_json
 from hapi_splitter.freezing.split_store import (
     DiskStore,
     SplitStore,
-    default_folder,
     memory_store,
 )
 from hapi_splitter.freezing.tail_call import TailPlan
@@ -76,7 +73,7 @@ class SplitCache:
         module: the model, or the frozen one of two modules.
         transform: input transform of the region.
         facts: the other arguments of the split, as JSON.
-        folder: on disk; None for the memory of this process.
+        disk: None for the memory of this process.
     """
 
     def __init__(
@@ -84,15 +81,13 @@ class SplitCache:
         module: nn.Module,
         transform: InputTransform | None,
         facts: Mapping[str, Any],
-        folder: Path | None,
+        disk: DiskStore | None,
     ) -> None:
         self._module = module
         self.transform = transform
         self._name = type(module).__name__
-        self._store: SplitStore = memory_store()
-        if folder is not None:
-            self._store = DiskStore(folder)
-        self._folder = folder
+        self._store: SplitStore = disk or memory_store()
+        self._folder = disk and disk.folder
         self._key: str | None = None
         document = transform and transform.to_json()
         try:
@@ -239,17 +234,6 @@ class SplitCache:
             **dict(self._module.named_parameters(remove_duplicate=False)),
             **dict(self._module.named_buffers(remove_duplicate=False)),
         }
-
-
-def cache_folder(cache_dir: str | Path | None) -> Path | None:
-    """Returns the folder of splits; None if they are not stored on disk.
-
-    Args:
-        cache_dir: None for that of the environment, "" for none.
-    """
-    if cache_dir is None:
-        return default_folder(os.environ)
-    return Path(cache_dir) / "splits" if cache_dir != "" else None
 
 
 def _place_in_memory(tensor: torch.Tensor) -> Any:

@@ -44,11 +44,8 @@ from hapi_splitter.freezing.model_checks import (
 from hapi_splitter.freezing.model_run import ModelRun, record
 from hapi_splitter.freezing.preserved_state import preserved_state
 from hapi_splitter.freezing.region import CastInput, Region, cast_input
-from hapi_splitter.freezing.split_cache import (
-    CachedSplit,
-    SplitCache,
-    cache_folder,
-)
+from hapi_splitter.freezing.split_cache import CachedSplit, SplitCache
+from hapi_splitter.freezing.split_store import disk_store
 from hapi_splitter.freezing.tail import Tail
 from hapi_splitter.freezing.tail_call import TailPlan
 from hapi_splitter.freezing.tail_check import TailCheck, same
@@ -109,8 +106,8 @@ def split(
         sample_shape: of one sample; the default is the transform's, or
             ``(3, 224, 224)`` without one.
         cache_dir: directory in which splits are cached, so that that of an
-            equal model takes no export (:mod:`split_cache`); None for that
-            of the environment, "" for the memory of this process.
+            equal model takes no export
+            (:func:`hapi_splitter.freezing.split_store.disk_store`).
 
     Raises:
         FreezeError: ``unknown_freeze`` naming the nearest valid names;
@@ -159,7 +156,7 @@ def _cache(
         "freeze": spec and [spec.names, spec.exact, spec.from_function],
         "sample": [form.shape, str(form.dtype)],
     }
-    return SplitCache(module, transform, facts, cache_folder(cache_dir))
+    return SplitCache(module, transform, facts, disk_store(cache_dir))
 
 
 def default_freeze(

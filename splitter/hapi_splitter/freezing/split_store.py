@@ -12,7 +12,7 @@ import os
 import secrets
 import stat
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -51,25 +51,6 @@ class StoredSplit:
     key: str
     length_bytes: int
     used: float
-
-
-def default_folder(environ: Mapping[str, str]) -> Path | None:
-    """Returns the folder of splits; None if they are not stored on disk.
-
-    It is ``splits`` in ``HAPI_CACHE_DIR``, else in ``hapi`` in the user's
-    cache directory (``XDG_CACHE_HOME`` or ``~/.cache``, as in the XDG Base
-    Directory Specification).  An empty ``HAPI_CACHE_DIR`` means None.
-    """
-    chosen = environ.get("HAPI_CACHE_DIR")
-    if chosen is not None:
-        return Path(chosen) / "splits" if chosen else None
-    caches = Path(environ.get("XDG_CACHE_HOME", ""))
-    if not caches.is_absolute():
-        try:
-            caches = Path.home() / ".cache"
-        except RuntimeError:  # no home directory
-            return None
-    return caches / "hapi" / "splits"
 
 
 class DiskStore:
@@ -174,6 +155,29 @@ class DiskStore:
         for part in _files(folder, _PART_SUFFIX):
             if time.time() - part.used > _MAX_PART_SECONDS:
                 _unlink(part.key + _PART_SUFFIX, folder)
+
+
+def disk_store(cache_dir: str | Path | None = None) -> DiskStore | None:
+    """Returns the splits on disk; None if they are not stored there.
+
+    The folder is ``splits`` in ``HAPI_CACHE_DIR``, else in ``hapi`` in the
+    user's cache directory (``XDG_CACHE_HOME`` or ``~/.cache``, as in the XDG
+    Base Directory Specification).
+
+    Args:
+        cache_dir: instead of ``HAPI_CACHE_DIR``; either may be "", for none.
+    """
+    if cache_dir is None:
+        cache_dir = os.environ.get("HAPI_CACHE_DIR")
+    if cache_dir is not None:
+        return DiskStore(Path(cache_dir) / "splits") if cache_dir else None
+    caches = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if not caches.is_absolute():
+        try:
+            caches = Path.home() / ".cache"
+        except RuntimeError:  # no home directory
+            return None
+    return DiskStore(caches / "hapi" / "splits")
 
 
 class MemoryStore:

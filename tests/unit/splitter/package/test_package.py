@@ -63,7 +63,8 @@ def test_same_model_gives_the_same_bytes_in_another_process(tmp_path):
         "print(write_package(f, Path(sys.argv[1])).digest)\n"
     )
     command = [sys.executable, "-c", script, str(path)]
-    environ = {"PYTHONPATH": ":".join(p for p in sys.path if p)}
+    path_variable = ":".join(p for p in sys.path if p)
+    environ = {"PYTHONPATH": path_variable, "HAPI_CACHE_DIR": ""}
     digest = subprocess.check_output(command, text=True, env=environ).strip()
     torch.manual_seed(3)
     model = torch.nn.Sequential(torch.nn.Conv2d(3, 2, 3), torch.nn.ReLU())
