@@ -1,0 +1,603 @@
+"""Cached splits equal fresh ones, and are never used for another model."""
+
+import contextlib
+import functools
+import importlib.util
+import linecache
+import os
+import random
+import subprocess
+import sys
+import threading
+import types
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.overrides import BaseTorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from full_disk import no_file_beyond
+from hapi_splitter.freezing import split_cache, split_model, split_store
+from hapi_splitter.freezing.model_key import UncacheableError, split_key
+from hapi_splitter.freezing.split_cache import SplitCacheWarning
+from hapi_splitter.freezing.split_model import split
+from hapi_splitter.freezing.split_store import DiskStore
+from hapi_splitter.inputs.array_transform import ArrayTransform
+
+S = (3, 8, 8)
+HELPER = """
+import os
+
+GAIN = 1.0
+
+class Flags:
+    clip = 6.0
+
+FLAGS = Flags()
+
+def adjusted(x):
+    return x * GAIN * float(os.environ.get("FLAG_OF_A_TEST", 1))
+"""
+NET = """
+import torch
+from torch import nn
+import helper_of_a_test
+
+LIMIT = 6.0
+
+def limited(x):
+    return x.clamp(max=LIMIT)
+
+class Options:
+    slope = 1.0
+
+class Net(nn.Module):
+    scale = 1.0
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Conv2d(3, 4, 3)
+        self.neck = nn.Sequential(nn.BatchNorm2d(4), nn.ReLU())
+        self.head = nn.Linear(4, 2)
+        self.register_buffer("mean", torch.linspace(0, 1, 8))
+        self.gain = 1.0
+        self.options = Options()
+
+    def forward(self, x):
+        x = helper_of_a_test.adjusted(x) * self.gain * self.scale
+        x = limited(self.stem(x + torch.sin(self.mean)))
+        clip = helper_of_a_test.FLAGS.clip
+        x = self.neck(x * self.options.slope).clamp(max=clip)
+        return self.head(x.mean((2, 3)))
+"""
+
+
+class World:
+    """A user's two files, imported, and how many exports were made."""
+
+    def __init__(self, folder, monkeypatch):
+        self.folder = folder
+        self.exports = 0
+        self._monkeypatch = monkeypatch
+        self._export = split_model.export_region
+        monkeypatch.setattr(split_model, "export_region", self._counted)
+        self.write("helper", HELPER)
+        self.write("net", NET)
+
+    def _counted(self, *args):
+        self.exports += 1
+        return self._export(*args)
+
+    def write(self, name, text):
+        """Writes a file and imports it again, as a new process does."""
+        path = self.folder / f"{name}_of_a_test.py"
+        path.write_text(text)
+        linecache.clearcache()
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        module = importlib.util.module_from_spec(spec)
+        module.__dict__["__cached__"] = None
+        self._monkeypatch.setitem(sys.modules, path.stem, module)
+        exec(compile(text, str(path), "exec"), vars(module))
+        setattr(self, name, module)
+        if name == "helper" and hasattr(self, "net"):
+            self.write("net", NET)
+
+    def model(self):
+        torch.manual_seed(0)
+        return self.net.Net()
+
+    def split(self, model=None, freeze="neck", **options):
+        options = {"sample_shape": S, **options}
+        options.setdefault("cache_dir", self.folder / "cache")
+        return split(model or self.model(), freeze, **options)
+
+    def check(self, model=None, **options):
+        """Splits a model and compares the parts with it."""
+        model = model or self.model()
+        parts = self.split(model, **options)
+        samples = torch.randn(3, *S)
+        model.eval()
+        parts.tail.eval()
+        with torch.no_grad():
+            actual = parts.tail(parts.frozen.suffix(0)(samples))
+            torch.testing.assert_close(actual, model(samples))
+        return parts
+
+    @property
+    def entries(self):
+        return DiskStore(self.folder / "cache" / "splits").entries()
+
+    def cache(self, model=None):
+        """The entry of the net's split."""
+        form = split_model._sample_form(None, S)
+        model = model or self.model()
+        spec = split_model.parse_freeze(model, "neck")
+        folder = self.folder / "cache"
+        return split_model._cache(model, None, form, spec, folder)
+
+
+@pytest.fixture
+def world(tmp_path, monkeypatch):
+    monkeypatch.delenv("FLAG_OF_A_TEST", raising=False)
+    return World(tmp_path, monkeypatch)
+
+
+class ConvolvedSamples(TorchDispatchMode):
+    """Counts the samples of all convolutions."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if "convolution" in str(func):
+            self.count += args[0].shape[0]
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.filterwarnings("error")
+def test_split_of_an_equal_model_takes_one_forward_of_one_sample(world):
+    first = world.check()
+    model = world.model()
+    before = {
+        name: id(t) for name, t in model.state_dict(keep_vars=True).items()
+    }
+    with ConvolvedSamples() as samples:
+        second = world.split(model)
+    assert (world.exports, samples.count) == (1, 1)
+    assert second.frozen.digest == first.frozen.digest
+    assert second.frozen.values == first.frozen.values
+    assert second.frozen.names == first.frozen.names
+    assert second.tail._plan == first.tail._plan
+    pointers = {each.data_ptr() for each in second.frozen.weights.values()}
+    assert model.stem.weight.data_ptr() in pointers
+    state = model.state_dict(keep_vars=True)
+    assert {name: id(t) for name, t in state.items()} == before
+    world.check()
+    assert world.exports == 1
+
+
+def test_weights_of_the_model_are_not_stored(world):
+    model = nn.Sequential(nn.Conv2d(3, 64, 5), nn.ReLU(), nn.Conv2d(64, 2, 1))
+    world.check(model, freeze="1")
+    assert world.entries[0].length_bytes < model[0].weight.nbytes // 2
+
+
+@pytest.mark.parametrize("freeze", ["auto", ["stem", "neck"], "function"])
+def test_each_form_of_freeze_is_cached_by_itself(world, freeze):
+    def prepared():
+        model = world.model()
+        for part in (model.stem, model.neck):
+            part.requires_grad_(False)
+        return model
+
+    world.check(prepared())
+    if freeze == "function":
+
+        def freeze(name, module):
+            return name.startswith(("stem", "neck"))
+
+    first = world.check(prepared(), freeze=freeze)
+    second = world.check(prepared(), freeze=freeze)
+    assert world.exports == 2
+    assert second.freeze == first.freeze
+
+
+def test_two_modules_are_cached(world):
+    def pair():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Conv2d(3, 2, 3), nn.Flatten()), nn.Linear(
+            72, 2
+        )
+
+    digests = {world.split(pair(), None).frozen.digest for _ in range(2)}
+    assert (len(digests), world.exports) == (1, 1)
+    frozen, tail = pair()
+    frozen[0].weight.data *= 2
+    assert world.split((frozen, tail), None).frozen.digest not in digests
+
+
+def edit_helper(world):
+    world.write("helper", HELPER.replace("x * GAIN", "x * GAIN * 2"))
+
+
+def edit_constant_of_helper(world):
+    world.write("helper", HELPER.replace("GAIN = 1.0", "GAIN = 3.0"))
+
+
+def edit_forward(world):
+    world.write("net", NET.replace("torch.sin(self", "torch.cos(self"))
+
+
+def edit_training_code(world):
+    """Evaluation does not show it."""
+    world.write("net", NET.replace("clamp(max=LIMIT)", "clamp(max=LIMIT) + 0"))
+
+
+def set_constant(world):
+    world.net.LIMIT = 0.1
+
+
+def set_constant_of_helper(world):
+    world.helper.GAIN = 2.0
+
+
+def set_flag_of_helper(world):
+    world.helper.FLAGS.clip = 0.1
+
+
+def set_attribute_of_class(world):
+    world.net.Net.scale = 2.0
+
+
+def set_attribute_of_other_class(world):
+    world.net.Options.slope = 2.0
+
+
+def replace_function(world):
+    world.helper.adjusted = lambda x: x * 2
+
+
+def replace_method(world):
+    def forward(self, x):
+        return self.head(self.neck(2 * self.stem(x)).mean((2, 3)))
+
+    world.net.Net.forward = forward
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    "change",
+    [
+        edit_helper,
+        edit_constant_of_helper,
+        edit_forward,
+        edit_training_code,
+        set_constant,
+        set_constant_of_helper,
+        set_flag_of_helper,
+        set_attribute_of_class,
+        set_attribute_of_other_class,
+        replace_function,
+        replace_method,
+    ],
+)
+def test_other_code_is_split_again(world, change):
+    world.check()
+    change(world)
+    world.check()
+    assert (world.exports, len(world.entries)) == (2, 2)
+
+
+def first_weight(model):
+    with torch.no_grad():
+        model.stem.weight[0, 0, 0, 0] += 1e-6
+
+
+def weight_of_tail(model):
+    model.head.weight.data *= 2
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        first_weight,
+        weight_of_tail,
+        lambda model: model.neck[0].running_mean.add_(1e-6),
+        lambda model: model.mean.copy_(torch.rand(8)),
+        lambda model: model.stem.requires_grad_(False),
+        lambda model: model.eval(),
+        lambda model: model.neck.eval(),
+        lambda model: setattr(model, "gain", 2.0),
+        lambda model: setattr(model, "gain", 1),
+        lambda model: setattr(model.options, "slope", 2.0),
+        lambda model: setattr(model.neck[0], "eps", 1e-4),
+        lambda model: setattr(model, "table", torch.ones(2)),
+        lambda model: setattr(model.neck, "1", nn.ReLU6()),
+        lambda model: setattr(model, "forward", types.MethodType(run, model)),
+        lambda model: model.double(),
+        lambda model: model.to(memory_format=torch.channels_last),
+        lambda model: setattr(model.stem, "padding_mode", "reflect"),
+    ],
+)
+def test_key_depends_on_the_state_of_the_model(world, change):
+    model = world.model()
+    before = split_key(model, {})
+    assert split_key(world.model(), {}) == before
+    change(model)
+    assert split_key(model, {}) != before
+
+
+def run(self, x):
+    return self.head(self.neck(self.stem(x)).mean((2, 3)))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        lambda: torch.autocast("cpu"),
+        lambda: default_dtype(torch.float64),
+        lambda: torch.device("meta"),
+        lambda: torch.backends.mkldnn.flags(enabled=False),
+    ],
+)
+def test_key_depends_on_the_settings_of_torch(world, settings):
+    model = world.model()
+    before = split_key(model, {})
+    with settings():
+        assert split_key(model, {}) != before
+
+
+@contextlib.contextmanager
+def default_dtype(dtype):
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def test_transform_is_part_of_the_entry(world):
+    for transform in (ArrayTransform(S), ArrayTransform(S), None):
+        sample = None if transform else S
+        parts = world.split(transform=transform, sample_shape=sample)
+        assert parts.frozen.transform == transform
+    assert world.exports == 2
+
+
+def captured(scale):
+    return lambda x: x * scale
+
+
+def patched(model):
+    model.neck.forward = captured(2.0)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda m: m.stem.register_forward_hook(print), "_forward_hooks"),
+        (lambda m: m.register_forward_pre_hook(print), "_forward_pre_hooks"),
+        (patched, "closure"),
+        (lambda m: setattr(m, "lock", threading.Lock()), "lock"),
+        (lambda m: setattr(m, "draws", random.Random(0)), "Random"),
+        (lambda m: setattr(m, "items", iter([1])), "list_iterator"),
+        (lambda m: setattr(m, "t", torch.ones(2).to_sparse()), "tensor"),
+        (
+            lambda m: setattr(m, "f", functools.partial(captured(1), 2)),
+            "closure",
+        ),
+    ],
+)
+def test_unknown_state_is_not_cached(world, change, reason):
+    model = world.model()
+    change(model)
+    with pytest.raises(UncacheableError, match=reason):
+        split_key(model, {})
+
+
+def test_model_with_hooks_is_split_without_the_cache(world, caplog):
+    for _ in range(2):
+        model = world.model()
+        model.neck.register_forward_hook(lambda m, args, result: 2 * result)
+        world.check(model)
+    assert (world.exports, world.entries) == (2, [])
+    assert "the split of Net is not cached: _forward_hooks" in caplog.text
+
+
+def test_modes_of_torch_and_hooks_of_all_modules_are_not_cached(world):
+    model = world.model()
+    with (
+        BaseTorchFunctionMode(),
+        pytest.raises(UncacheableError, match="modes"),
+    ):
+        split_key(model, {})
+    handle = nn.modules.module.register_module_forward_hook(print)
+    try:
+        with pytest.raises(UncacheableError, match="hooks of all modules"):
+            split_key(model, {})
+    finally:
+        handle.remove()
+
+
+def notebook(monkeypatch, cells, has_source=True):
+    """Runs cells as IPython does: there is no file, linecache has the text."""
+    module = types.ModuleType("notebook_of_a_test")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    for number, text in enumerate(cells):
+        name = f"<ipython-input-{number}-of-a-test>"
+        lines = text.splitlines(keepends=True)
+        if has_source:
+            entry = (len(text), None, lines, name)
+            monkeypatch.setitem(linecache.cache, name, entry)
+        exec(compile(text, name, "exec"), vars(module))
+    torch.manual_seed(0)
+    return module.Net()
+
+
+CELLS = (
+    "from torch import nn\ndef helper(x):\n    return x + 1\n",
+    "class Net(nn.Sequential):\n    def forward(self, x):\n"
+    "        return super().forward(helper(x))\n",
+)
+
+
+def test_classes_of_a_notebook_depend_on_its_cells(monkeypatch):
+    key = split_key(notebook(monkeypatch, CELLS), {})
+    assert split_key(notebook(monkeypatch, CELLS), {}) == key
+    edited = (CELLS[0].replace("x + 1", "x + 2"), CELLS[1])
+    assert split_key(notebook(monkeypatch, edited), {}) != key
+
+
+def test_classes_without_source_are_not_cached(monkeypatch):
+    model = notebook(monkeypatch, CELLS, has_source=False)
+    with pytest.raises(UncacheableError, match="no source of"):
+        split_key(model, {})
+
+
+def test_model_that_computes_something_else_is_split_again(world, monkeypatch):
+    """The key cannot know all that code reads."""
+    world.check()
+    monkeypatch.setenv("FLAG_OF_A_TEST", "1.01")
+    with pytest.warns(SplitCacheWarning, match="computes something else"):
+        world.check()
+    assert world.exports == 2
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        world.check()
+    assert world.exports == 2
+
+
+def test_two_modules_that_compute_something_else_are_split_again(
+    world, monkeypatch
+):
+    def pair():
+        return world.model(), nn.Linear(2, 2)
+
+    world.split(pair(), None)
+    monkeypatch.setenv("FLAG_OF_A_TEST", "1.01")
+    with pytest.warns(SplitCacheWarning, match="computes something else"):
+        world.split(pair(), None)
+    assert world.exports == 2
+
+
+def stored_bytes(world):
+    world.split()
+    (path,) = (world.folder / "cache" / "splits").iterdir()
+    return path, path.read_bytes()
+
+
+def test_every_flipped_bit_is_noticed(world):
+    path, data = stored_bytes(world)
+    cache, draw = world.cache(), random.Random(0)
+    assert cache.load() is not None
+    positions = {*range(0, len(data), 211), *range(len(data) - 64, len(data))}
+    for position in positions:
+        damaged = bytearray(data)
+        damaged[position] ^= 1 << draw.randrange(8)
+        path.write_bytes(damaged)
+        with pytest.warns(SplitCacheWarning, match="is damaged"):
+            assert cache.load() is None
+        assert not path.exists()
+
+
+@pytest.mark.parametrize("length", [0, 1, 100, -1])
+def test_truncated_entry_is_removed_and_made_again(world, length):
+    path, data = stored_bytes(world)
+    path.write_bytes(data[:length])
+    with pytest.warns(SplitCacheWarning, match="split of Net is damaged"):
+        world.check()
+    assert world.exports == 2
+    assert path.read_bytes() == data
+
+
+def test_entry_of_another_version_is_made_again(world, monkeypatch):
+    path, data = stored_bytes(world)
+    monkeypatch.setattr(split_cache, "_VERSION", 2)
+    with pytest.warns(SplitCacheWarning, match="of another split"):
+        world.check()
+    assert world.exports == 2
+    assert path.read_bytes() != data
+
+
+def test_entry_under_another_key_is_not_used(world):
+    path, data = stored_bytes(world)
+    model = world.model()
+    model.gain = 2.0
+    other = world.cache(model)
+    path.with_name(f"{other._key}.split").write_bytes(data)
+    with pytest.warns(SplitCacheWarning, match="of another split"):
+        assert other.load() is None
+
+
+@pytest.mark.parametrize("problem", ["file", "shared", "full"])
+def test_unusable_folder_is_named_and_the_run_goes_on(world, problem):
+    folder = world.folder / "cache"
+    limit = contextlib.nullcontext()
+    if problem == "file":
+        folder.write_bytes(b"")
+    elif problem == "shared":
+        (folder / "splits").mkdir(parents=True)
+        (folder / "splits").chmod(0o777)
+    else:
+        limit = no_file_beyond(1000)
+    with limit, pytest.warns(SplitCacheWarning) as warned:
+        world.check()
+    (message,) = {str(each.message) for each in warned}
+    assert f"{folder}/splits" in message
+    assert "HAPI_CACHE_DIR" in message
+    assert world.exports == 1
+
+
+def test_splits_of_one_process_are_in_memory_without_a_disk(
+    world, monkeypatch
+):
+    monkeypatch.setattr(split_store, "MAX_MEMORY_ENTRIES", 2)
+    monkeypatch.setattr(
+        split_cache, "memory_store", functools.cache(split_store.MemoryStore)
+    )
+    for _ in range(3):
+        world.check(cache_dir="")
+    assert world.exports == 1
+    for freeze in ("stem", "neck.0"):
+        world.check(freeze=freeze, cache_dir="")
+    world.check(cache_dir="")
+    assert world.exports == 4
+
+
+SCRIPT = """
+import sys, torch
+from net_of_a_test import Net
+from hapi_splitter.freezing import split_model
+if sys.argv[1] == "cached":
+    split_model.export_region = None
+torch.manual_seed(0)
+parts = split_model.split(Net(), "neck", sample_shape=(3, 8, 8))
+print(parts.frozen.digest)
+"""
+
+
+def test_other_processes_use_the_split_of_two_at_once(world):
+    (world.folder / "script.py").write_text(SCRIPT)
+    environ = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([*sys.path, str(world.folder)]),
+        "HAPI_CACHE_DIR": str(world.folder / "cache"),
+    }
+
+    def start(mode):
+        return subprocess.Popen(
+            [sys.executable, "script.py", mode],
+            cwd=world.folder,
+            env=environ,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    digests = set()
+    for modes in (["new", "new"], ["cached"]):
+        for each in [start(mode) for mode in modes]:
+            digests.add(each.communicate()[0])
+            assert each.returncode == 0
+    assert digests == {f"{world.split().frozen.digest}\n"}
