@@ -17,6 +17,7 @@ from equal_models import (
     tensors,
 )
 from hapi_protocol.errors import FreezeError
+from hapi_splitter.freezing import split_model
 from hapi_splitter.freezing.split_model import default_freeze, split
 from hapi_splitter.package.reader import load_package
 from hapi_splitter.package.writer import package_bytes
@@ -26,13 +27,39 @@ OWN = [case for case in MODEL_CASES if case.name.startswith("own ")]
 LIBRARIES = [case for case in MODEL_CASES if case not in OWN]
 """Cases that take minutes: one in three, all with ``HAPI_ALL_MODELS``."""
 CHOSEN = OWN + LIBRARIES[:: 1 if os.environ.get("HAPI_ALL_MODELS") else 3]
+CACHED = {case.id for case in CHOSEN[::4]}
+"""Cases whose split is read from the cache."""
+NOT_CACHEABLE = {
+    "own forward hook on the root@body",
+    "own forward hook on a frozen module@stem",
+    "own forward hook on the freeze point@neck",
+    "own backward hook in the tail@body",
+    "own wrapped forward@body",
+    "own forward in autocast@body",
+    "own compiled tail module@body",
+}
+"""Cases with hooks or closures, which have no key."""
 
 
 @pytest.mark.parametrize(
     "case", [pytest.param(case, id=case.id) for case in CHOSEN]
 )
-def test_split_equals_the_model_or_is_refused(case):
+def test_split_equals_the_model_or_is_refused(case, monkeypatch, tmp_path):
+    if case.id in CACHED and not case.error:
+        cache_split(case, monkeypatch, tmp_path)
     check(case)
+
+
+def cache_split(case, monkeypatch, folder):
+    """Splits an equal model, so that the split of the case is cached."""
+    model = case.model()
+    freeze = case.freeze or default_freeze(model, **case.options)
+    monkeypatch.setenv("HAPI_CACHE_DIR", str(folder))
+    split(model, freeze, **case.options)
+    is_cached = any((folder / "splits").glob("*.split"))
+    assert is_cached == (case.id not in NOT_CACHEABLE)
+    if is_cached:  # any other export is an error
+        monkeypatch.setattr(split_model, "export_region", None)
 
 
 def test_most_models_are_accepted():

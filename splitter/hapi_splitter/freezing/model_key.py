@@ -12,16 +12,12 @@ attributes, objects with state outside Python.
 
 from __future__ import annotations
 
-import dis
 import functools
 import hashlib
 import json
-import linecache
-import os
 import platform
 import re
 import sys
-import sysconfig
 import weakref
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterator, Mapping
@@ -31,7 +27,6 @@ from importlib import metadata
 from pathlib import Path
 from types import (
     BuiltinFunctionType,
-    CodeType,
     FunctionType,
     MethodType,
     ModuleType,
@@ -46,6 +41,17 @@ from torch.nn.modules import module as module_hooks
 
 import hapi_protocol
 import hapi_splitter
+from hapi_splitter.freezing.code_form import (
+    code_form,
+    file_digest,
+    file_of,
+    functions_in,
+    globals_read,
+    has_source,
+    is_builtin,
+    is_library,
+    is_users,
+)
 from hapi_splitter.host_limits import allowed_cores
 from hapi_splitter.numerics import exact_flags
 from hapi_splitter.package.weights import tensor_bytes
@@ -74,9 +80,7 @@ _WITHOUT_EFFECT = (
     "_is_full_backward_hook",
 )
 _GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks")
-_GLOBAL_READS = ("LOAD_GLOBAL", "LOAD_NAME")
 _LIBRARIES = frozenset(("numpy", "peft", "timm", "torch", "transformers"))
-_SITE_FOLDERS = frozenset(("site-packages", "dist-packages"))
 
 
 class UncacheableError(Exception):
@@ -137,7 +141,7 @@ class _CanonicalForm:
             self._add_class(value)
             return ["class", _name(value)]
         if isinstance(value, _NAMED):
-            return [_name(kind), str(value)]
+            return [_name(kind), repr(value)]
         if id(value) in self._seen:
             return ["seen", self._seen[id(value)][0]]
         self._seen[id(value)] = len(self._seen), value
@@ -236,12 +240,12 @@ class _CanonicalForm:
             self._files |= {
                 file
                 for module in [*sys.modules.values()]
-                if (file := _file_of(module)) and not _is_library(file)
+                if (file := file_of(module)) and not is_library(file)
             }
         tops = {kind.__module__.partition(".")[0] for kind in self._classes}
         return {
             "classes": [[_name(k), v] for k, v in self._classes.items()],
-            "files": sorted({_file_digest(file) for file in self._files}),
+            "files": sorted({file_digest(file) for file in self._files}),
             "versions": {
                 top: str(getattr(sys.modules.get(top), "__version__", None))
                 for top in sorted(tops | _LIBRARIES)
@@ -256,18 +260,18 @@ class _CanonicalForm:
 
     def _class(self, kind: type) -> Any:
         module = sys.modules.get(kind.__module__)
-        file = _file_of(module)
+        file = file_of(module)
         if file:
             self._files.add(file)
-        is_user = not _is_library(file or "") and not _is_builtin(module)
+        is_user = not is_library(file or "") and not is_builtin(module)
         members = [
             (name, function)
             for name, held in sorted(vars(kind).items())
-            for function in _functions_in(held)
+            for function in functions_in(held)
         ]
         if is_user:
             self._has_user_code = True
-            if not file and not any(_has_source(f) for _, f in members):
+            if not file and not any(has_source(f) for _, f in members):
                 raise UncacheableError(f"no source of {_name(kind)}")
         return [
             [[name, self._function(each)] for name, each in members],
@@ -287,17 +291,17 @@ class _CanonicalForm:
             return ["seen", self._seen[id(function.__code__)][0]]
         self._seen[id(function.__code__)] = len(self._seen), function
         form: list[Any] = [function.__module__, function.__qualname__]
-        form.append(_code_form(function.__code__))
-        is_user = _is_user_function(function)
+        form.append(code_form(function.__code__))
+        is_user = is_users(function)
         if is_user:
             self._has_user_code = True
-            if not _has_source(function) and not _file_of(
+            if not has_source(function) and not file_of(
                 sys.modules.get(function.__module__)
             ):
                 raise UncacheableError(f"no source of {form[1]}")
             form += [
                 [name, self._in_code(value)]
-                for name, value in _globals_read(function)
+                for name, value in globals_read(function)
             ]
             form.append(
                 self.of([function.__defaults__, function.__kwdefaults__])
@@ -311,7 +315,7 @@ class _CanonicalForm:
 
     def _in_code(self, value: Any) -> Any:
         """Returns the form of a value that code reads, if it has one."""
-        while hasattr(value, "__wrapped__"):
+        while "__wrapped__" in getattr(value, "__dict__", ()):
             value = value.__wrapped__
         try:
             if isinstance(value, FunctionType):
@@ -352,91 +356,6 @@ _HEAP_TYPE = 1 << 9
 
 def _digest(tensor: torch.Tensor) -> str:
     return hashlib.sha256(tensor_bytes(tensor)).hexdigest()
-
-
-def _file_of(module: ModuleType | None) -> str | None:
-    file = getattr(module, "__file__", None)
-    return file if isinstance(file, str) and os.path.isfile(file) else None
-
-
-def _file_digest(file: str) -> str:
-    return hashlib.sha256(Path(file).read_bytes()).hexdigest()
-
-
-@functools.cache
-def _is_library(file: str) -> bool:
-    folders = (
-        sysconfig.get_path("stdlib"),
-        *(
-            p
-            for each in (torch, hapi_splitter, hapi_protocol)
-            for p in each.__path__
-        ),
-    )
-    return bool(_SITE_FOLDERS & set(Path(file).parts)) or any(
-        file.startswith(f"{folder}{os.sep}") for folder in folders
-    )
-
-
-def _is_builtin(module: ModuleType | None) -> bool:
-    origin = getattr(getattr(module, "__spec__", None), "origin", None)
-    return origin in ("built-in", "frozen")
-
-
-def _is_user_function(function: FunctionType) -> bool:
-    file = function.__code__.co_filename
-    if not os.path.isabs(file):
-        module = sys.modules.get(function.__module__)
-        file = _file_of(module) or ""
-        if not file and _is_builtin(module):
-            return False
-    return not _is_library(file)
-
-
-def _has_source(function: FunctionType) -> bool:
-    return bool(linecache.getlines(function.__code__.co_filename))
-
-
-def _functions_in(held: Any) -> list[FunctionType]:
-    """Returns the functions of a method, property or the like."""
-    names = ("__func__", "fget", "fset", "func", "__wrapped__")
-    found = [held, *(getattr(held, name, None) for name in names)]
-    return [each for each in found if isinstance(each, FunctionType)]
-
-
-def _code_form(code: CodeType) -> Any:
-    constants = [
-        _code_form(each)
-        if isinstance(each, CodeType)
-        else sorted(map(repr, each))
-        if isinstance(each, frozenset)
-        else repr(each)
-        for each in code.co_consts
-    ]
-    names = [code.co_names, code.co_varnames, code.co_freevars]
-    return [code.co_code.hex(), code.co_flags, *names, constants]
-
-
-def _globals_read(function: FunctionType) -> Iterator[tuple[str, Any]]:
-    """Yields globals that a function names, and attributes of modules."""
-    pending, codes = [function.__code__], []
-    while pending:
-        codes.append(pending.pop())
-        pending += [c for c in codes[-1].co_consts if isinstance(c, CodeType)]
-    names = {
-        each.argval
-        for code in codes
-        for each in dis.get_instructions(code)
-        if each.opname in _GLOBAL_READS
-    }
-    attributes = {name for code in codes for name in code.co_names}
-    for name in sorted(names & function.__globals__.keys()):
-        value = function.__globals__[name]
-        yield name, value
-        file = _file_of(value) if isinstance(value, ModuleType) else None
-        if file and not _is_library(file):
-            for each in sorted(attributes & vars(value).keys()):
-                yield f"{name}.{each}", vars(value)[each]
 
 
 def _settings(module: nn.Module) -> Any:

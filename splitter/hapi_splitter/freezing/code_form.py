@@ -1,0 +1,115 @@
+"""Describes code as JSON, and tells the user's own from that of libraries."""
+
+from __future__ import annotations
+
+import dis
+import functools
+import hashlib
+import linecache
+import os
+import sys
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+import torch
+
+import hapi_protocol
+import hapi_splitter
+
+_GLOBAL_READS = ("LOAD_GLOBAL", "LOAD_NAME")
+_SITE_FOLDERS = frozenset(("site-packages", "dist-packages"))
+
+
+def file_of(module: ModuleType | None) -> str | None:
+    """Returns the path of a module's file, None without one."""
+    file = getattr(module, "__file__", None)
+    return file if isinstance(file, str) and os.path.isfile(file) else None
+
+
+def file_digest(file: str) -> str:
+    """Returns the sha256 of a file, hexadecimal."""
+    return hashlib.sha256(Path(file).read_bytes()).hexdigest()
+
+
+@functools.cache
+def is_library(file: str) -> bool:
+    """Returns True for files of installed packages, torch and Python."""
+    folders = (
+        sysconfig.get_path("stdlib"),
+        *(
+            p
+            for each in (torch, hapi_splitter, hapi_protocol)
+            for p in each.__path__
+        ),
+    )
+    return bool(_SITE_FOLDERS & set(Path(file).parts)) or any(
+        file.startswith(f"{folder}{os.sep}") for folder in folders
+    )
+
+
+def is_builtin(module: ModuleType | None) -> bool:
+    """Returns True for modules that are part of the interpreter."""
+    origin = getattr(getattr(module, "__spec__", None), "origin", None)
+    return origin in ("built-in", "frozen")
+
+
+def is_users(function: FunctionType) -> bool:
+    """Returns True for a function of the user's own code."""
+    file = function.__code__.co_filename
+    if not os.path.isabs(file):
+        module = sys.modules.get(function.__module__)
+        file = file_of(module) or ""
+        if not file and is_builtin(module):
+            return False
+    return not is_library(file)
+
+
+def has_source(function: FunctionType) -> bool:
+    """Returns True if the source is known, as in IPython also of cells."""
+    return bool(linecache.getlines(function.__code__.co_filename))
+
+
+def functions_in(held: Any) -> list[FunctionType]:
+    """Returns the functions of a method, property or the like."""
+    names = ("__func__", "fget", "fset", "func", "__wrapped__")
+    found = [held, *(getattr(held, name, None) for name in names)]
+    return [each for each in found if isinstance(each, FunctionType)]
+
+
+def code_form(code: CodeType) -> Any:
+    """Returns code as JSON, without its file and lines."""
+    constants = [
+        code_form(each)
+        if isinstance(each, CodeType)
+        else sorted(map(repr, each))
+        if isinstance(each, frozenset)
+        else repr(each)
+        for each in code.co_consts
+    ]
+    names = [code.co_names, code.co_varnames, code.co_freevars]
+    return [code.co_code.hex(), code.co_flags, *names, constants]
+
+
+def globals_read(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    """Yields globals that a function names, and attributes of modules."""
+    pending, codes = [function.__code__], []
+    while pending:
+        codes.append(pending.pop())
+        pending += [c for c in codes[-1].co_consts if isinstance(c, CodeType)]
+    names = {
+        each.argval
+        for code in codes
+        for each in dis.get_instructions(code)
+        if each.opname in _GLOBAL_READS
+    }
+    attributes = {name for code in codes for name in code.co_names}
+    for name in sorted(names & function.__globals__.keys()):
+        value = function.__globals__[name]
+        yield name, value
+        file = file_of(value) if isinstance(value, ModuleType) else None
+        if file and not is_library(file):
+            for each in sorted(attributes & vars(value).keys()):
+                yield f"{name}.{each}", vars(value)[each]
