@@ -232,7 +232,7 @@ class _Splitter:
                 self._inputs,
                 plan.places[-1],
             )
-            if check.agrees(plan, cached.features):
+            if check.agrees(plan, cached.features, self._writes):
                 return True
             problem = "computes something else than the model"
         except Exception as error:  # of the user's code, or by the plan

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hapi_protocol.errors import FreezeError
 from hapi_splitter.freezing.places import Place, watch
@@ -64,15 +65,27 @@ class TailCheck:
             plan, features
         ) or self._training_problem(plan, features)
 
-    def agrees(self, plan: TailPlan, features: torch.Tensor) -> bool:
-        """Returns True if a plan that was checked before is right, in eval
-        mode, and the model still sends the features that it sent then."""
+    def agrees(
+        self,
+        plan: TailPlan,
+        features: torch.Tensor,
+        writes: TorchDispatchMode,
+    ) -> bool:
+        """Compares a plan that was checked before, in eval mode only.
+
+        Args:
+            plan: of the tail.
+            features: that the samples had then.
+            writes: of the caller, who preserves the model's state.
+        """
         self._model.eval()
         sent: dict[Place, torch.Tensor] = {}
         expected = self._of_model(plan, sent)
-        return same(
-            packed([sent[place] for place in plan.places]), features
-        ) and same(self._of_tail(plan, features), expected)
+        if not same(packed([sent[each] for each in plan.places]), features):
+            return False
+        runner = TailRunner(self._model, plan, _seed)
+        with writes, torch.no_grad():
+            return same((runner.run(features.clone()), _draw()), expected)
 
     def _features(self, plan: TailPlan) -> torch.Tensor:
         """Returns what is sent for the samples, ``[B, *shape]``."""
