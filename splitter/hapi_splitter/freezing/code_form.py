@@ -67,7 +67,7 @@ def is_users(function: FunctionType) -> bool:
     return not is_library(file)
 
 
-def has_source(function: FunctionType) -> bool:
+def is_in_linecache(function: FunctionType) -> bool:
     """Returns True if the source is known, as in IPython also of cells."""
     return bool(linecache.getlines(function.__code__.co_filename))
 

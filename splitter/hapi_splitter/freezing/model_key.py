@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import inspect
 import json
+import logging
 import platform
 import re
 import sys
@@ -47,8 +49,8 @@ from hapi_splitter.freezing.code_form import (
     file_of,
     functions_in,
     globals_read,
-    has_source,
     is_builtin,
+    is_in_linecache,
     is_library,
     is_users,
 )
@@ -80,7 +82,8 @@ _WITHOUT_EFFECT = (
     "_is_full_backward_hook",
 )
 _GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks")
-_LIBRARIES = frozenset(("numpy", "peft", "timm", "torch", "transformers"))
+_LIBRARIES = frozenset(("numpy", "peft", "timm", "transformers"))
+"""Libraries that the user's own code may call."""
 
 
 class UncacheableError(Exception):
@@ -140,6 +143,8 @@ class _CanonicalForm:
         if isinstance(value, type):
             self._add_class(value)
             return ["class", _name(value)]
+        if isinstance(value, logging.Logger):
+            return ["logger", value.name]
         if isinstance(value, _NAMED):
             return [_name(kind), repr(value)]
         if id(value) in self._seen:
@@ -243,12 +248,14 @@ class _CanonicalForm:
                 if (file := file_of(module)) and not is_library(file)
             }
         tops = {kind.__module__.partition(".")[0] for kind in self._classes}
+        if self._has_user_code:
+            tops |= _LIBRARIES
         return {
             "classes": [[_name(k), v] for k, v in self._classes.items()],
             "files": sorted({file_digest(file) for file in self._files}),
             "versions": {
                 top: str(getattr(sys.modules.get(top), "__version__", None))
-                for top in sorted(tops | _LIBRARIES)
+                for top in sorted(tops)
             },
         }
 
@@ -271,19 +278,19 @@ class _CanonicalForm:
         ]
         if is_user:
             self._has_user_code = True
-            if not file and not any(has_source(f) for _, f in members):
+            if not file and not any(is_in_linecache(f) for _, f in members):
                 raise UncacheableError(f"no source of {_name(kind)}")
         return [
-            [[name, self._function(each)] for name, each in members],
+            [[n, self._function(each, bool(file))] for n, each in members],
             [
-                [name, self._in_code(held)]
+                [name, self._in_code(held, is_user)]
                 for name, held in sorted(vars(kind).items())
                 if type(held) in (bool, int, float)
-                or (is_user and not name.startswith("__"))
+                or (is_user and not _is_code(name, held))
             ],
         ]
 
-    def _function(self, function: Any) -> Any:
+    def _function(self, function: Any, has_source: bool = False) -> Any:
         """Returns the code of a function, and what the user's reads."""
         if not isinstance(function, FunctionType):
             return self.of(function)
@@ -295,26 +302,27 @@ class _CanonicalForm:
         is_user = is_users(function)
         if is_user:
             self._has_user_code = True
-            if not has_source(function) and not file_of(
-                sys.modules.get(function.__module__)
-            ):
+            has_source |= bool(file_of(sys.modules.get(form[0])))
+            if not has_source and not is_in_linecache(function):
                 raise UncacheableError(f"no source of {form[1]}")
             form += [
-                [name, self._in_code(value)]
+                [name, self._in_code(value, True)]
                 for name, value in globals_read(function)
             ]
             form.append(
                 self.of([function.__defaults__, function.__kwdefaults__])
             )
-        for cell in function.__closure__ or ():
-            held = cell.cell_contents
-            is_code = isinstance(held, FunctionType)
-            known = is_code or not is_user
-            form.append(self._in_code(held) if known else self.of(held))
+        form += [
+            self._in_code(cell.cell_contents, is_user)
+            for cell in function.__closure__ or ()
+        ]
         return form
 
-    def _in_code(self, value: Any) -> Any:
-        """Returns the form of a value that code reads, if it has one."""
+    def _in_code(self, value: Any, is_user: bool) -> Any:
+        """Returns the form of a value that code reads.
+
+        Libraries' values without one are taken to follow from the others.
+        """
         while "__wrapped__" in getattr(value, "__dict__", ()):
             value = value.__wrapped__
         try:
@@ -322,7 +330,19 @@ class _CanonicalForm:
                 return self._function(value)
             return self.of(value)
         except UncacheableError as error:
+            if is_user:
+                raise
             return ["unknown", str(error)]
+
+
+def _is_code(name: str, held: Any) -> bool:
+    """Returns True for members of a class that its functions describe."""
+    is_field = type(held).__module__ in ("builtins", "_collections")
+    return (
+        name.startswith(("__", "_abc_"))
+        or bool(functions_in(held))
+        or (is_field and inspect.isdatadescriptor(held))
+    )
 
 
 _MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import importlib.util
 import linecache
+import logging
 import os
 import random
 import subprocess
@@ -400,6 +401,14 @@ def test_unknown_state_is_not_cached(world, change, reason):
     change(model)
     with pytest.raises(UncacheableError, match=reason):
         split_key(model, {})
+
+
+def test_unknown_globals_of_the_users_code_are_not_cached(world):
+    world.helper.FLAGS.lock = threading.Lock()
+    with pytest.raises(UncacheableError, match="lock"):
+        split_key(world.model(), {})
+    world.helper.FLAGS = logging.getLogger("a")
+    split_key(world.model(), {})
 
 
 def test_model_with_hooks_is_split_without_the_cache(world, caplog):
