@@ -196,7 +196,7 @@ def examine(entry: Entry) -> Row:
     try:
         freeze = entry.freeze or default_freeze(model, **entry.input)
         found["freeze"] = freeze
-        parts = split(model, freeze, cache_dir="", **entry.input)
+        parts = split(model, freeze, cache_directory="", **entry.input)
         found["cuts"] = parts.frozen.num_cuts
         loaded = written_and_loaded(parts.frozen)
         cuts = random_cuts(entry.key, loaded.num_cuts)

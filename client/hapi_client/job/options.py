@@ -118,9 +118,9 @@ class JobConfig:
         plan: options of planning.
         read: options of reading and decoding.
         swift: options of the store.
-        cache_dir: directory on this machine in which splits of models are
-            cached; None for ``HAPI_CACHE_DIR``, else ``~/.cache/hapi``; ""
-            for none.
+        split_cache_directory: directory on this machine in which splits of
+            models are cached; None for ``HAPI_CACHE_DIR``, else
+            ``~/.cache/hapi``; "" for none.
     """
 
     cut: int | str = AUTO
@@ -131,7 +131,7 @@ class JobConfig:
     plan: PlanConfig = field(default_factory=PlanConfig)
     read: ReadConfig = field(default_factory=ReadConfig)
     swift: SwiftConfig = field(default_factory=SwiftConfig)
-    cache_dir: str | Path | None = None
+    split_cache_directory: str | Path | None = None
 
     def __post_init__(self) -> None:
         check_cut(self.cut)

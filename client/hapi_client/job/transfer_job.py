@@ -79,7 +79,7 @@ class TransferJob(FeaturePipeline):
             augment=config.augment,
             augment_period_epochs=config.augment_period_epochs,
             device=config.device,
-            cache_dir=config.cache_dir,
+            cache_directory=config.split_cache_directory,
         )
         super().__init__(
             frozen,

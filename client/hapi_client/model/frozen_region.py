@@ -50,7 +50,7 @@ class FrozenRegion(ClientRegion):
             the transform.
         augment_period_epochs: epochs after which the augmentations repeat;
             None for never.
-        cache_dir: see :func:`split_model`.
+        cache_directory: see :func:`split_model`.
 
     Attributes:
         tail: the trainable layers.
@@ -70,13 +70,13 @@ class FrozenRegion(ClientRegion):
         forward_samples: int | None = None,
         augment: Augmentation | None = None,
         augment_period_epochs: int | None = None,
-        cache_dir: str | Path | None = None,
+        cache_directory: str | Path | None = None,
     ) -> None:
         parts = split(
             model,
             freeze,
             transform=input_transform(transform, augment),
-            cache_dir=cache_dir,
+            cache_directory=cache_directory,
         )
         # The package is written from the CPU, before weights move.
         super().__init__(parts.frozen, device, forward_samples)
@@ -198,7 +198,7 @@ def split_model(
     augment: Augmentation | None = None,
     augment_period_epochs: int | None = None,
     device: torch.device | str = "cpu",
-    cache_dir: str | Path | None = None,
+    cache_directory: str | Path | None = None,
 ) -> tuple[FrozenRegion, torch.nn.Module]:
     """Splits a model into its frozen layers and the tail to train.
 
@@ -226,7 +226,7 @@ def split_model(
         augment_period_epochs: epochs after which the augmentations repeat,
             so that their features can be cached; None for never.
         device: device of the tail and of the client's frozen layers.
-        cache_dir: directory on this machine in which splits are cached;
+        cache_directory: directory on this machine in which splits are cached;
             None for ``HAPI_CACHE_DIR``, else ``~/.cache/hapi``; "" for none.
 
     Returns:
@@ -243,7 +243,7 @@ def split_model(
         torch.device(device),
         augment=augment,
         augment_period_epochs=augment_period_epochs,
-        cache_dir=cache_dir,
+        cache_directory=cache_directory,
     )
     return frozen, frozen.tail
 

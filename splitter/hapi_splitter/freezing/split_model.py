@@ -84,7 +84,7 @@ def split(
     *,
     transform: InputTransform | None = None,
     sample_shape: Sequence[int] | None = None,
-    cache_dir: str | Path | None = None,
+    cache_directory: str | Path | None = None,
 ) -> SplitModel:
     """Splits a model into a frozen region and a tail.
 
@@ -105,8 +105,8 @@ def split(
         transform: input transform from stored bytes to a sample, or None.
         sample_shape: of one sample; the default is the transform's, or
             ``(3, 224, 224)`` without one.
-        cache_dir: directory in which splits are cached, so that that of an
-            equal model takes no export
+        cache_directory: directory in which splits are cached, so that that of
+            an equal model takes no export
             (:func:`hapi_splitter.freezing.split_store.disk_store`).
 
     Raises:
@@ -119,13 +119,13 @@ def split(
     if not isinstance(model, nn.Module):
         frozen, tail = two_modules.check_two_modules(model, freeze)
         frozen = unwrapped(frozen)
-        cache = _cache(frozen, transform, form, None, cache_dir)
+        cache = _cache(frozen, transform, form, None, cache_directory)
         with preserved_state(frozen, tail) as writes, _uncompiled():
             return _split_two_modules(frozen, tail, form, cache, writes)
     model = unwrapped(model)
     check_splittable(model)
     spec = parse_freeze(model, freeze)
-    cache = _cache(model, transform, form, spec, cache_dir)
+    cache = _cache(model, transform, form, spec, cache_directory)
     with preserved_state(model) as writes, _uncompiled():
         splitter = _Splitter(model, form, transform, writes)
         found = cache.load()
@@ -150,13 +150,13 @@ def _cache(
     transform: InputTransform | None,
     form: SampleForm,
     spec: FreezeSpec | None,
-    cache_dir: str | Path | None,
+    cache_directory: str | Path | None,
 ) -> SplitCache:
     facts = {
         "freeze": spec and [spec.names, spec.exact, spec.from_function],
         "sample": [form.shape, str(form.dtype)],
     }
-    return SplitCache(module, transform, facts, disk_store(cache_dir))
+    return SplitCache(module, transform, facts, disk_store(cache_directory))
 
 
 def default_freeze(

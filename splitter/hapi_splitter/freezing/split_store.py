@@ -157,7 +157,7 @@ class DiskStore:
                 _unlink(part.key + _PART_SUFFIX, folder)
 
 
-def disk_store(cache_dir: str | Path | None = None) -> DiskStore | None:
+def disk_store(cache_directory: str | Path | None = None) -> DiskStore | None:
     """Returns the splits on disk; None if they are not stored there.
 
     The folder is ``splits`` in ``HAPI_CACHE_DIR``, else in ``hapi`` in the
@@ -165,12 +165,17 @@ def disk_store(cache_dir: str | Path | None = None) -> DiskStore | None:
     Base Directory Specification).
 
     Args:
-        cache_dir: instead of ``HAPI_CACHE_DIR``; either may be "", for none.
+        cache_directory: instead of ``HAPI_CACHE_DIR``; either may be "", for
+            none.
     """
-    if cache_dir is None:
-        cache_dir = os.environ.get("HAPI_CACHE_DIR")
-    if cache_dir is not None:
-        return DiskStore(Path(cache_dir) / "splits") if cache_dir else None
+    if cache_directory is None:
+        cache_directory = os.environ.get("HAPI_CACHE_DIR")
+    if cache_directory is not None:
+        return (
+            DiskStore(Path(cache_directory) / "splits")
+            if cache_directory
+            else None
+        )
     caches = Path(os.environ.get("XDG_CACHE_HOME", ""))
     if not caches.is_absolute():
         try:

@@ -111,7 +111,7 @@ class World:
 
     def split(self, model=None, freeze="neck", **options):
         options = {"sample_shape": S, **options}
-        options.setdefault("cache_dir", self.folder / "cache")
+        options.setdefault("cache_directory", self.folder / "cache")
         return split(model or self.model(), freeze, **options)
 
     def check(self, model=None, **options):
@@ -572,11 +572,11 @@ def test_splits_of_one_process_are_in_memory_without_a_disk(
         split_cache, "memory_store", functools.cache(split_store.MemoryStore)
     )
     for _ in range(3):
-        world.check(cache_dir="")
+        world.check(cache_directory="")
     assert world.exports == 1
     for freeze in ("stem", "neck.0"):
-        world.check(freeze=freeze, cache_dir="")
-    world.check(cache_dir="")
+        world.check(freeze=freeze, cache_directory="")
+    world.check(cache_directory="")
     assert world.exports == 4
 
 
