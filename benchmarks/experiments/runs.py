@@ -78,17 +78,21 @@ OPPONENTS = (TAR_STREAM, "webdataset", "mosaic", LOCAL_FEATURES, RESIZED)
 
 @dataclass(frozen=True)
 class OurRun:
-    """Options of a job; with ``once`` it plans for one epoch, and runs one."""
+    """Options of a job; with ``once`` it plans for one epoch, and runs one.
+
+    With ``is_local`` it caches features in memory, as jobs do by default.
+    """
 
     cut: str
     cache: str = CACHE_OFF
     once: bool = False
+    is_local: bool = False
 
 
 OURS: Mapping[str, OurRun] = MappingProxyType(
     {
-        AUTO: OurRun(AUTO),
-        AUTO_ONCE: OurRun(AUTO, once=True),
+        AUTO: OurRun(AUTO, is_local=True),
+        AUTO_ONCE: OurRun(AUTO, once=True, is_local=True),
         AUTO_CACHED: OurRun(AUTO, CACHE_READWRITE),
         CACHED: OurRun(FREEZE, CACHE_READWRITE),
         STREAM: OurRun(STREAM),
@@ -182,8 +186,14 @@ class RunsCell:
                         "channels_last", False
                     ),
                 )
-                cut, cache = options.cut, options.cache
-                ask(client, "open", name=name, cut=cut, cache=cache)
+                ask(
+                    client,
+                    "open",
+                    name=name,
+                    cut=options.cut,
+                    cache=options.cache,
+                    cache_memory_bytes=None if options.is_local else 0,
+                )
 
             ask(client, "ready")
             before = _timed(open_job)

@@ -44,7 +44,10 @@ STEADY_EPOCHS = 100_000
 """So many epochs that no startup cost matters to the plan."""
 # The steady state is measured, and a wide shuffle buffer fills slowly.
 # One partition, as narrow as the shuffle buffer.
-READ_CONFIG = ReadConfig(buffer_spans=1, partition=EpochPartition(1))
+# No cache on the client: most experiments compare epochs of a fixed cut.
+READ_CONFIG = ReadConfig(
+    buffer_spans=1, partition=EpochPartition(1), cache_memory_bytes=0
+)
 
 
 class ClientTier:
@@ -111,10 +114,12 @@ class ClientTier:
         encoding: str | None = None,
         cache: str = CACHE_OFF,
         container: str | None = None,
+        cache_memory_bytes: int | None = 0,
     ) -> None:
         """Creates a job with a connection of its own.
 
-        Without ``container`` it reads the prepared one.
+        Without ``container`` it reads the prepared one.  Its split is not
+        cached on the disk.
         """
         assert self._model is not None
         arguments = dict(self._arguments)
@@ -129,8 +134,11 @@ class ClientTier:
                     cache=cache,
                     device=client_device(),
                     plan=replace(self._plan, encoding=encoding),
-                    read=READ_CONFIG,
+                    read=replace(
+                        READ_CONFIG, cache_memory_bytes=cache_memory_bytes
+                    ),
                     swift=SwiftConfig(connection),
+                    split_cache_directory="",
                 ),
                 **arguments,
             )

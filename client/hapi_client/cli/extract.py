@@ -137,7 +137,8 @@ def extract_features(
             epochs=1,
         ),
         read=ReadConfig(
-            on_error="skip" if options.skip_bad_samples else "raise"
+            on_error="skip" if options.skip_bad_samples else "raise",
+            cache_memory_bytes=0,  # each sample is read once
         ),
         swift=SwiftConfig(connection=connection),
     )

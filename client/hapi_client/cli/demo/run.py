@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -34,6 +34,9 @@ the difference of two streaming runs with different forward batches."""
 
 OTHER_FORWARD_SAMPLES = 5
 """Samples per forward pass of the second streaming run."""
+
+READ = ReadConfig(cache_memory_bytes=0)
+"""The demo compares routes: features of one run must not serve the other."""
 
 LOCATION = Location("hapi-demo", "train")
 BATCH_SIZE = 32
@@ -172,7 +175,7 @@ def run_demo(
     streaming = run("streaming", STREAM)
     other = None
     if streaming.has_batch_norm:
-        options = ReadConfig(forward_samples=OTHER_FORWARD_SAMPLES)
+        options = replace(READ, forward_samples=OTHER_FORWARD_SAMPLES)
         other = run("streaming again", STREAM, options)
     return DemoResult(streaming, run("push-down", plan.cut), other)
 
@@ -192,7 +195,7 @@ class _Runner:
         self,
         name: str,
         cut: int | str,
-        read: ReadConfig | None = None,
+        read: ReadConfig = READ,
     ) -> RunResult:
         plan, note = self._plan, self._reporter.note
         model, _ = build_model(
@@ -208,7 +211,7 @@ class _Runner:
             config=JobConfig(
                 cut=cut,
                 plan=PlanConfig(encoding=plan.encoding),
-                read=read or ReadConfig(),
+                read=read,
                 swift=SwiftConfig(connection=self._connection),
             ),
         ) as job:
