@@ -10,7 +10,9 @@ import pytest
 import torch
 
 from hapi_client.caching.directory import CacheDirectory
-from hapi_client.caching.feature_rows import DiskRows, FeatureRows, RowFormat
+from hapi_client.caching.disk_rows import DiskRows
+from hapi_client.caching.feature_rows import FeatureRows
+from hapi_client.caching.segments import RowFormat
 
 FORM = RowFormat((500,), torch.float32)
 NUM_SAMPLES = 3000

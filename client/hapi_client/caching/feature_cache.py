@@ -24,15 +24,10 @@ from hapi_client.caching.directory import (
     CacheDirectory,
     unusable_message,
 )
-from hapi_client.caching.feature_rows import (
-    ABSENT,
-    FAILED,
-    DiskRows,
-    FeatureRows,
-    RowFormat,
-)
+from hapi_client.caching.disk_rows import DiskRows
+from hapi_client.caching.feature_rows import ABSENT, FAILED, FeatureRows
 from hapi_client.caching.pool import POOL, TakeMemory
-from hapi_client.caching.segments import Rows
+from hapi_client.caching.segments import RowFormat, Rows
 from hapi_client.caching.stored_bytes import ShardCopies, StoredBytes
 from hapi_client.data.splits import DataSet
 from hapi_client.sampling.partition import SpanSlice

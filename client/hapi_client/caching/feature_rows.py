@@ -7,31 +7,25 @@ the same shards share rows.
 
 from __future__ import annotations
 
-import hashlib
 import logging
-import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from functools import lru_cache
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from hapi_client.caching.directory import (
-    CacheDirectory,
-    folder_locked,
-    unusable_message,
-)
+from hapi_client.caching.directory import folder_locked, unusable_message
+from hapi_client.caching.disk_rows import DiskRows
 from hapi_client.caching.segments import (
     SHARD_KEY_BYTES,
     DiskSegment,
     MemorySegment,
+    RowFormat,
     Rows,
     Segment,
+    shard_key,
 )
 
 logger = logging.getLogger(__name__)
@@ -41,24 +35,6 @@ MAX_SAMPLES = 1 << 24
 """Samples of one shard that may be cached on the disk: a number that has been
 damaged there must not take all memory."""
 _ROW_BITS = 40
-
-
-@dataclass(frozen=True)
-class RowFormat:
-    """Shape and dtype of a row of features.
-
-    Attributes:
-        shape: of one sample's features.
-        dtype: of the features.
-    """
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of one row."""
-        return torch.Size(self.shape).numel() * self.dtype.itemsize
 
 
 class FeatureRows:
@@ -337,106 +313,6 @@ class FeatureRows:
             if self._disk is not None:
                 self._disk.close()
                 self._disk = None
-
-
-class DiskRows:
-    """The segments of one entry of a cache directory.
-
-    Args:
-        directory: the cache.
-        facts: facts that determine the features, fit for JSON.
-        form: shape and dtype of a row.
-
-    Raises:
-        OSError: if the directory cannot be used.
-    """
-
-    def __init__(
-        self,
-        directory: CacheDirectory,
-        facts: Mapping[str, Any],
-        form: RowFormat,
-    ) -> None:
-        self._directory = directory
-        self._form = form
-        self.folder, self._handle = directory.open(facts)
-        self._segments: list[DiskSegment] = []
-        self._next = 0
-        numbers = (path.stem for path in self.folder.glob("*.npy"))
-        for number in sorted(int(each) for each in numbers if each.isdigit()):
-            self._open(number)
-        self._is_full = False
-
-    def refresh(self) -> list[DiskSegment]:
-        """Returns all segments; opens new ones, and removes damaged ones."""
-        while (self.folder / f"{self._next}.npy").exists():
-            self._open(self._next)
-        return self._segments
-
-    def _open(self, number: int) -> None:
-        self._next = number + 1
-        try:
-            segment = DiskSegment(
-                self.folder, number, self._form.shape, self._form.dtype
-            )
-        except ValueError as error:
-            logger.warning("%s; its features are computed again", error)
-            # Others may have mapped them: not changed, only unlinked.
-            for path in self.folder.glob(f"{number}.*"):
-                path.unlink(missing_ok=True)
-        else:
-            self._segments.append(segment)
-
-    def segment_with_room(
-        self, rows: int, wanted_rows: int
-    ) -> DiskSegment | None:
-        """Returns a segment for some rows; None if the cache is full.
-
-        The caller holds the folder's lock.
-
-        Args:
-            rows: number of rows to add.
-            wanted_rows: number of rows for which a new one takes room.
-
-        Raises:
-            OSError: if the disk is full or fails.
-        """
-        for segment in self._segments:
-            if segment.capacity - len(segment.records) >= rows:
-                return segment
-        if self._is_full:
-            return None
-        row_bytes = self._form.num_bytes
-        with self._directory.locked():
-            room = self._directory.room_bytes(wanted_rows * row_bytes)
-            if room < rows * row_bytes:
-                self._is_full = True
-                self._directory.warn_full()
-                return None
-            for leftover in self.folder.glob("*.tmp"):
-                leftover.unlink()  # of a process that was killed
-            segment = DiskSegment(
-                self.folder,
-                self._next,
-                self._form.shape,
-                self._form.dtype,
-                room // row_bytes,
-            )
-        self._segments.append(segment)
-        self._next += 1
-        return segment
-
-    def close(self) -> None:
-        """Lets others remove the entry."""
-        for segment in self._segments:
-            segment.close()
-        os.close(self._handle)
-
-
-@lru_cache(maxsize=4096)
-def shard_key(etag: str) -> bytes:
-    """Returns the key of a shard's content in records."""
-    return hashlib.sha256(etag.encode()).digest()[:SHARD_KEY_BYTES]
 
 
 def _runs(shards: np.ndarray) -> Iterable[tuple[int, int]]:

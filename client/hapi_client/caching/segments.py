@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import mmap
 import os
 import zlib
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Protocol
 
@@ -20,6 +23,24 @@ the row."""
 SHARD_KEY_BYTES = 16
 
 Rows = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class RowFormat:
+    """Shape and dtype of a row of features.
+
+    Attributes:
+        shape: of one sample's features.
+        dtype: of the features.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of one row."""
+        return torch.Size(self.shape).numel() * self.dtype.itemsize
 
 
 class Segment(Protocol):
@@ -256,3 +277,9 @@ def _write(file: int, data: memoryview, offset: int) -> None:
     while data:
         written = os.pwrite(file, data, offset)
         data, offset = data[written:], offset + written
+
+
+@lru_cache(maxsize=4096)
+def shard_key(etag: str) -> bytes:
+    """Returns the key of a shard's content in records."""
+    return hashlib.sha256(etag.encode()).digest()[:SHARD_KEY_BYTES]

@@ -23,7 +23,7 @@ from hapi_client.caching.directory import (
     folder_locked,
     unusable_message,
 )
-from hapi_client.caching.feature_rows import shard_key
+from hapi_client.caching.segments import shard_key
 from hapi_protocol.data_index import IndexRow, Span
 
 logger = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from hapi_client.caching.feature_cache import CacheOptions, FeatureCaches
-from hapi_client.caching.feature_rows import RowFormat
+from hapi_client.caching.segments import RowFormat
 from hapi_client.data.splits import DataSet, changed_shards
 from hapi_client.loading.decode_pool import DecodePool
 from hapi_client.loading.feature_loader import FeatureLoader

@@ -10,14 +10,10 @@ import pytest
 import torch
 
 from hapi_client.caching.directory import CacheDirectory
-from hapi_client.caching.feature_rows import (
-    ABSENT,
-    DiskRows,
-    FeatureRows,
-    RowFormat,
-)
+from hapi_client.caching.disk_rows import DiskRows
+from hapi_client.caching.feature_rows import ABSENT, FeatureRows
 from hapi_client.caching.pool import CachePool
-from hapi_client.caching.segments import RECORD, DiskSegment
+from hapi_client.caching.segments import RECORD, DiskSegment, RowFormat
 
 FORM = RowFormat((3,), torch.float32)
 FEATURES = torch.arange(60.0).reshape(20, 3)
