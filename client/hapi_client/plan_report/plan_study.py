@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_leaves
 
+from hapi_client.caching.feature_cache import default_memory_bytes
 from hapi_client.data.index import load_index
 from hapi_client.model.frozen_region import FrozenRegion
 from hapi_client.model.package_store import DEFAULT_MODELS_CONTAINER
@@ -163,8 +165,10 @@ def advise(
         train_seconds=train_seconds(region, request.batch_size),
     )
 
+    cached = CachedFeatures.expected(region, num_samples, request.epochs)
+
     def problem(min_precision: str) -> Problem:
-        return build_problem(
+        found = build_problem(
             facts.cuts,
             server,
             facts.client,
@@ -172,12 +176,17 @@ def advise(
             conditions,
             min_precision=min_precision,
             num_samples=num_samples,
-            epochs=request.epochs,
+            epochs=request.epochs - cached.epochs,
             startup=startup,
+        )
+        return replace(
+            found,
+            cached_samples=num_samples * cached.epochs,
+            cached_sample_seconds=conditions.train_seconds,
         )
 
     requested = problem(request.min_precision)
-    measured = _measured(facts, server, conditions)
+    measured = (*_measured(facts, server, conditions), cached.text)
     coarser = PRECISIONS[PRECISIONS.index(request.min_precision) + 1 :]
     if region.sends_integers:
         coarser = ()
@@ -202,6 +211,49 @@ def advise(
         server,
         tuple(assumptions),
     )
+
+
+@dataclass(frozen=True)
+class CachedFeatures:
+    """Features that a job will cache in the memory of its host.
+
+    Attributes:
+        all_bytes: size of the features of all samples.
+        share: fraction of the samples that fit.
+        epochs: epochs' worth of samples that come from the cache.
+    """
+
+    all_bytes: int
+    share: float
+    epochs: float
+
+    @classmethod
+    def expected(
+        cls, region: FrozenRegion, num_samples: int, epochs: float
+    ) -> CachedFeatures:
+        """Returns what a job caches by default; each sample is computed once.
+
+        Args:
+            region: frozen region of the model.
+            num_samples: size of the data set.
+            epochs: number of epochs.
+        """
+        last = region.num_cuts
+        count = math.prod(region.cut_shape(last))
+        all_bytes = num_samples * count * region.cut_dtype(last).itemsize
+        share = min(1.0, default_memory_bytes() / all_bytes)
+        return cls(all_bytes, share, share * max(0.0, epochs - 1.0))
+
+    @property
+    def text(self) -> str:
+        """One sentence for people."""
+        fit = "fit" if self.share == 1 else f"{self.share:.0%} of them fit"
+        return (
+            f"features of all samples take {bytes_text(self.all_bytes)}, and "
+            f"{fit} in the memory in which a job here caches them "
+            f"({bytes_text(default_memory_bytes())}); later epochs compute "
+            "the others only"
+        )
 
 
 def _measured(

@@ -18,8 +18,9 @@ The JSON form (:func:`report_body`) has these stable keys:
     ``options``: list of ``encoding``, ``bytes``, ``seconds`` (by resource,
     with all its capacity), ``samples_per_second``, ``server_bytes``,
     ``client_bytes``, ``fits``.
-``samples``, ``epochs``, ``push_one_off_seconds``
-    Amount of training that the totals are for.
+``samples``, ``epochs``, ``computed_epochs``, ``push_one_off_seconds``
+    Amount of training that the totals are for, and the part of it for which
+    features are computed: the others are cached on the client.
 ``server_limit_bytes``, ``client_limit_bytes``
     Memory that an option may use.
 
@@ -180,10 +181,17 @@ def plans_table(report: Report) -> Table:
         f"times {report.chosen}",
         "limited by",
     )
+    problem = report.problem
     note = (
-        f"Totals are for {number_text(report.problem.remaining_samples)} "
-        f"samples, startup costs included."
+        f"Totals are for {number_text(problem.remaining_samples)} samples, "
+        "startup costs included"
     )
+    if problem.cached_samples:
+        note += (
+            f", and {number_text(problem.cached_samples)} that the client "
+            "has cached by then"
+        )
+    note += "."
     if missing := set(ALTERNATIVES) - set(report.plans):
         note += (
             " Not shown, as their cut does not fit into memory: "
@@ -212,7 +220,9 @@ def report_body(report: Report) -> dict[str, Any]:
         ],
         "cuts": [_cut_body(report, each) for each in (None, *report.cuts)],
         "samples": problem.num_samples,
-        "epochs": problem.epochs,
+        "epochs": problem.epochs
+        + problem.cached_samples / max(1, problem.num_samples),
+        "computed_epochs": problem.epochs,
         "push_one_off_seconds": problem.push_one_off_seconds,
         "server_limit_bytes": problem.server_limit_bytes,
         "client_limit_bytes": problem.client_limit_bytes,

@@ -129,7 +129,9 @@ def evaluate(
         mix=parts,
         samples_per_second=0.0 if cannot_run else 1 / slowest,
         one_off_seconds=startup,
-        total_seconds=startup + (remaining * slowest if remaining else 0.0),
+        total_seconds=startup
+        + (remaining * slowest if remaining else 0.0)
+        + problem.cached_samples * problem.cached_sample_seconds,
         binding=tuple(n for n, part in utilisation.items() if part >= BINDING),
         utilisation=utilisation,
         pays_from_samples=_break_even_samples(problem, parts, slowest),

@@ -147,7 +147,8 @@ class Problem:
         resources: with unique names.
         options: all that ``min_precision`` allows, including streaming.
         num_samples: size of the data set.
-        epochs: remaining epochs, may be a fraction.
+        epochs: remaining epochs of samples that are computed, may be a
+            fraction.
         push_one_off_seconds: startup cost of push-down: upload, loading and
             profiling of the package; 0 once that is done.
         server_limit_bytes: memory of the server's device; options that need
@@ -162,6 +163,8 @@ class Problem:
         upload_bytes: of the package; the part of the startup cost that
             depends on the link.
         upload_bytes_per_second: limit of the upload.
+        cached_samples: further samples, whose features the client has cached.
+        cached_sample_seconds: time of one of these, in the training loop.
     """
 
     resources: tuple[Resource, ...]
@@ -176,6 +179,8 @@ class Problem:
     client_threads: int = 0
     upload_bytes: float = 0.0
     upload_bytes_per_second: float = math.inf
+    cached_samples: float = 0.0
+    cached_sample_seconds: float = 0.0
 
     def __post_init__(self) -> None:
         _check_unique("resource", (each.name for each in self.resources))

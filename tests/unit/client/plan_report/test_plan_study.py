@@ -1,11 +1,14 @@
 """``hapi plan`` without Swift, and the measurements behind it."""
 
 import json
+import math
 import subprocess
 import sys
 import time
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
+from operator import mul
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -25,6 +28,7 @@ from hapi_client.plan_report.machine_load import (
     background_load,
 )
 from hapi_client.plan_report.plan_study import (
+    CachedFeatures,
     PlanRequest,
     advise,
     train_seconds,
@@ -356,3 +360,30 @@ def test_wrong_options_are_refused_before_any_work(
     monkeypatch.setattr("hapi_client.model.registry.FrozenRegion", None)
     assert hapi("plan", *arguments) != 0
     assert text in " ".join(capsys.readouterr().err.split())
+
+
+def test_features_that_fit_are_computed_once(region, monkeypatch):
+    each = 4 * math.prod(region.cut_shape(region.num_cuts))
+    for room, epochs, share, cached in (
+        (100, 5, 1.0, 4.0),
+        (25, 5, 0.25, 1.0),
+        (100, 0.5, 1.0, 0.0),
+        (0, 5, 0.0, 0.0),
+    ):
+        monkeypatch.setattr(
+            plan_study, "default_memory_bytes", partial(mul, room, each)
+        )
+        found = CachedFeatures.expected(region, 100, epochs)
+        assert (found.share, found.epochs) == (share, cached)
+        assert found.all_bytes == 100 * each
+    plans = {}
+    for room in (0, 100):
+        monkeypatch.setattr(
+            plan_study, "default_memory_bytes", partial(mul, room, each)
+        )
+        request = PlanRequest("lossless", 5, 32, 1e6, 100, False, "small")
+        plans[room] = advise(region, request, SilentReporter()).report
+    assert plans[100].problem.epochs == 1
+    assert plans[0].problem.epochs == 5
+    without, once = (plans[room].plans["stream"] for room in (0, 100))
+    assert once.total_seconds < 0.5 * without.total_seconds

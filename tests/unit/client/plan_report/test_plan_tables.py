@@ -122,8 +122,8 @@ def test_json_keys_are_stable(report):
     for part, keys in (
         (
             body,
-            "client_limit_bytes cuts epochs plan plans push_one_off_seconds "
-            "resources samples server_limit_bytes",
+            "client_limit_bytes computed_epochs cuts epochs plan plans "
+            "push_one_off_seconds resources samples server_limit_bytes",
         ),
         (
             body["plans"][body["plan"]],
