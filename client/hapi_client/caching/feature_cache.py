@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import threading
+import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from hapi_client.caching.directory import (
 )
 from hapi_client.caching.disk_rows import DiskRows
 from hapi_client.caching.feature_rows import ABSENT, FAILED, FeatureRows
-from hapi_client.caching.pool import POOL, TakeMemory
+from hapi_client.caching.pool import POOL, CachedType, TakeMemory
 from hapi_client.caching.segments import RowFormat, Rows
 from hapi_client.caching.stored_bytes import ShardCopies, StoredBytes
 from hapi_client.data.splits import DataSet
@@ -247,6 +248,9 @@ class FeatureCaches:
             for span in each.spans
         )
         self._lock = threading.Lock()
+        # Released, too, if a job is forgotten without being closed.
+        self._keys: list[str] = []
+        weakref.finalize(self, _abandon, self._keys)
         self._stored: list[tuple[str, StoredBytes]] = []
         self._open: dict[Training | None, tuple[str, FeatureRows]] = {}
         self._caches: dict[tuple[int, Training | None], FeatureCache] = {}
@@ -288,8 +292,18 @@ class FeatureCaches:
                     disk = ShardCopies(self._directory, facts)
             return StoredBytes(lambda n: take_memory(n, n) == n, disk)
 
+        return self._opened(facts, 1, make)
+
+    def _opened(
+        self,
+        facts: Mapping[str, Any],
+        row_bytes: int,
+        make: Callable[[TakeMemory], CachedType],
+    ) -> tuple[str, CachedType]:
         key = self._key(facts)
-        return key, POOL.open(key, self._memory_bytes, 1, make)
+        found = POOL.open(key, self._memory_bytes, row_bytes, make)
+        self._keys.append(key)
+        return key, found
 
     def _key(self, facts: Mapping[str, Any]) -> str:
         place = str(self._directory.path) if self._directory else ""
@@ -356,10 +370,9 @@ class FeatureCaches:
                     disk = DiskRows(self._directory, facts, self._form)
             return FeatureRows(self._form, take_memory, disk)
 
-        key = self._key(facts)
-        rows = POOL.open(key, self._memory_bytes, self._form.num_bytes, make)
-        self._open[training] = key, rows
-        return rows
+        opened = self._opened(facts, self._form.num_bytes, make)
+        self._open[training] = opened
+        return opened[1]
 
     def coverage(self, data: DataSet) -> tuple[float, float]:
         """Returns the fractions of a data set cached now, and in the end.
@@ -387,8 +400,13 @@ class FeatureCaches:
     def close(self) -> None:
         """Ends this job's use; features in memory stay for the next job."""
         with self._lock:
-            for key, _ in [*self._open.values(), *self._stored]:
-                POOL.release(key)
             self._stored.clear()
             self._open.clear()
             self._caches.clear()
+            while self._keys:
+                POOL.release(self._keys.pop())
+
+
+def _abandon(keys: list[str]) -> None:
+    while keys:
+        POOL.abandon(keys.pop())

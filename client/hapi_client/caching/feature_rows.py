@@ -236,7 +236,14 @@ class FeatureRows:
             capacity = self._take_memory(count, self._wanted_rows(count))
             if not capacity:
                 return
-            segment = MemorySegment(capacity, self.form.shape, self.form.dtype)
+            try:
+                segment = MemorySegment(
+                    capacity, self.form.shape, self.form.dtype
+                )
+            except RuntimeError as error:  # of torch: the host refuses it
+                self._take_memory = lambda least, most: 0
+                self._warn(f"features are not cached in memory: {error}")
+                return
             self._memory_segment = segment
         rows = segment.append(features)
         self._set(key, samples, self._number(segment), rows)

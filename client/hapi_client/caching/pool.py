@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from typing import Protocol, TypeVar, cast
 
@@ -40,6 +40,7 @@ class CachePool:
         self._lock = threading.RLock()
         self._rows: OrderedDict[str, Cached] = OrderedDict()
         self._users: Counter[str] = Counter()
+        self._abandoned: deque[str] = deque()
         self._limits: dict[str, int] = {}
         # Not asked of the rows, which call this with their lock held.
         self._taken: Counter[str] = Counter()
@@ -61,6 +62,7 @@ class CachePool:
             make: makes it if it is not there.
         """
         with self._lock:
+            self._release_abandoned()
             self._limits[key] = memory_limit_bytes
             if key not in self._rows:
                 self._rows[key] = make(
@@ -72,7 +74,20 @@ class CachePool:
 
     def release(self, key: str) -> None:
         """Ends one use."""
+        self.abandon(key)
         with self._lock:
+            self._release_abandoned()
+
+    def abandon(self, key: str) -> None:
+        """Ends one use, of a user that the garbage collector has found.
+
+        Takes no lock, because that may run at any point of this module.
+        """
+        self._abandoned.append(key)
+
+    def _release_abandoned(self) -> None:
+        while self._abandoned:
+            key = self._abandoned.popleft()
             self._users[key] -= 1
             if not self._users[key] and not self._taken[key]:
                 self._remove(key)
@@ -80,6 +95,7 @@ class CachePool:
     def clear(self) -> None:
         """Frees what no open job uses."""
         with self._lock:
+            self._release_abandoned()
             for key in [key for key in self._rows if not self._users[key]]:
                 self._remove(key)
 
@@ -93,6 +109,7 @@ class CachePool:
 
     def _take(self, key: str, row_bytes: int, least: int, most: int) -> int:
         with self._lock:
+            self._release_abandoned()
             limit = self._limits[key]
             for other in [k for k in self._rows if not self._users[k]]:
                 if self._taken.total() + most * row_bytes <= limit:

@@ -2,8 +2,10 @@
 
 import errno
 import fcntl
+import gc
 import json
 import os
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,9 +13,12 @@ import torch
 
 from hapi_client.caching.directory import CacheDirectory
 from hapi_client.caching.disk_rows import DiskRows
+from hapi_client.caching.feature_cache import CacheOptions, FeatureCaches
 from hapi_client.caching.feature_rows import ABSENT, FeatureRows
-from hapi_client.caching.pool import CachePool
+from hapi_client.caching.pool import POOL, CachePool
 from hapi_client.caching.segments import RECORD, DiskSegment, RowFormat
+from hapi_client.sampling.partition import SpanSlice
+from hapi_protocol.data_index import IndexRow, Span
 
 FORM = RowFormat((3,), torch.float32)
 FEATURES = torch.arange(60.0).reshape(20, 3)
@@ -247,6 +252,42 @@ def test_segment_of_another_shape_is_damaged(tmp_path):
     for shape, dtype in [((4,), torch.float32), ((3,), torch.int32)]:
         with pytest.raises(ValueError, match="is damaged"):
             DiskSegment(tmp_path, 0, shape, dtype)
+
+
+def test_memory_that_the_host_refuses_is_a_warning(monkeypatch, caplog):
+    def refuse(*_):
+        raise RuntimeError("can't allocate memory")
+
+    rows = in_memory(20)
+    monkeypatch.setattr(
+        "hapi_client.caching.feature_rows.MemorySegment", refuse
+    )
+    for _ in range(2):
+        add(rows, 0, 5)
+    assert found(rows, 0, 5) is None
+    assert caplog.text.count("not cached in memory: can't allocate") == 1
+
+
+def test_rows_of_a_forgotten_job_can_be_freed():
+    data = SimpleNamespace(
+        num_samples=1, spans=[Span("s", "a", (IndexRow(0, "k", 0, 9, 0),))]
+    )
+    facts = {"storage": "s", "container": "c", "model": "forgotten"}
+    (piece,) = pieces = [SpanSlice(0, 0, 1)]
+
+    def caches():
+        return FeatureCaches(lambda: facts, FORM, [data], CacheOptions(1000))
+
+    forgotten = caches()
+    forgotten.of(data, None).put(piece, FEATURES[:1], {})
+    POOL.clear()
+    assert forgotten.of(data, None).selector(pieces) is not None
+    del forgotten
+    gc.collect()
+    POOL.clear()
+    assert caches().of(data, None).selector(pieces) is None
+    gc.collect()
+    POOL.clear()
 
 
 def test_pool_keeps_rows_of_closed_jobs_until_room_is_needed():
