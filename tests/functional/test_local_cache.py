@@ -237,30 +237,35 @@ def test_next_run_finds_features_in_the_directory(
         assert [each.requests for each in job.reports] == [0, 0]
 
 
-def test_features_of_a_changed_shard_are_not_served(
-    connection, photos, tmp_path, tmp_path_factory
+@pytest.mark.parametrize("is_augmented", [False, True])
+def test_a_changed_shard_is_not_served(
+    connection, photos, tmp_path, tmp_path_factory, is_augmented
 ):
-    place = "swift://memory/changing"
+    place = f"swift://memory/changing-{is_augmented}"
     shards = {"a.tar": shard(8, size=40, seed=1)}
     upload_shards(connection, parse_location(place), tmp_path, shards)
-    cache = tmp_path_factory.mktemp("cache")
-    with job_of(connection, place, directory=cache) as job:
+    options = {"directory": tmp_path_factory.mktemp("cache")}
+    if is_augmented:
+        # The samples are cached, as they are stored.
+        options |= {"augment": Augmentation(), "cut": "stream"}
+    with job_of(connection, place, **options) as job:
         first = epoch_of(job, 0)
     new = shard(8, size=40, seed=2)
-    connection.put("memory", "changing/a.tar", io.BytesIO(new), len(new))
-    with job_of(connection, place, directory=cache) as job:
+    name = f"changing-{is_augmented}/a.tar"
+    connection.put("memory", name, io.BytesIO(new), len(new))
+    with job_of(connection, place, **options) as job:
         with pytest.raises(HapiError, match=r"changed.*hapi index"):
             epoch_of(job, 0)
-        assert job.stats.local_hits == 0
+        assert job.stats.local_hits == job.stats.local_reads == 0
     upload_shards(
         connection,
         parse_location(place),
         tmp_path_factory.mktemp("new"),
         {"a.tar": new},
     )
-    with job_of(connection, place, directory=cache) as job:
+    with job_of(connection, place, **options) as job:
         second = epoch_of(job, 0)
-        assert job.stats.local_hits == 0
+        assert job.stats.local_hits == job.stats.local_reads == 0
     assert not torch.allclose(first[1], second[1])
 
 

@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import shutil
+import stat
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -62,9 +63,16 @@ class CacheDirectory:
     ) -> None:
         self.path = Path(path).expanduser() / f"samples-{FORMAT_VERSION}"
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        owner = self.path.stat().st_uid
-        if owner != os.geteuid():
-            raise PermissionError(errno.EPERM, f"it belongs to user {owner}")
+        status = self.path.stat()
+        if status.st_uid != os.geteuid():
+            raise PermissionError(
+                errno.EPERM, f"it belongs to user {status.st_uid}"
+            )
+        if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            # A checksum shows damage, not what another user has written.
+            raise PermissionError(
+                errno.EPERM, f"other users may write to {self.path.name}"
+            )
         with self.locked():
             used = sum(each.num_bytes for each in self.entries())
         if limit_bytes is None:

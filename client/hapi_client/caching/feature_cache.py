@@ -29,7 +29,11 @@ from hapi_client.caching.disk_rows import DiskRows
 from hapi_client.caching.feature_rows import ABSENT, FAILED, FeatureRows
 from hapi_client.caching.pool import POOL, CachedType, TakeMemory
 from hapi_client.caching.segments import RowFormat, Rows
-from hapi_client.caching.stored_bytes import ShardCopies, StoredBytes
+from hapi_client.caching.stored_bytes import (
+    SampleCache,
+    ShardCopies,
+    StoredBytes,
+)
 from hapi_client.data.splits import DataSet
 from hapi_client.sampling.partition import SpanSlice
 from hapi_protocol.transforms import Training, transform_text
@@ -48,6 +52,21 @@ def default_memory_bytes() -> int:
     """Returns the budget of one process, which shares its host with ranks."""
     ranks = max(1, int(os.environ.get("LOCAL_WORLD_SIZE") or 1))
     return int(MEMORY_SHARE * allowed_memory_bytes() / ranks)
+
+
+def caches_samples(
+    feature_bytes: float, stored_bytes: float, room_bytes: float
+) -> bool:
+    """Returns True if samples as stored are cached instead of features.
+
+    Features save more, but those of all samples may not fit.
+
+    Args:
+        feature_bytes: of all samples and variants.
+        stored_bytes: of all samples as they are stored.
+        room_bytes: of memory and directory.
+    """
+    return feature_bytes > room_bytes >= stored_bytes
 
 
 @dataclass(frozen=True)
@@ -251,34 +270,34 @@ class FeatureCaches:
         # Released, too, if a job is forgotten without being closed.
         self._keys: list[str] = []
         weakref.finalize(self, _abandon, self._keys)
-        self._stored: list[tuple[str, StoredBytes]] = []
-        self._open: dict[Training | None, tuple[str, FeatureRows]] = {}
+        self._samples: SampleCache | None = None
+        self._open: dict[Training | None, FeatureRows] = {}
         self._caches: dict[tuple[int, Training | None], FeatureCache] = {}
 
-    def stored_bytes(self, training: Training | None) -> StoredBytes | None:
+    def samples(self, training: Training | None) -> SampleCache | None:
         """Returns samples as they are stored, where features are not cached.
+
+        None before :meth:`of` was called.
 
         Args:
             training: random changes of the images; None for none.
         """
-        if not self._caches_bytes(training):
-            return None
-        with self._lock:
-            if not self._stored:
-                self._stored.append(self._open_bytes())
-            return self._stored[0][1]
+        return self._samples if self._caches_samples(training) else None
 
-    def _caches_bytes(self, training: Training | None) -> bool:
+    def _caches_samples(self, training: Training | None) -> bool:
         room = self._memory_bytes
         if self._directory is not None:
             room += self._directory.limit_bytes
         if training is not None and self._variants is None:
             return room > 0
         samples = sum(each.num_samples for each in self._splits)
-        features = samples * (self._variants or 1) * self._form.num_bytes
-        return features > room >= self._stored_bytes
+        return caches_samples(
+            samples * (self._variants or 1) * self._form.num_bytes,
+            self._stored_bytes,
+            room,
+        )
 
-    def _open_bytes(self) -> tuple[str, StoredBytes]:
+    def _open_samples(self) -> SampleCache:
         facts = {
             **{k: self._facts()[k] for k in ("storage", "container")},
             "model": "none",
@@ -292,22 +311,24 @@ class FeatureCaches:
                     disk = ShardCopies(self._directory, facts)
             return StoredBytes(lambda n: take_memory(n, n) == n, disk)
 
-        return self._opened(facts, 1, make)
+        stored = self._opened(facts, 1, make)
+        changed: set[str] = set()
+        for data in self._splits:
+            if any(map(stored.holds, data.spans)):
+                changed.update(self._changed_shards(data))
+        return SampleCache(stored, changed)
 
     def _opened(
         self,
         facts: Mapping[str, Any],
         row_bytes: int,
         make: Callable[[TakeMemory], CachedType],
-    ) -> tuple[str, CachedType]:
-        key = self._key(facts)
+    ) -> CachedType:
+        place = str(self._directory.path) if self._directory else ""
+        key = json.dumps([place, facts], sort_keys=True)
         found = POOL.open(key, self._memory_bytes, row_bytes, make)
         self._keys.append(key)
-        return key, found
-
-    def _key(self, facts: Mapping[str, Any]) -> str:
-        place = str(self._directory.path) if self._directory else ""
-        return json.dumps([place, facts], sort_keys=True)
+        return found
 
     @contextmanager
     def _warned(self) -> Iterator[None]:
@@ -331,11 +352,25 @@ class FeatureCaches:
     ) -> FeatureCache | None:
         """Returns the features of a data set; None if none are cached.
 
+        Called at the start of an epoch; finds what other processes have added
+        to the directory.
+
         Args:
             data: one of the job's data sets.
             training: random changes of the images; None for none.
+
+        Raises:
+            HapiError: if shards have to be compared with the store, and it
+                does not answer.
         """
-        if not self.is_active or self._caches_bytes(training):
+        if self._caches_samples(training):
+            with self._lock:
+                if self._samples is None:
+                    self._samples = self._open_samples()
+                else:
+                    self._samples.refresh()
+            return None
+        if not self.is_active:
             return None
         with self._lock:
             key = id(data), training
@@ -355,7 +390,7 @@ class FeatureCaches:
 
     def _rows_of(self, training: Training | None) -> FeatureRows:
         if training in self._open:
-            return self._open[training][1]
+            return self._open[training]
         facts = {
             **self._facts(),
             "images": transform_text(training),
@@ -370,9 +405,9 @@ class FeatureCaches:
                     disk = DiskRows(self._directory, facts, self._form)
             return FeatureRows(self._form, take_memory, disk)
 
-        opened = self._opened(facts, self._form.num_bytes, make)
-        self._open[training] = opened
-        return opened[1]
+        rows = self._opened(facts, self._form.num_bytes, make)
+        self._open[training] = rows
+        return rows
 
     def coverage(self, data: DataSet) -> tuple[float, float]:
         """Returns the fractions of a data set cached now, and in the end.
@@ -382,16 +417,16 @@ class FeatureCaches:
         if (
             self._variants is None
             or not self.is_active
-            or self._caches_bytes(None)
+            or self._caches_samples(None)
         ):
             return 0.0, 0.0
         with self._lock:
             caches = [c for (d, _), c in self._caches.items() if d == id(data)]
-            opened = list(self._open.values())
+            opened, keys = list(self._open.values()), list(self._keys)
         total = max(1, data.num_samples * self._variants)
         now = sum(cache.num_cached() for cache in caches)
-        room = sum(rows.room_rows for _, rows in opened)
-        free = POOL.free_bytes(opened[0][0]) if opened else self._memory_bytes
+        room = sum(rows.room_rows for rows in opened)
+        free = POOL.free_bytes(keys[0]) if keys else self._memory_bytes
         if self._directory is not None:
             free += self._directory.limit_bytes
         later = now + room + free // self._form.num_bytes
@@ -400,7 +435,7 @@ class FeatureCaches:
     def close(self) -> None:
         """Ends this job's use; features in memory stay for the next job."""
         with self._lock:
-            self._stored.clear()
+            self._samples = None
             self._open.clear()
             self._caches.clear()
             while self._keys:

@@ -35,6 +35,7 @@ MAX_SAMPLES = 1 << 24
 """Samples of one shard that may be cached on the disk: a number that has been
 damaged there must not take all memory."""
 _ROW_BITS = 40
+_ROW_MASK = (1 << _ROW_BITS) - 1
 
 
 class FeatureRows:
@@ -62,12 +63,13 @@ class FeatureRows:
         self.form = form
         self._take_memory = take_memory
         self._disk = disk
+        self._appends_to_disk = disk is not None
         self._lock = threading.RLock()
         self._segments: list[Segment] = []
         self._places: dict[bytes, Rows] = {}
         self._failures: dict[tuple[bytes, int], str] = {}
         self._memory_segment: MemorySegment | None = None
-        self._has_warned = False
+        self._has_damage = False
         self.num_rows = 0
         self.expected_rows = 0
         self.refresh()
@@ -97,7 +99,7 @@ class FeatureRows:
 
     def view(self, place: int) -> torch.Tensor:
         """Returns the features of one sample, not to be changed."""
-        number, row = place >> _ROW_BITS, place & ((1 << _ROW_BITS) - 1)
+        number, row = place >> _ROW_BITS, place & _ROW_MASK
         return self._segments[number].features[row]
 
     def selector(self, places: Rows) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -114,12 +116,12 @@ class FeatureRows:
         if not len(places) or (numbers != numbers[0]).any():
             return lambda chosen: self.gather(places[chosen.numpy()])
         features: torch.Tensor = self._segments[numbers[0]].features
-        rows = torch.from_numpy(places & ((1 << _ROW_BITS) - 1))
+        rows = torch.from_numpy(places & _ROW_MASK)
         return lambda chosen: features.index_select(0, rows[chosen])
 
     def gather(self, places: Rows) -> torch.Tensor:
         """Returns a copy of features, ``[n, *shape]``."""
-        numbers, rows = places >> _ROW_BITS, places & ((1 << _ROW_BITS) - 1)
+        numbers, rows = places >> _ROW_BITS, places & _ROW_MASK
         features = torch.empty(
             (len(places), *self.form.shape), dtype=self.form.dtype
         )
@@ -139,7 +141,7 @@ class FeatureRows:
         places = self.find(etag, samples)
         good = places >= 0
         numbers = places[good] >> _ROW_BITS
-        rows = places[good] & ((1 << _ROW_BITS) - 1)
+        rows = places[good] & _ROW_MASK
         for number in np.unique(numbers):
             bad = self._segments[number].damaged(rows[numbers == number])
             if len(bad):
@@ -147,11 +149,12 @@ class FeatureRows:
         return bool((self.find(etag, samples) != ABSENT).all())
 
     def _forget(self, etag: str, samples: slice, places: Rows) -> None:
-        self._warn(
-            f"{len(places)} of the cached features are damaged, and are "
-            "computed again"
-        )
         with self._lock:
+            if not self._has_damage:
+                self._has_damage = True
+                logger.warning(
+                    "cached features are damaged; they are computed again"
+                )
             shard = self._shard(shard_key(etag), samples.stop)[samples]
             shard[np.isin(shard, places)] = ABSENT
             self.num_rows -= len(places)
@@ -189,12 +192,13 @@ class FeatureRows:
     ) -> None:
         if (
             self._disk is not None
+            and self._appends_to_disk
             and not self._is_known(key, samples).all()
             and samples.max() < MAX_SAMPLES
         ):
             try:
                 self._add_to_disk(self._disk, key, samples, features)
-            except (OSError, ValueError) as error:
+            except OSError as error:
                 self._give_up_disk(self._disk, error)
         new = ~self._is_known(key, samples)
         if new.any():
@@ -242,7 +246,7 @@ class FeatureRows:
                 )
             except RuntimeError as error:  # of torch: the host refuses it
                 self._take_memory = lambda least, most: 0
-                self._warn(f"features are not cached in memory: {error}")
+                logger.warning("features are not cached in memory: %s", error)
                 return
             self._memory_segment = segment
         rows = segment.append(features)
@@ -270,7 +274,7 @@ class FeatureRows:
         """Finds rows that other processes have added to the directory."""
         with self._lock:
             disk = self._disk
-            if disk is None:
+            if disk is None or not self._appends_to_disk:
                 return
             try:
                 for segment in disk.refresh():
@@ -288,30 +292,26 @@ class FeatureRows:
                                 self._number(segment),
                                 rows[likely],
                             )
-            except (OSError, ValueError) as error:
+            except OSError as error:
                 self._give_up_disk(disk, error)
 
-    def _give_up_disk(self, disk: DiskRows, error: Exception) -> None:
+    def _give_up_disk(self, disk: DiskRows, error: OSError) -> None:
+        """Adds no more rows; those that are mapped stay in use."""
         if isinstance(error, TimeoutError):
             logger.info("features are not added to the cache: %s", error)
             return
-        self._disk = None
-        self._warn(unusable_message(disk.folder, error))
-
-    def _warn(self, message: str) -> None:
-        if not self._has_warned:
-            self._has_warned = True
-            logger.warning("%s", message)
+        self._appends_to_disk = False
+        logger.warning("%s", unusable_message(disk.folder, error))
 
     def _shard(self, key: bytes, stop: int) -> Rows:
         """Returns the places of a shard, at least up to a sample."""
         found = self._places.get(key)
-        if found is None or len(found) < stop:
-            longer = np.full(max(stop, 64), ABSENT, np.int64)
-            if found is not None:
-                longer = np.full(max(stop, 2 * len(found)), ABSENT, np.int64)
-                longer[: len(found)] = found
-            found = self._places[key] = longer
+        if found is None:
+            found = self._places[key] = np.full(stop, ABSENT, np.int64)
+        elif len(found) < stop:
+            more = np.full(max(stop, 2 * len(found)), ABSENT, np.int64)
+            more[: len(found)] = found
+            found = self._places[key] = more
         return found
 
     def close(self) -> None:

@@ -168,11 +168,6 @@ class DiskSegment:
             raise ValueError(f"{self.path} is damaged")
         return len(expected), capacity
 
-    @property
-    def num_bytes(self) -> int:
-        """Size of the file of rows."""
-        return self._header_bytes + self.capacity * self._row_bytes
-
     def new_records(self) -> tuple[int, npt.NDArray[np.void]]:
         """Returns records that were added since the last call.
 

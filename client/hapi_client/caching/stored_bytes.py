@@ -11,7 +11,7 @@ import logging
 import os
 import threading
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -105,6 +105,11 @@ class StoredBytes:
                     break
                 self._samples[key] = each
 
+    def refresh(self) -> None:
+        """Finds samples that other processes have added to the directory."""
+        if self._disk is not None:
+            self._disk.refresh()
+
     def close(self) -> None:
         """Frees memory and files."""
         with self._lock:
@@ -112,6 +117,36 @@ class StoredBytes:
             if self._disk is not None:
                 self._disk.close()
                 self._disk = None
+
+
+class SampleCache:
+    """Stored samples of one job, without shards that have changed.
+
+    Args:
+        stored: where they are.
+        changed: ETags of the job's shards that the store no longer has.
+    """
+
+    def __init__(self, stored: StoredBytes, changed: Collection[str]) -> None:
+        self._stored = stored
+        self._changed = frozenset(changed)
+
+    def holds(self, span: Span) -> bool:
+        """Returns True if all samples of a span are likely to be there."""
+        return span.etag not in self._changed and self._stored.holds(span)
+
+    def get(self, span: Span) -> bytes | None:
+        """Returns the bytes of a span; None if some are absent or damaged."""
+        return None if span.etag in self._changed else self._stored.get(span)
+
+    def put(self, span: Span, data: bytes) -> None:
+        """Adds a span; see :meth:`StoredBytes.put`."""
+        if span.etag not in self._changed:
+            self._stored.put(span, data)
+
+    def refresh(self) -> None:
+        """Finds samples that other processes have added to the directory."""
+        self._stored.refresh()
 
 
 class ShardCopies:

@@ -131,7 +131,7 @@ class LoaderFactory:
             self.metrics,
             tracker,
             self._top_up,
-            caches.stored_bytes if caches else lambda training: None,
+            caches.samples if caches else lambda training: None,
         )
 
     def push(

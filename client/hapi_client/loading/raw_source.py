@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 import torch
 
-from hapi_client.caching.stored_bytes import StoredBytes
+from hapi_client.caching.stored_bytes import SampleCache
 from hapi_client.loading.decode_pool import DecodePool
 from hapi_client.loading.read_concurrency import ReadConcurrency
 from hapi_client.loading.span_source import (
@@ -67,7 +67,7 @@ class RawSource:
         concurrency: ReadConcurrency,
         medium: Medium = IMAGE,
         stored: Callable[
-            [Training | None], StoredBytes | None
+            [Training | None], SampleCache | None
         ] = lambda training: None,
     ) -> None:
         self._stored = stored

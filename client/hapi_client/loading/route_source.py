@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
-from hapi_client.caching.stored_bytes import StoredBytes
+from hapi_client.caching.stored_bytes import SampleCache
 from hapi_client.loading.circuit_breaker import (
     PushdownCircuitBreaker,
     PushdownConcurrency,
@@ -79,7 +79,7 @@ class SourceRegistry:
         metrics: MetricsCollector,
         tracker: CacheTracker,
         span_read: Callable[[], None],
-        stored: Callable[[Training | None], StoredBytes | None],
+        stored: Callable[[Training | None], SampleCache | None],
     ) -> None:
         self.tracker = tracker
         self.model: ModelPath | None = None

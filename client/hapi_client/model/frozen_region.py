@@ -25,6 +25,7 @@ from hapi_splitter.inputs.array_transform import ArrayTransform
 from hapi_splitter.inputs.augmentation import Augmentation
 from hapi_splitter.inputs.image_transform import ImageTransform
 from hapi_splitter.inputs.sample_format import InputTransform
+from hapi_splitter.package.weights import tensor_bytes
 from hapi_splitter.package.writer import digest_of, write_package
 
 AUTO = "auto"
@@ -267,8 +268,7 @@ def _digest(weights: Mapping[str, torch.Tensor]) -> str:
     digest = hashlib.sha256()
     for name, weight in sorted(weights.items()):
         digest.update(f"{name} {weight.dtype} {[*weight.shape]}\n".encode())
-        values = weight.detach().cpu().contiguous().flatten()
-        digest.update(values.view(torch.uint8).numpy().data)
+        digest.update(tensor_bytes(weight))
     return digest.hexdigest()
 
 

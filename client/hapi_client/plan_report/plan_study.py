@@ -15,7 +15,10 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from hapi_client.caching.feature_cache import default_memory_bytes
+from hapi_client.caching.feature_cache import (
+    caches_samples,
+    default_memory_bytes,
+)
 from hapi_client.data.index import load_index
 from hapi_client.model.frozen_region import FrozenRegion
 from hapi_client.model.package_store import DEFAULT_MODELS_CONTAINER
@@ -165,7 +168,9 @@ def advise(
         train_seconds=train_seconds(region, request.batch_size),
     )
 
-    cached = CachedFeatures.expected(region, num_samples, request.epochs)
+    cached = CachedFeatures.expected(
+        region, num_samples, probe.bytes_each, request.epochs
+    )
 
     def problem(min_precision: str) -> Problem:
         found = build_problem(
@@ -229,30 +234,39 @@ class CachedFeatures:
 
     @classmethod
     def expected(
-        cls, region: FrozenRegion, num_samples: int, epochs: float
+        cls,
+        region: FrozenRegion,
+        num_samples: int,
+        stored_bytes: float,
+        epochs: float,
     ) -> CachedFeatures:
         """Returns what a job caches by default; each sample is computed once.
 
         Args:
             region: frozen region of the model.
             num_samples: size of the data set.
+            stored_bytes: mean size of a stored sample.
             epochs: number of epochs.
         """
         last = region.num_cuts
         count = math.prod(region.cut_shape(last))
         all_bytes = num_samples * count * region.cut_dtype(last).itemsize
-        share = min(1.0, default_memory_bytes() / all_bytes)
+        room = default_memory_bytes()
+        share = min(1.0, room / all_bytes)
+        if caches_samples(all_bytes, num_samples * stored_bytes, room):
+            share = 0.0
         return cls(all_bytes, share, share * max(0.0, epochs - 1.0))
 
     @property
     def text(self) -> str:
         """One sentence for people."""
-        fit = "fit" if self.share == 1 else f"{self.share:.0%} of them fit"
+        room = bytes_text(default_memory_bytes())
+        then = f"{self.share:.0%} of them are computed once"
+        if not self.share:
+            then = "they are computed in each epoch"
         return (
-            f"features of all samples take {bytes_text(self.all_bytes)}, and "
-            f"{fit} in the memory in which a job here caches them "
-            f"({bytes_text(default_memory_bytes())}); later epochs compute "
-            "the others only"
+            f"features of all samples take {bytes_text(self.all_bytes)}; a "
+            f"job here caches up to {room} in memory: {then}"
         )
 
 

@@ -11,12 +11,18 @@ import numpy as np
 import pytest
 import torch
 
+from full_disk import no_file_beyond
 from hapi_client.caching.directory import CacheDirectory
 from hapi_client.caching.disk_rows import DiskRows
 from hapi_client.caching.feature_cache import CacheOptions, FeatureCaches
 from hapi_client.caching.feature_rows import ABSENT, FeatureRows
 from hapi_client.caching.pool import POOL, CachePool
 from hapi_client.caching.segments import RECORD, DiskSegment, RowFormat
+from hapi_client.caching.stored_bytes import (
+    SampleCache,
+    ShardCopies,
+    StoredBytes,
+)
 from hapi_client.sampling.partition import SpanSlice
 from hapi_protocol.data_index import IndexRow, Span
 
@@ -220,6 +226,55 @@ def test_a_full_disk_is_a_warning(tmp_path, monkeypatch, caplog):
     assert found(rows, 0, 5) is None
     assert caplog.text.count("No space left on device; make room") == 1
     assert not list(tmp_path.rglob("*.tmp"))
+
+
+def test_full_disk_is_told_after_damage(tmp_path, caplog):
+    written = on_disk(tmp_path, expected=5)
+    add(written, 0, 5)
+    written.close()
+    (path,) = tmp_path.rglob("*.npy")
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    rows = on_disk(tmp_path, expected=5)
+    assert found(rows, 0, 5) is None
+    with no_file_beyond(0):
+        add(rows, 0, 5)
+    assert "cached features are damaged" in caplog.text
+    assert "File too large; make room" in caplog.text
+    # What is there stays in use, and the files are closed in the end.
+    assert torch.equal(found(rows, 0, 4), FEATURES[:4])
+    rows.close()
+    assert CacheDirectory(tmp_path).purge() == (1, 0)
+
+
+def test_directory_that_others_may_write_to_is_refused(tmp_path):
+    path = CacheDirectory(tmp_path).path
+    path.chmod(0o770)
+    with pytest.raises(OSError, match="other users may write to samples-1"):
+        CacheDirectory(tmp_path)
+
+
+def test_samples_of_another_process_are_found(tmp_path):
+    rows = tuple(IndexRow(n, f"k{n}", 10 * n, 10, 0) for n in range(6))
+    span, data = Span("s", "a", rows), bytes(range(60))
+    first, second = (
+        StoredBytes(
+            lambda num_bytes: False,
+            ShardCopies(CacheDirectory(tmp_path), {"model": "none"}),
+        )
+        for _ in range(2)
+    )
+    assert not second.holds(span)
+    first.put(span.part(0, 4), data[:40])
+    second.refresh()
+    assert second.get(span.part(1, 4)) == data[10:40]
+    second.put(span, data)
+    first.refresh()
+    assert first.get(span) == data
+    assert SampleCache(first, {"a"}).get(span) is None
+    assert not SampleCache(first, {"a"}).holds(span)
+    for each in (first, second):
+        each.close()
+    assert CacheDirectory(tmp_path).purge() == (1, 0)
 
 
 def test_a_stopped_writer_stops_no_other(tmp_path, monkeypatch):

@@ -369,11 +369,14 @@ def test_features_that_fit_are_computed_once(region, monkeypatch):
         (25, 5, 0.25, 1.0),
         (100, 0.5, 1.0, 0.0),
         (0, 5, 0.0, 0.0),
+        # Samples fit, so that they are cached instead.
+        (50, 5, 0.0, 0.0),
     ):
         monkeypatch.setattr(
             plan_study, "default_memory_bytes", partial(mul, room, each)
         )
-        found = CachedFeatures.expected(region, 100, epochs)
+        stored = each / 2 if room == 50 else each
+        found = CachedFeatures.expected(region, 100, stored, epochs)
         assert (found.share, found.epochs) == (share, cached)
         assert found.all_bytes == 100 * each
     plans = {}
