@@ -28,7 +28,8 @@ from hapi_client.job.transfer_job import TransferJob
 from hapi_client.loading.prefetcher import ReadConfig
 from hapi_client.model.frozen_region import FrozenRegion
 from hapi_client.model.package_store import DEFAULT_MODELS_CONTAINER
-from hapi_client.plan_report.plan_study import PlanRequest, advise
+from hapi_client.plan_report.plan_study import advise
+from hapi_client.plan_report.study_inputs import PlanRequest
 from hapi_client.progress import SilentReporter
 from hapi_client.sampling.partition import EpochPartition
 from hapi_client.swift.cache_admin import CacheAdminClient

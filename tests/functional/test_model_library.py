@@ -18,7 +18,8 @@ from commands import run_hapi
 from hapi_client.doctor.pushdown_checks import Doctor, DoctorOptions
 from hapi_client.model.frozen_region import FrozenRegion
 from hapi_client.model.package_store import package_name
-from hapi_client.plan_report.plan_study import PlanRequest, advise
+from hapi_client.plan_report.plan_study import advise
+from hapi_client.plan_report.study_inputs import PlanRequest
 from hapi_client.progress import SilentReporter
 from hapi_client.swift.credentials import Credentials
 from hapi_client.swift.swift_url import Location

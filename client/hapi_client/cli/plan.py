@@ -247,7 +247,8 @@ def study(
         load_region,
         parse_array,
     )
-    from hapi_client.plan_report.plan_study import PlanRequest, advise
+    from hapi_client.plan_report.plan_study import advise
+    from hapi_client.plan_report.study_inputs import PlanRequest
 
     request = PlanRequest(
         min_precision=options.min_precision,

@@ -2,50 +2,35 @@
 
 from __future__ import annotations
 
-import copy
-import logging
 import math
-import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
-
-import torch
-from torch.utils._pytree import tree_leaves
 
 from hapi_client.caching.feature_cache import (
     caches_samples,
     default_memory_bytes,
 )
-from hapi_client.data.index import load_index
 from hapi_client.model.frozen_region import FrozenRegion
-from hapi_client.model.package_store import DEFAULT_MODELS_CONTAINER
 from hapi_client.plan_report.machine_load import background_load
 from hapi_client.plan_report.plan_tables import ASSUMED, Report
-from hapi_client.planning.device_profile import LocalFacts, measure
-from hapi_client.planning.job_planner import PROFILE_SECONDS, READ_SECONDS
-from hapi_client.planning.sample_probe import (
-    ProbeSamples,
-    read_samples,
-    reference_samples,
+from hapi_client.plan_report.study_inputs import (
+    PlanRequest,
+    StudyInputs,
+    train_seconds,
 )
+from hapi_client.planning.device_profile import LocalFacts, measure
 from hapi_client.progress import Reporter
 from hapi_client.swift.connection import Connection
 from hapi_client.swift.swift_url import Location
-from hapi_protocol.data_index import Span
 from hapi_protocol.encodings import (
     ENCODINGS,
     PRECISIONS,
     allowed_encodings,
 )
-from hapi_protocol.errors import ClientError
-from hapi_protocol.headers import ByteRange, ModelPath
 from hapi_protocol.profiles import ModelProfile
-from hapi_protocol.shards import IMAGE
 from hapi_splitter.host_limits import allowed_cores
-from hapi_splitter.planner.costs import Conditions, StartupCost, build_problem
+from hapi_splitter.planner.costs import Conditions, build_problem
 from hapi_splitter.planner.plan import (
     Problem,
     alternatives,
@@ -59,45 +44,8 @@ from hapi_splitter.units import (
     seconds_text,
 )
 
-logger = logging.getLogger(__name__)
-
-ASSUMED_LINK = 125e6
-"""Bandwidth in bytes per second if none is given or measured: 1 Gbit/s."""
-ASSUMED_SAMPLES = 10_000
-LINK_FLOWS = 4
-LINK_SECONDS = 3.0
-FIRST_PART_BYTES = 64 * 1024
-MAX_PART_BYTES = 4 * 1024 * 1024
-"""Longest read of the link measurement; each is twice the one before."""
-TRAIN_STEPS = 3
 MAX_BACKGROUND_CORES = 0.3
 """Other processes that use more cores are reported as an assumption."""
-
-
-@dataclass(frozen=True)
-class PlanRequest:
-    """The training run to plan for.
-
-    Attributes:
-        min_precision: lowest precision that a plan may use.
-        epochs: number of epochs.
-        batch_size: of the training loop.
-        link: bytes per second; None to measure or assume it.
-        num_samples: None for those of the data set, or an assumed number.
-        upload: if True, stores the package so that the worker can profile
-            it; otherwise the worker is assumed to be like this machine.
-        name: of the model, for titles.
-        cuts: cuts to measure in addition to those that a plan may use.
-    """
-
-    min_precision: str
-    epochs: float
-    batch_size: int
-    link: float | None
-    num_samples: int | None
-    upload: bool
-    name: str
-    cuts: Sequence[int] = ()
 
 
 @dataclass(frozen=True)
@@ -145,7 +93,7 @@ def advise(
     """
     region.check_encodings(partial(allowed_encodings, request.min_precision))
     assumptions: list[str] = []
-    inputs = _Inputs(region, request, reporter, assumptions.append)
+    inputs = StudyInputs(region, request, reporter, assumptions.append)
     probe, link, num_samples = inputs.data(connection, location)
     reporter.note("measuring samples and this machine's device")
     with background_load() as background:
@@ -289,227 +237,3 @@ def _measured(
         f"training step: {seconds_text(conditions.train_seconds)} per sample, "
         "SGD",
     )
-
-
-class _Inputs:
-    """Measures samples, link and worker, or notes what it assumes."""
-
-    def __init__(
-        self,
-        region: FrozenRegion,
-        request: PlanRequest,
-        reporter: Reporter,
-        assume: Callable[[str], None],
-    ) -> None:
-        self._region = region
-        self._request = request
-        self._reporter = reporter
-        self._assume = assume
-
-    def data(
-        self, connection: Connection | None, location: Location | None
-    ) -> tuple[ProbeSamples, float, int]:
-        """Returns samples, link in bytes per second, number of samples."""
-        request = self._request
-        if connection is None or location is None:
-            generated = (
-                "images are like a photograph of 500 x 375 pixels"
-                if self._region.transform.medium == IMAGE
-                else "arrays hold random numbers in the model's own shape and "
-                "type"
-            )
-            self._assume(f"{generated}; --data measures yours")
-            if request.link is None:
-                self._assume(
-                    "the link has 1 Gbit/s; --link sets another bandwidth"
-                )
-            if request.num_samples is None:
-                self._assume(
-                    f"there are {ASSUMED_SAMPLES} samples; --samples sets "
-                    "another number"
-                )
-            return (
-                reference_samples(self._region),
-                request.link or ASSUMED_LINK,
-                request.num_samples or ASSUMED_SAMPLES,
-            )
-        if request.upload:
-            _require_hapi(connection)
-        index = load_index(connection, location)
-        spans = index.spans()
-        link = request.link
-        if link is None:
-            self._reporter.note("measuring the link")
-            link = measure_link(connection, location.container, spans)
-        self._reporter.note(f"reading a few samples of {location}")
-        probe = read_samples(
-            connection,
-            location.container,
-            spans,
-            medium=self._region.transform.medium,
-            max_bytes=READ_SECONDS * link,
-        )
-        return probe, link, request.num_samples or len(index)
-
-    def server(
-        self, facts: LocalFacts, connection: Connection | None
-    ) -> tuple[ModelProfile, StartupCost]:
-        """Returns the worker's profile and the startup cost of push-down."""
-        if connection is None or not self._request.upload:
-            self._assume(
-                "the storage side's worker is as fast as this machine"
-                + ("" if connection else "; --data profiles the worker")
-            )
-            self._assume(
-                "the worker checks, loads and profiles the model in no time; "
-                "only the upload is counted"
-            )
-            found = connection and self._region.find(
-                connection, DEFAULT_MODELS_CONTAINER
-            )
-            if connection and found:
-                self._reporter.note(_stored_text(found, connection))
-            return facts.client, StartupCost(
-                package_bytes=0 if found else self._region.parameter_bytes
-            )
-        self._reporter.note("uploading the model package if needed")
-        model, sent_bytes = self._region.store(
-            connection, DEFAULT_MODELS_CONTAINER, self._reporter.reading
-        )
-        self._reporter.note(
-            f"stored as {model.container}/{model.object}, "
-            f"{bytes_text(sent_bytes)}; jobs with this model use it"
-            if sent_bytes
-            else _stored_text(model, connection)
-        )
-        self._reporter.note("the worker profiles the model")
-        started = time.monotonic()
-        profile = connection.get_profile(
-            model.container,
-            model.object,
-            account=model.account,
-            seconds=PROFILE_SECONDS,
-        )
-        seconds = time.monotonic() - started
-        # The upload of this command counts: a job would have to do it.
-        return profile, StartupCost(
-            package_bytes=sent_bytes,
-            load_seconds=profile.load_seconds,
-            profile_seconds=max(0.0, seconds - profile.load_seconds),
-        )
-
-
-def _stored_text(model: ModelPath, connection: Connection) -> str:
-    path = f"{model.container}/{model.object}"
-    if model.account == connection.account:
-        return f"already stored as {path}"
-    return f"already in the model library, as {model.account}/{path}"
-
-
-def _require_hapi(connection: Connection) -> None:
-    try:
-        connection.require_hapi()
-    except ClientError as error:
-        raise ClientError(
-            error.code,
-            f"{error.message}; --no-upload assumes a worker like this machine",
-        ) from error
-
-
-def measure_link(
-    connection: Connection, container: str, spans: Sequence[Span]
-) -> float:
-    """Returns the bytes per second of concurrent raw reads.
-
-    Reads begin small, so that a slow link takes little longer than a fast one.
-
-    Raises:
-        HapiError: of a read.
-    """
-    deadline = time.monotonic() + LINK_SECONDS
-
-    def read(flow: int) -> int:
-        count = 0
-        number = flow
-        max_bytes = FIRST_PART_BYTES
-        while time.monotonic() < deadline:
-            span = spans[number % len(spans)]
-            data = connection.get_range(
-                container,
-                span.shard,
-                _beginning(span, max_bytes),
-                if_match=span.etag,
-            )
-            count += len(data)
-            number += LINK_FLOWS
-            max_bytes = min(2 * max_bytes, MAX_PART_BYTES)
-        return count
-
-    started = time.monotonic()
-    with ThreadPoolExecutor(LINK_FLOWS) as pool:
-        total = sum(pool.map(read, range(LINK_FLOWS)))
-    return total / (time.monotonic() - started)
-
-
-def _beginning(span: Span, max_bytes: int) -> ByteRange:
-    whole = span.byte_range
-    return ByteRange(whole.first, min(whole.last, whole.first + max_bytes - 1))
-
-
-def train_seconds(region: FrozenRegion, batch_size: int) -> float:
-    """Returns the seconds per sample of an SGD step on a copy of the tail.
-
-    The fastest of a few steps counts; 0 if there is nothing to train.
-
-    Args:
-        region: of the model; its tail is not changed.
-        batch_size: of the step.
-
-    Raises:
-        ClientError: ``bad_configuration`` if the tail fails.
-    """
-    try:
-        return _train_seconds(region, batch_size)
-    except (RuntimeError, TypeError, ValueError) as error:
-        raise ClientError(
-            "bad_configuration",
-            f"a training step of the tail fails with batch size {batch_size}: "
-            f"{error}; set --batch-size to that of your training",
-        ) from error
-
-
-def _train_seconds(region: FrozenRegion, batch_size: int) -> float:
-    tail = copy.deepcopy(region.tail).train()
-    device = region.device
-    features = torch.randn(
-        batch_size,
-        *region.cut_shape(region.num_cuts),
-        dtype=region.cut_dtype(region.num_cuts),
-        device=device,
-    )
-    parameters = [p for p in tail.parameters() if p.requires_grad]
-    if not parameters:
-        return 0.0
-    optimizer = torch.optim.SGD(parameters, lr=1e-3)
-    seconds = []
-    for _ in range(1 + TRAIN_STEPS):
-        started = time.monotonic()
-        optimizer.zero_grad()
-        loss = _any_loss(tail(features))
-        if loss is None:
-            return 0.0
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        loss.item()  # waits for the device
-        seconds.append(time.monotonic() - started)
-    return min(seconds[1:]) / batch_size
-
-
-def _any_loss(outputs: Any) -> torch.Tensor | None:
-    """Returns a loss of all outputs; None if none depends on parameters."""
-    trained = [
-        each.float().square().mean()
-        for each in tree_leaves(outputs)
-        if isinstance(each, torch.Tensor) and each.requires_grad
-    ]
-    return torch.stack(trained).sum() if trained else None

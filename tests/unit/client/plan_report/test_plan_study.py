@@ -22,17 +22,13 @@ from hapi_client.model.registry import (
     imagenet_transform,
     load_region,
 )
-from hapi_client.plan_report import machine_load, plan_study
+from hapi_client.plan_report import machine_load, plan_study, study_inputs
 from hapi_client.plan_report.machine_load import (
     BackgroundLoad,
     background_load,
 )
-from hapi_client.plan_report.plan_study import (
-    CachedFeatures,
-    PlanRequest,
-    advise,
-    train_seconds,
-)
+from hapi_client.plan_report.plan_study import CachedFeatures, advise
+from hapi_client.plan_report.study_inputs import PlanRequest, train_seconds
 from hapi_client.planning import device_profile
 from hapi_client.planning.device_profile import cut_facts, measure
 from hapi_client.planning.sample_probe import (
@@ -289,7 +285,7 @@ def test_proxy_without_the_filter_names_the_remedy():
     error = ClientError("no_hapi", "the proxy has no hapi filter")
     connection = Mock(require_hapi=Mock(side_effect=error))
     with pytest.raises(ClientError) as caught:
-        plan_study._require_hapi(connection)
+        study_inputs._require_hapi(connection)
     assert str(caught.value).count("no_hapi") == 1
     assert "filter; --no-upload" in caught.value.message
 
