@@ -12,14 +12,16 @@ from typer.testing import CliRunner
 from hapi_client.cli.main import app
 from hapi_client.data.index import load_index
 from hapi_client.model.frozen_region import FrozenRegion
+from hapi_client.planning import job_planner
 from hapi_client.planning.sample_probe import MAX_SAMPLES, read_samples
 from hapi_client.swift.swift_url import Location
 from hapi_protocol import versions
 from hapi_protocol.errors import ClientError
 from hapi_splitter.planner.problem import RAW_ROUTE
 from hapi_training.loop import train_tail
-from jobs import small_job, upload_shards
+from jobs import connected, small_job, upload_shards
 from photos import shard
+from slow_link import slow_link
 
 NUM_SHARDS = 6
 PER_SHARD = 8
@@ -85,6 +87,21 @@ def train_until(job, is_so):
             return
         assert sum(len(y) for _, y in job.loader(epoch)) == NUM_SAMPLES
         assert time.monotonic() < deadline
+
+
+def test_short_job_plans_without_a_measurement(
+    cluster, connection, photos, monkeypatch
+):
+    monkeypatch.setattr(job_planner, "MIN_MEASURED_SECONDS", 1e9)
+    with (
+        slow_link(cluster.auth_url, 200_000) as url,
+        connected(cluster, auth_url=url) as slow,
+        job_of(slow, photos, epochs=1e6) as job,
+    ):
+        train_until(job, lambda: job.plan is not None and job.plan.pushes)
+        assert job._planner._measurement.facts is None
+        assert sum(len(y) for _, y in job.loader(0)) == NUM_SAMPLES
+        assert job.stats.samples_by_cut[job.num_cuts] > 0
 
 
 def test_job_plans_while_it_trains(connection, photos):

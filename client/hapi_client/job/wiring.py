@@ -4,23 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+import torch
+
 from hapi_client.data.splits import DataSet
 from hapi_client.loading.loader_factory import LoaderFactory
 from hapi_client.loading.prefetcher import ReadConfig
+from hapi_client.metrics.window_metrics import WindowMetrics
 from hapi_client.model.frozen_region import FrozenRegion
 from hapi_client.planning.cache_listing import CacheListing
 from hapi_client.planning.cost_estimators import CostEstimators
 from hapi_client.planning.device_profile import LocalFacts, measure
 from hapi_client.planning.inputs import PlannerInputs, RemainingWork
 from hapi_client.planning.job_planner import JobPlanner
+from hapi_client.planning.observed_costs import observed_facts
 from hapi_client.planning.replanner import ReplanOptions
 from hapi_client.planning.sample_probe import ProbeSamples, read_samples
 from hapi_client.swift.connection import Connection
 from hapi_protocol.data_index import Span
 from hapi_protocol.headers import ModelPath
+from hapi_splitter.inputs.array_transform import ArrayTransform
+from hapi_splitter.inputs.reference_image import reference_image
 
 PROBE_SECONDS = 60.0
 """Deadline for reading the samples that are measured."""
+REFERENCE_DECODES = 4
 PAUSE_SECONDS = 5.0
 """Maximum wait until the decode threads are idle."""
 
@@ -73,6 +80,21 @@ def make_planner(
         with factory.pool.paused(PAUSE_SECONDS):
             return measure(region, probe, encodings)
 
+    def observed(window: WindowMetrics) -> LocalFacts | None:
+        if isinstance(region.transform, ArrayTransform):
+            return None
+        pixels = torch.empty(region.form.shape, dtype=region.form.dtype)
+        image = reference_image()
+        seconds = [
+            factory.pool.result(
+                factory.pool.submit(image, pixels, "", None), PROBE_SECONDS
+            )
+            for _ in range(REFERENCE_DECODES)
+        ]
+        return observed_facts(
+            region, window, encodings, data.spans, min(seconds)
+        )
+
     def stored(model: ModelPath, sent_bytes: int) -> None:
         factory.counters.add(package_bytes=sent_bytes)
         factory.push(model)
@@ -85,6 +107,7 @@ def make_planner(
             models_container=models_container,
             read=read,
             measure=measured,
+            observe=observed,
             remaining_work=RemainingWork(
                 data.num_samples, epochs, lambda: factory.coverage(data)
             ),

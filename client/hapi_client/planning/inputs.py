@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from hapi_client.metrics.window_metrics import WindowMetrics
 from hapi_client.model.frozen_region import FrozenRegion
 from hapi_client.planning.cache_listing import CacheListing
 from hapi_client.planning.cache_tracker import CacheTracker
@@ -26,6 +27,8 @@ class PlannerInputs:
         read: reads samples to measure, up to a number of bytes.
         measure: measures these samples and the client's device; called once,
             in the training loop's thread.
+        observe: returns what a window of raw reads shows of them, for jobs
+            too short to measure; None if it does not.
         remaining_work: estimates the remaining epochs.
         options: options of re-planning.
         package_stored: called before the first push-down with the path of
@@ -42,6 +45,7 @@ class PlannerInputs:
     models_container: str
     read: Callable[[float], ProbeSamples]
     measure: Callable[[ProbeSamples], LocalFacts]
+    observe: Callable[[WindowMetrics], LocalFacts | None]
     remaining_work: RemainingWork
     options: ReplanOptions
     package_stored: Callable[[ModelPath, int], None]

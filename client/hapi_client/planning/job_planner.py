@@ -2,7 +2,8 @@
 
 A job begins with raw reads.  Meanwhile a thread observes the link, has the
 training loop's thread measure samples and device
-(:mod:`hapi_client.planning.loop_probe`), stops if push-down would not pay with
+(:mod:`hapi_client.planning.loop_probe`; a short job is not measured,
+:mod:`hapi_client.planning.observed_costs`), stops if push-down would not pay with
 an infinitely fast worker, stores the package, and has the worker profile it.
 An error of any step is logged, and the job continues with raw reads.
 """
@@ -57,9 +58,11 @@ MAX_WARM_UP_SECONDS = 60.0
 POLL_SECONDS = 0.2
 READ_SECONDS = 8.0
 """Approximate time to read samples; on a slow link fewer are read."""
-MIN_REMAINING_SECONDS = 60.0
-"""Remaining time below which a job does not plan, because measuring stops the
-loop for some seconds."""
+MIN_MEASURED_SECONDS = 60.0
+"""Remaining time below which a job does not measure, because that stops the
+loop for some seconds: it plans with what its raw reads have shown."""
+MIN_REMAINING_SECONDS = 8.0
+"""Remaining time below which a job does not plan."""
 RETRY_SECONDS = 30.0
 """First pause after a failed attempt; it doubles with each."""
 MAX_RETRY_SECONDS = 600.0
@@ -98,6 +101,7 @@ class JobPlanner:
         self._server: ModelProfile | None = None
         self._startup_cost = StartupCost()
         self._measurement = TrainingThreadProbe(parts.measure)
+        self._observed: LocalFacts | None = None
         self._first_window: WindowMetrics | None = None
         self._encodings: Sequence[str] = ENCODINGS
         self._pause = RETRY_SECONDS
@@ -171,7 +175,7 @@ class JobPlanner:
     @property
     def problem(self) -> Problem | None:
         """The planner's problem under current conditions; None before."""
-        server, facts = self._server, self._measurement.facts
+        server, facts = self._server, self._facts
         if server is None or facts is None:
             return None
         return self._build(facts, server, self._estimates.conditions())
@@ -220,9 +224,9 @@ class JobPlanner:
 
     def _try(self) -> float | None:
         """Takes the next step towards a plan; returns as :meth:`attempt`."""
-        facts = self._measurement.facts
+        facts = self._facts
         if facts is None:
-            return self._request_measurement()
+            return self._request_facts()
         if self._server is None:
             if not self._may_pay(facts):
                 return self._longer_pause()
@@ -249,7 +253,11 @@ class JobPlanner:
             parts.earlier_samples() + parts.samples_so_far()
         )
 
-    def _request_measurement(self) -> float:
+    @property
+    def _facts(self) -> LocalFacts | None:
+        return self._measurement.facts or self._observed
+
+    def _request_facts(self) -> float:
         failure = self._measurement.take_failure()
         if failure is not None:
             self._first_window = None
@@ -263,12 +271,16 @@ class JobPlanner:
             num_samples = so_far - self._samples_before
             self._samples_before = so_far
             window = self._metrics.take()
-            if self._is_nearly_over(window.seconds / num_samples):
+            seconds = self._remaining_seconds(window.seconds / num_samples)
+            if seconds < MIN_MEASURED_SECONDS and not self._observe(
+                window, seconds
+            ):
                 return self._longer_pause()
-            self._measurement.request(
-                self._parts.read(self._max_probe_bytes(window))
-            )
             self._first_window = window
+            if self._observed is None:
+                self._measurement.request(
+                    self._parts.read(self._max_probe_bytes(window))
+                )
         return POLL_SECONDS
 
     def _max_probe_bytes(self, window: WindowMetrics) -> float:
@@ -278,22 +290,28 @@ class JobPlanner:
         rate = window.received_bytes / window.seconds
         return READ_SECONDS * rate / (1 + self._estimates.read_concurrency)
 
-    def _is_nearly_over(self, sample_seconds: float) -> bool:
-        """Returns True, with a reason, if the rest is too short to plan.
+    def _remaining_seconds(self, sample_seconds: float) -> float:
+        """Returns the time to the job's end.
 
         Args:
             sample_seconds: time per sample that the loop has used; many more
                 may have been read ahead.
         """
         num_samples = self._parts.remaining_work.num_samples
-        seconds = self._remaining_epochs() * num_samples * sample_seconds
-        if seconds >= MIN_REMAINING_SECONDS:
-            return False
-        self._decline(
-            f"about {seconds:.0f} s remain, and planning needs at least "
-            f"{MIN_REMAINING_SECONDS:.0f} s"
-        )
-        return True
+        return self._remaining_epochs() * num_samples * sample_seconds
+
+    def _observe(self, window: WindowMetrics, seconds: float) -> bool:
+        """Takes the facts of a short job; returns False, with a reason."""
+        needed = MIN_REMAINING_SECONDS
+        if seconds >= needed:
+            self._observed = self._parts.observe(window)
+            needed = MIN_MEASURED_SECONDS
+        if self._observed is None:
+            self._decline(
+                f"about {seconds:.0f} s remain, and planning needs at least "
+                f"{needed:.0f} s"
+            )
+        return self._observed is not None
 
     def _decline(self, reason: str) -> None:
         self.no_plan_reason = reason

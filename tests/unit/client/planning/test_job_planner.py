@@ -140,10 +140,12 @@ def test_measurement_can_be_repeated_after_an_interrupt():
         (1.0, 20, "about 45 s"),
         # Its first batch is still being trained.
         (1.0, 32, "about 26 s"),
+        (1.0, 160, "about 1 s"),
     ],
 )
+@pytest.mark.parametrize("observed", [None, "facts"])
 def test_job_does_not_measure_near_its_end(
-    monkeypatch, epochs, so_far, reason
+    monkeypatch, epochs, so_far, reason, observed
 ):
     planner = planner_of(Connection(RuntimeError()))
     asked = []
@@ -152,14 +154,19 @@ def test_job_does_not_measure_near_its_end(
     parts.samples_so_far = lambda: so_far
     parts.earlier_samples = lambda: 0
     parts.read = asked.append
+    parts.observe = lambda window: observed
     window = WindowMetrics(5.0, samples={RAW_ROUTE: 200}, train_samples=0)
     monkeypatch.setattr(planner, "_warm_up", lambda: True)
     monkeypatch.setattr(planner._metrics, "take", lambda: window)
 
-    planner._request_measurement()
+    pause = planner._request_facts()
 
     assert bool(asked) is (reason is None)
-    if reason is not None:
+    if observed and so_far < 160 and reason is not None:
+        # It plans with what its raw reads have shown.
+        assert planner._facts == observed
+        assert pause == planning.POLL_SECONDS
+    elif reason is not None:
         assert reason in planner.no_plan_reason
 
 

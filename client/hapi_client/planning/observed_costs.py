@@ -1,0 +1,104 @@
+"""Estimates the client's costs from what a short job has done anyway.
+
+Measuring stops the training loop for some seconds, which a short job does not
+recover.  It plans with what its first window shows: decoding and layers of
+raw reads.  The time of layers is divided among the cuts by their operations,
+and encodings are those without compression, whose sizes are known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from hapi_client.metrics.window_metrics import WindowMetrics
+from hapi_client.model.frozen_region import FrozenRegion
+from hapi_client.planning.device_profile import (
+    LocalFacts,
+    cut_facts,
+    memory_bytes,
+)
+from hapi_protocol.data_index import Span
+from hapi_protocol.encodings import Encoding
+from hapi_protocol.profiles import BatchProfile, ModelProfile
+from hapi_splitter.host_limits import allowed_cores
+from hapi_splitter.numerics import numerics_tag
+from hapi_splitter.planner.costs import SampleCosts, candidate_cuts
+from hapi_splitter.planner.problem import RAW_ROUTE
+
+COPY_SECONDS_PER_BYTE = 1e-9
+"""Core-seconds of encoding or unpacking without compression."""
+
+
+def observed_facts(
+    region: FrozenRegion,
+    window: WindowMetrics,
+    encodings: Callable[[str], Sequence[str]],
+    spans: Sequence[Span],
+    reference_seconds: float,
+) -> LocalFacts | None:
+    """Returns the client's costs in a window of raw reads.
+
+    Args:
+        region: frozen region of the model.
+        window: sums of the window.
+        encodings: returns encodings that a plan may use, from the dtype of
+            a cut.
+        spans: spans of the data set.
+        reference_seconds: core-seconds to decode and transform the reference
+            image (:mod:`hapi_splitter.inputs.reference_image`).
+
+    Returns:
+        None if the window does not show them, or the device computes
+        asynchronously.
+    """
+    num_decoded = window.samples.get(RAW_ROUTE, 0)
+    num_computed = window.suffix_samples.get(0, 0)
+    if region.device.type != "cpu" or not num_decoded or not num_computed:
+        return None
+    num_samples = sum(len(span.rows) for span in spans)
+    num_bytes = sum(span.byte_range.length_bytes for span in spans)
+    raw_bytes = num_bytes / num_samples
+    cuts = cut_facts(region)
+    layers = window.suffix_cpu_seconds / num_computed
+    all_flops = max(1, cuts[-1].flops)
+    seconds = (0.0, *(layers * cut.flops / all_flops for cut in cuts))
+    sizes = {
+        (cut, encoding): float(
+            Encoding.parse(encoding).sample_bytes(cuts[cut - 1].shape)
+        )
+        for cut in candidate_cuts(cuts, raw_bytes)
+        for encoding in encodings(cuts[cut - 1].dtype)
+        if Encoding.parse(encoding).compression == "none"
+    }
+    copying = {
+        route: COPY_SECONDS_PER_BYTE * size for route, size in sizes.items()
+    }
+    return LocalFacts(
+        cuts=cuts,
+        samples=SampleCosts(
+            raw_bytes=raw_bytes,
+            decode_seconds=window.decode_cpu_seconds / num_decoded,
+            wire_bytes=sizes,
+            encode_seconds=copying,
+            unpack_seconds=copying,
+            span_samples=num_samples / len(spans),
+        ),
+        client=ModelProfile(
+            digest=region.digest,
+            numerics_tag=numerics_tag("cpu"),
+            device="cpu",
+            device_name="",
+            num_devices=1,
+            cores=allowed_cores(),
+            forward_threads=torch.get_num_threads(),
+            batches=(BatchProfile(1, seconds),),
+            reference_seconds=reference_seconds,
+            load_seconds=0.0,
+            parameter_bytes=region.parameter_bytes,
+            memory_limit_bytes=memory_bytes(region.device),
+            peak_bytes=(0,) * len(seconds),
+        ),
+        num_probed=num_computed,
+    )
