@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -12,7 +12,8 @@ from typing_extensions import Self
 
 from hapi_client.data.augmentation_schedule import AugmentationSchedule
 from hapi_client.data.labels import Labels
-from hapi_client.data.splits import TRAIN, Data, DataSet, load_splits
+from hapi_client.data.splits import TRAIN, Data, DataSet
+from hapi_client.job.opened_data import OpenedData, open_data
 from hapi_client.job.options import (
     PlanConfig,
     SwiftConfig,
@@ -35,14 +36,13 @@ from hapi_client.reports.progress_bar import progress_wanted
 from hapi_client.reports.run_page import write_reports
 from hapi_client.reports.run_report import DEFAULT_TITLE
 from hapi_client.sampling.distributed import Rank, this_rank
-from hapi_client.sampling.epochs import EpochOptions, Epochs, ReaderShare
+from hapi_client.sampling.epochs import Epochs, ReaderShare
 from hapi_client.sampling.partition import Reader
-from hapi_client.swift.connection import Connection
 from hapi_protocol.errors import ClientError
 from hapi_protocol.headers import CACHE_OFF
 from hapi_splitter.cuts import Cut
 from hapi_splitter.planner.plan import Plan, Problem
-from hapi_splitter.planner.problem import Route
+from hapi_splitter.planner.problem import LINK, Route
 
 
 class FeaturePipeline:
@@ -63,6 +63,7 @@ class FeaturePipeline:
         plan: options of planning.
         read: options of reading and decoding.
         swift: options of the store.
+        opening: opens the data; None for :func:`.open_data`.
 
     Attributes:
         frozen: the frozen region.
@@ -85,6 +86,7 @@ class FeaturePipeline:
         plan: PlanConfig | None = None,
         read: ReadConfig | None = None,
         swift: SwiftConfig | None = None,
+        opening: Callable[[], OpenedData] | None = None,
     ) -> None:
         check_cut(cut)
         check_cache(cache)
@@ -101,23 +103,19 @@ class FeaturePipeline:
         )
         if self._read.forward_samples:
             frozen.set_forward_samples(self._read.forward_samples)
-        self._owns_connection = swift.connection is None
-        self._connection = swift.connection or Connection()
         frozen.check_encodings(plan.encodings)
-        self._traffic_before = self._connection.traffic.count()
-        self._cache = cache
-        self._splits = load_splits(self._connection, data, labels)
-        train = self._splits[TRAIN]
-        self._epochs = Epochs(
-            train.sizes,
-            train.digest(),
-            EpochOptions(
-                batch_size,
-                seed,
-                self._read.partition,
-                self._read.buffer_spans,
-            ),
+        self._opened = opened = (
+            opening()
+            if opening
+            else open_data(
+                data, labels, batch_size, seed, self._read, swift.connection
+            )
         )
+        self._connection = opened.connection
+        self._splits = opened.splits
+        self._epochs = opened.epochs
+        self._cache = cache
+        train = self._splits[TRAIN]
         self._factory = LoaderFactory(
             self._connection,
             frozen,
@@ -132,6 +130,7 @@ class FeaturePipeline:
                 self.encodings,
                 self._augmented.variants,
             ),
+            opened.early,
         )
         self._history = EpochHistory(
             wanted, self._factory.scheduler, self._connection.traffic
@@ -172,7 +171,12 @@ class FeaturePipeline:
             samples_so_far=self._samples_so_far,
             earlier_samples=self._earlier_samples,
         )
+        self._factory.sources.link_limits = self._link_limits
         self._history.follow(self._planner)
+
+    def _link_limits(self) -> bool:
+        plan = self.plan
+        return plan is None or LINK in plan.binding
 
     def _samples_so_far(self) -> int:
         """Samples delivered to the training loops of all ranks."""
@@ -277,7 +281,8 @@ class FeaturePipeline:
     @property
     def stats(self) -> JobStats:
         """Counters of the job so far."""
-        traffic = self._connection.traffic.count() - self._traffic_before
+        before = self._opened.traffic_before
+        traffic = self._connection.traffic.count() - before
         stats = self._factory.counters.snapshot()
         return replace(
             stats,
@@ -399,6 +404,7 @@ class FeaturePipeline:
 
     def dataset_config(self, data: DataSet) -> DatasetConfig:
         """Facts by which another process reads the same features."""
+        self._factory.sources.stop_early_reads()
         return DatasetConfig(
             credentials=self._connection.credentials,
             connection_options=self._connection.options,
@@ -486,8 +492,7 @@ class FeaturePipeline:
         if self._planner is not None:
             self._planner.close()
         self._factory.close()
-        if self._owns_connection:
-            self._connection.close()
+        self._opened.close()
 
     def __enter__(self) -> Self:
         return self

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,12 +12,15 @@ import torch
 from hapi_client.data.labels import Labels
 from hapi_client.data.splits import TRAIN, Data
 from hapi_client.job.feature_dataset import FeatureDataset
+from hapi_client.job.opened_data import EarlyOpening, open_data
 from hapi_client.job.options import JobConfig
 from hapi_client.job.pipeline import FeaturePipeline
 from hapi_client.loading.loader_plan import LabelledBatch
-from hapi_client.model.frozen_region import split_model
+from hapi_client.model.frozen_region import AUTO, STREAM, FrozenRegion
 from hapi_splitter.freezing.freeze_selector import Freeze
 
+_READING_CUTS = (AUTO, STREAM, 0)
+"""Cuts with which a job begins with raw reads."""
 VAL = "val"
 """Split of the data that :attr:`TransferJob.val_loader` reads."""
 
@@ -72,27 +76,46 @@ class TransferJob(FeaturePipeline):
         config: JobConfig | None = None,
     ) -> None:
         config = config or JobConfig()
-        frozen, self.tail = split_model(
-            model,
-            freeze,
-            transform=transform,
-            augment=config.augment,
-            augment_period_epochs=config.augment_period_epochs,
-            device=config.device,
-            cache_directory=config.split_cache_directory,
+        opening = EarlyOpening(
+            partial(
+                open_data,
+                data,
+                labels,
+                batch_size,
+                seed,
+                config.read,
+                config.swift.connection,
+            ),
+            config.read if config.cut in _READING_CUTS else None,
         )
-        super().__init__(
-            frozen,
-            data,
-            batch_size=batch_size,
-            seed=seed,
-            labels=labels,
-            cut=config.cut,
-            cache=config.cache,
-            plan=config.plan,
-            read=config.read,
-            swift=config.swift,
-        )
+        try:
+            frozen = FrozenRegion(
+                model,
+                freeze,
+                transform,
+                torch.device(config.device),
+                augment=config.augment,
+                augment_period_epochs=config.augment_period_epochs,
+                cache_directory=config.split_cache_directory,
+                exporting=opening.begin,
+            )
+            self.tail = frozen.tail
+            super().__init__(
+                frozen,
+                data,
+                batch_size=batch_size,
+                seed=seed,
+                labels=labels,
+                cut=config.cut,
+                cache=config.cache,
+                plan=config.plan,
+                read=config.read,
+                swift=config.swift,
+                opening=opening.result,
+            )
+        except BaseException:
+            opening.discard()
+            raise
         self.train_loader = EpochLoader(self, TRAIN)
 
     @property

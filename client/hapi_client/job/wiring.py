@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 
 from hapi_client.data.splits import DataSet
+from hapi_client.loading.feature_source import FeatureRequestSpec
 from hapi_client.loading.loader_factory import LoaderFactory
 from hapi_client.loading.prefetcher import ReadConfig
 from hapi_client.metrics.window_metrics import WindowMetrics
@@ -21,6 +22,7 @@ from hapi_client.planning.replanner import ReplanOptions
 from hapi_client.planning.sample_probe import ProbeSamples, read_samples
 from hapi_client.swift.connection import Connection
 from hapi_protocol.data_index import Span
+from hapi_protocol.feature_reader import read_features
 from hapi_protocol.headers import ModelPath
 from hapi_splitter.inputs.array_transform import ArrayTransform
 from hapi_splitter.inputs.reference_image import reference_image
@@ -80,9 +82,11 @@ def make_planner(
         with factory.pool.paused(PAUSE_SECONDS):
             return measure(region, probe, encodings)
 
-    def observed(window: WindowMetrics) -> LocalFacts | None:
+    def observed(window: WindowMetrics | None) -> LocalFacts | None:
         if isinstance(region.transform, ArrayTransform):
             return None
+        if window is None:
+            return observed_facts(region, None, encodings, data.spans, 1.0)
         pixels = torch.empty(region.form.shape, dtype=region.form.dtype)
         image = reference_image()
         seconds = [
@@ -99,6 +103,24 @@ def make_planner(
         factory.counters.add(package_bytes=sent_bytes)
         factory.push(model)
 
+    def try_push(model: ModelPath) -> None:
+        last, span = region.num_cuts, data.spans[0].part(0, 1)
+        spec = FeatureRequestSpec(
+            model,
+            last,
+            encodings(region.device_graph.cuts[-1].dtype)[0],
+            region.cut_shape(last),
+        )
+        with connection.get_features(
+            data.container,
+            span.shard,
+            spec.annotation(span),
+            seconds=PROBE_SECONDS,
+        ) as body:
+            for _ in read_features(body):
+                pass
+            body.drain()
+
     tracker = factory.sources.tracker
     return JobPlanner(
         PlannerInputs(
@@ -113,8 +135,11 @@ def make_planner(
             ),
             options=replan,
             package_stored=stored,
+            try_push=try_push,
             samples_so_far=samples_so_far,
             earlier_samples=earlier_samples,
+            early_rate=lambda: factory.sources.early_bytes_per_second,
+            early_samples=lambda: factory.sources.early_samples,
             tracker=tracker,
             listing=CacheListing(connection, data.container, splits, tracker),
         ),

@@ -12,6 +12,7 @@ from hapi_client.caching.feature_cache import CacheOptions, FeatureCaches
 from hapi_client.caching.segments import RowFormat
 from hapi_client.data.splits import DataSet, changed_shards
 from hapi_client.loading.decode_pool import DecodePool
+from hapi_client.loading.early_reads import EarlyReads
 from hapi_client.loading.feature_loader import FeatureLoader
 from hapi_client.loading.loader_plan import LoaderPlan, skip_remedy
 from hapi_client.loading.prefetcher import Prefetcher, ReadConfig
@@ -85,6 +86,7 @@ class LoaderFactory:
         options: options of reading.
         tracker: tracker of the store's cache.
         caches: features that are cached on this host; None for none.
+        early: spans that were read early; None for none.
 
     Attributes:
         counters: counters of all loaders.
@@ -102,6 +104,7 @@ class LoaderFactory:
         options: ReadConfig,
         tracker: CacheTracker,
         caches: FeatureCaches | None = None,
+        early: EarlyReads | None = None,
     ) -> None:
         self._caches = caches
         self._connection = connection
@@ -132,6 +135,7 @@ class LoaderFactory:
             tracker,
             self._top_up,
             caches.samples if caches else lambda training: None,
+            early,
         )
 
     def push(
@@ -172,6 +176,7 @@ class LoaderFactory:
             recorder: records the epoch.
         """
         recorder = recorder or EpochRecorder()
+        self.sources.begin_epoch()
         cache = None
         if self._caches is not None:
             cache = self._caches.of(data, training)

@@ -14,6 +14,7 @@ import torch
 
 from hapi_client.caching.stored_bytes import SampleCache
 from hapi_client.loading.decode_pool import DecodePool
+from hapi_client.loading.early_reads import EarlyReads
 from hapi_client.loading.read_concurrency import ReadConcurrency
 from hapi_client.loading.span_source import (
     CACHE_QUEUE,
@@ -53,6 +54,7 @@ class RawSource:
         medium: how samples are stored.
         stored: returns samples that are cached as they are stored, from the
             random changes of the images; None for none.
+        early: spans that were read early; None for none.
     """
 
     def __init__(
@@ -69,7 +71,9 @@ class RawSource:
         stored: Callable[
             [Training | None], SampleCache | None
         ] = lambda training: None,
+        early: EarlyReads | None = None,
     ) -> None:
+        self._early = early
         self._stored = stored
         self._connection = connection
         self._container = container
@@ -179,11 +183,15 @@ class RawSource:
         started = time.monotonic()
         stored = self._stored(training)
         data = stored.get(span) if stored else None
-        read_seconds = 0.0
+        read_seconds, early_bytes = 0.0, 0
         if data is not None:
             self._counters.add(local_reads=len(span.rows))
         else:
-            data = self._read(span)
+            if self._early is not None:
+                data = self._early.take(span, scope)
+            early_bytes = len(data or b"")
+            if data is None:
+                data = self._read(span)
             read_seconds = time.monotonic() - started
             if stored:
                 stored.put(span, data)
@@ -204,7 +212,8 @@ class RawSource:
             loaded,
             report=SpanMetrics(
                 read_seconds=read_seconds,
-                read_bytes=len(data) if read_seconds else 0,
+                read_bytes=len(data) - early_bytes if read_seconds else 0,
+                early_bytes=early_bytes,
                 raw_seconds=time.monotonic() - started,
                 decode_cpu_seconds=decode_cpu_seconds,
             ),

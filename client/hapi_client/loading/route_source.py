@@ -13,6 +13,7 @@ from hapi_client.loading.circuit_breaker import (
     PushdownConcurrency,
 )
 from hapi_client.loading.decode_pool import DecodePool
+from hapi_client.loading.early_reads import EarlyReads
 from hapi_client.loading.feature_source import (
     FeatureRequestSpec,
     FeatureSource,
@@ -59,6 +60,7 @@ class SourceRegistry:
         span_read: called when a raw read is nearly complete, so that another
             one may begin.
         stored: as :class:`.RawSource` takes it.
+        early: as :class:`.RawSource` takes it.
 
     Attributes:
         tracker: tracker of the store's cache.
@@ -66,6 +68,7 @@ class SourceRegistry:
         num_threads: maximum number of concurrent reads of a queue.
         pushdown_concurrency: limit of concurrent feature reads.
         read_concurrency: limit of concurrent raw reads.
+        link_limits: returns True if the link limits the present plan.
     """
 
     def __init__(
@@ -80,7 +83,10 @@ class SourceRegistry:
         tracker: CacheTracker,
         span_read: Callable[[], None],
         stored: Callable[[Training | None], SampleCache | None],
+        early: EarlyReads | None = None,
     ) -> None:
+        self._early = early
+        self.link_limits: Callable[[], bool] = lambda: True
         self.tracker = tracker
         self.model: ModelPath | None = None
         self._connection = connection
@@ -105,6 +111,7 @@ class SourceRegistry:
             self.read_concurrency,
             region.transform.medium,
             stored,
+            early,
         )
         # One breaker for all cuts: they share the worker.
         self._breaker = PushdownCircuitBreaker(
@@ -112,6 +119,31 @@ class SourceRegistry:
         )
         self.pushdown_concurrency = PushdownConcurrency(options.num_threads)
         self._feature_sources: dict[Route, FeatureSource] = {}
+
+    def begin_epoch(self) -> None:
+        """Frees what was read early, if an epoch has used it."""
+        if self._early is not None and self._early.was_used:
+            self._early.close()
+
+    def stop_early_reads(self) -> None:
+        """Begins no further early reads."""
+        if self._early is not None:
+            self._early.stop()
+
+    def prefers_early(self, span: Span) -> bool:
+        """Returns True if a span's bytes are here, and others would wait."""
+        early = self._early
+        return early is not None and early.holds(span) and self.link_limits()
+
+    @property
+    def early_samples(self) -> int:
+        """Samples whose bytes are here before their turn."""
+        return self._early.num_samples if self._early else 0
+
+    @property
+    def early_bytes_per_second(self) -> float | None:
+        """See :attr:`.EarlyReads.bytes_per_second`."""
+        return self._early.bytes_per_second if self._early else None
 
     def recording(
         self, recorder: EpochRecorder
@@ -151,8 +183,8 @@ class SourceRegistry:
 class RoutingSource:
     """Loads spans on the routes of a scheduler.
 
-    Cached features are read outside the route weights, because they do not
-    use the worker.
+    Cached features, and bytes that were read early on a slow link, are used
+    outside the route weights, because they use neither worker nor link.
 
     Args:
         scheduler: schedules spans on routes.
@@ -203,6 +235,9 @@ class RoutingSource:
             task = self._sources(RAW_ROUTE).task(span, self._training)
             if task.read_queue == CACHE_QUEUE:
                 return self._recorded(RAW_ROUTE, span, task)
+        if self._sources.prefers_early(span) and has_room(RAW_QUEUE):
+            task = self._sources(RAW_ROUTE).task(span, self._training)
+            return self._recorded(RAW_ROUTE, span, task)
         route = self._scheduler.choose(
             len(span.rows),
             lambda route: has_room(queue_of(route)),
@@ -210,6 +245,8 @@ class RoutingSource:
         )
         if route is None:
             return None
+        if route != RAW_ROUTE:
+            self._sources.stop_early_reads()
         return self._recorded(
             route, span, self._sources(route).task(span, self._training)
         )

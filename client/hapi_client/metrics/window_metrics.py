@@ -17,6 +17,8 @@ class SpanMetrics:
     Attributes:
         read_seconds: seconds of a raw read, until its last byte.
         read_bytes: bytes of a raw read.
+        early_bytes: bytes that were read before the loop asked for them,
+            which are not in ``read_bytes``.
         raw_seconds: seconds of a raw read with its decoding, without earlier
             failed attempts; 0 for a span of features.
         decode_cpu_seconds: CPU seconds of decoding after a raw read.
@@ -38,6 +40,7 @@ class SpanMetrics:
 
     read_seconds: float = 0.0
     read_bytes: int = 0
+    early_bytes: int = 0
     raw_seconds: float = 0.0
     decode_cpu_seconds: float = 0.0
     server_cpu_seconds: float = 0.0

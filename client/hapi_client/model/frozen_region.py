@@ -52,6 +52,8 @@ class FrozenRegion(ClientRegion):
         augment_period_epochs: epochs after which the augmentations repeat;
             None for never.
         cache_directory: see :func:`split_model`.
+        exporting: called if the split is not cached, before it is made,
+            which takes seconds.
 
     Attributes:
         tail: the trainable layers.
@@ -72,12 +74,14 @@ class FrozenRegion(ClientRegion):
         augment: Augmentation | None = None,
         augment_period_epochs: int | None = None,
         cache_directory: str | Path | None = None,
+        exporting: Callable[[], None] = lambda: None,
     ) -> None:
         parts = split(
             model,
             freeze,
             transform=input_transform(transform, augment),
             cache_directory=cache_directory,
+            exporting=exporting,
         )
         # The package is written from the CPU, before weights move.
         super().__init__(parts.frozen, device, forward_samples)

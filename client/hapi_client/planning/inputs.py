@@ -28,14 +28,20 @@ class PlannerInputs:
         measure: measures these samples and the client's device; called once,
             in the training loop's thread.
         observe: returns what a window of raw reads shows of them, for jobs
-            too short to measure; None if it does not.
+            too short to measure, or costs of 0 without a window; None if it
+            does not.
         remaining_work: estimates the remaining epochs.
         options: options of re-planning.
         package_stored: called before the first push-down with the path of
             the package and the bytes sent for it.
+        try_push: pushes down one sample, so that the worker has loaded the
+            package.
         samples_so_far: returns the samples delivered to the training loops
             of all ranks.
         earlier_samples: returns those of the run that this job continues.
+        early_rate: returns the bytes per second of reads before the first
+            loader; None without.
+        early_samples: returns the samples of them that are not used yet.
         tracker: tracker of the store's cache.
         listing: updates the tracker; None if nothing is cached.
     """
@@ -45,12 +51,15 @@ class PlannerInputs:
     models_container: str
     read: Callable[[float], ProbeSamples]
     measure: Callable[[ProbeSamples], LocalFacts]
-    observe: Callable[[WindowMetrics], LocalFacts | None]
+    observe: Callable[[WindowMetrics | None], LocalFacts | None]
     remaining_work: RemainingWork
     options: ReplanOptions
     package_stored: Callable[[ModelPath, int], None]
+    try_push: Callable[[ModelPath], None]
     samples_so_far: Callable[[], int]
     earlier_samples: Callable[[], int] = lambda: 0
+    early_rate: Callable[[], float | None] = lambda: None
+    early_samples: Callable[[], int] = lambda: 0
     tracker: CacheTracker = field(default_factory=CacheTracker)
     listing: CacheListing | None = None
 

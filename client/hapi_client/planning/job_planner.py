@@ -3,8 +3,10 @@
 A job begins with raw reads.  Meanwhile a thread observes the link, has the
 training loop's thread measure samples and device
 (:mod:`hapi_client.planning.loop_probe`; a short job is not measured,
-:mod:`hapi_client.planning.observed_costs`), stops if push-down would not pay with
-an infinitely fast worker, stores the package, and has the worker profile it.
+:mod:`hapi_client.planning.observed_costs`), stops if push-down would not pay
+with an infinitely fast worker, stores the package, and has the worker profile
+it.  If reads during the split have shown the link's speed, and push-down pays
+by its bytes alone, the package is stored first.
 An error of any step is logged, and the job continues with raw reads.
 """
 
@@ -35,6 +37,7 @@ from hapi_client.planning.route_scheduler import RouteScheduler
 from hapi_client.swift.transport import CancelScope
 from hapi_protocol.encodings import ENCODINGS, PRECISIONS
 from hapi_protocol.errors import HapiError
+from hapi_protocol.headers import CACHE_OFF, ModelPath
 from hapi_protocol.profiles import BatchProfile, ModelProfile
 from hapi_splitter.planner.costs import (
     Conditions,
@@ -68,6 +71,8 @@ RETRY_SECONDS = 30.0
 MAX_RETRY_SECONDS = 600.0
 PROFILE_SECONDS = 180.0
 JOIN_SECONDS = 10.0
+MIN_TO_READ = 0.01
+"""Smallest share of the remaining samples that counts as still to be read."""
 UNLIMITED = 1e6
 """Cores and devices of an infinitely fast worker."""
 
@@ -106,6 +111,10 @@ class JobPlanner:
         self._encodings: Sequence[str] = ENCODINGS
         self._pause = RETRY_SECONDS
         self._samples_before = 0
+        self._spans_before = 0
+        self._compared_bytes = False
+        self._model: ModelPath | None = None
+        self._link_sample_seconds = 0.0
         self.no_plan_reason = "it has not trained for long enough"
         self._replanner: Replanner | None = None
         self._settled = threading.Event()
@@ -224,13 +233,22 @@ class JobPlanner:
 
     def _try(self) -> float | None:
         """Takes the next step towards a plan; returns as :meth:`attempt`."""
+        if self._observed is not None and (plan := self.plan) is not None:
+            seconds = self._remaining_seconds(1 / plan.samples_per_second)
+            if seconds < MIN_MEASURED_SECONDS:
+                return RETRY_SECONDS
+            # There turn out to be more epochs: it pays to measure now.
+            self._observed = self._server = None
+        if self._pays_by_bytes():
+            self._store_package()
         facts = self._facts
         if facts is None:
             return self._request_facts()
+        self._observe_start(facts)
         if self._server is None:
             if not self._may_pay(facts):
                 return self._longer_pause()
-            self._server = self._prepare_worker()
+            self._server = self._worker_profile(facts)
         server = self._server
         replanner = Replanner(
             lambda conditions: self._build(facts, server, conditions),
@@ -245,7 +263,7 @@ class JobPlanner:
         replanner.begin()
         with self._lock:
             self._replanner = replanner
-        return None
+        return RETRY_SECONDS if facts is self._observed else None
 
     def _remaining_epochs(self) -> float:
         parts = self._parts
@@ -271,7 +289,9 @@ class JobPlanner:
             num_samples = so_far - self._samples_before
             self._samples_before = so_far
             window = self._metrics.take()
-            seconds = self._remaining_seconds(window.seconds / num_samples)
+            seconds = self._remaining_seconds(
+                max(window.seconds / num_samples, self._link_sample_seconds)
+            )
             if seconds < MIN_MEASURED_SECONDS and not self._observe(
                 window, seconds
             ):
@@ -302,7 +322,7 @@ class JobPlanner:
 
     def _observe(self, window: WindowMetrics, seconds: float) -> bool:
         """Takes the facts of a short job; returns False, with a reason."""
-        needed = MIN_REMAINING_SECONDS
+        needed = 0.0 if self._model else MIN_REMAINING_SECONDS
         if seconds >= needed:
             self._observed = self._parts.observe(window)
             needed = MIN_MEASURED_SECONDS
@@ -320,39 +340,83 @@ class JobPlanner:
     def _warm_up(self) -> bool:
         """Waits for some raw reads; returns False if none arrived."""
         started = time.monotonic()
-        before = self._metrics.num_spans
         while not _slept(self._scope, POLL_SECONDS):
-            waited = time.monotonic() - started
-            spans = self._metrics.num_spans - before
-            if waited >= WARM_UP_SECONDS and spans >= WARM_UP_SPANS:
-                return True
-            if waited >= MAX_WARM_UP_SECONDS:
-                return spans > 0
+            spans = self._metrics.num_spans - self._spans_before
+            seconds = self._metrics.window_seconds
+            if seconds >= WARM_UP_SECONDS and spans >= WARM_UP_SPANS:
+                break
+            if time.monotonic() - started >= MAX_WARM_UP_SECONDS:
+                break
+        else:
+            return False
+        self._spans_before += spans
+        return spans > 0
         return False
 
-    def _may_pay(self, facts: LocalFacts) -> bool:
-        """Returns True if push-down pays with an infinitely fast worker."""
-        server = unlimited_worker(facts.client)
+    def _pays_by_bytes(self) -> bool:
+        """Returns True if push-down pays if only the link takes time.
+
+        Asked once, if the link's speed is known from reads during the
+        split: the package is then stored before client and loop are
+        measured.
+        """
+        rate = None if self._compared_bytes else self._parts.early_rate()
+        self._compared_bytes = True
+        if rate is None:
+            return False
+        facts = self._parts.observe(None)
+        if facts is None:
+            return False
+        self._estimates.link.bytes_per_second = rate
+        self._link_sample_seconds = facts.samples.raw_bytes / rate
+        self._startup_cost = StartupCost(
+            package_bytes=self._package_bytes(), upload_bytes_per_second=rate
+        )
+        best, gain = self._best_case(facts)
+        return best.pushes and gain >= MIN_PUSH_GAIN
+
+    def _best_case(self, facts: LocalFacts) -> tuple[Plan, float]:
+        """Returns the best plan with an infinitely fast worker, and its gain
+        over raw reads."""
+        problem = self._build(
+            facts, unlimited_worker(facts.client), self._estimates.conditions()
+        )
+        best = solve(problem)
+        gain = speedup_over(streaming_plan(problem), best)
+        logger.info(
+            "an infinitely fast worker would be %.2f times as fast as raw "
+            "reads, by %s for %.0f samples",
+            gain,
+            best.label,
+            problem.num_samples * problem.epochs,
+        )
+        return best, gain
+
+    def _observe_start(self, facts: LocalFacts) -> None:
+        """Updates the estimates with the first window."""
         estimates = self._estimates
         estimates.client_threads = layer_threads(facts.client)
         window, self._first_window = self._first_window, None
         if window is None:
             window = self._metrics.take()
-        self._startup_cost = StartupCost(
-            package_bytes=self._package_bytes(),
-            # If the link was never saturated, the received bytes are a lower
-            # bound of the upload's throughput.
-            upload_bytes_per_second=window.received_bytes / window.seconds
-            if window.received_bytes
-            else None,
-        )
+        if self._model is None:
+            self._startup_cost = StartupCost(
+                package_bytes=self._package_bytes(),
+                # If the link was never saturated, the received bytes are a
+                # lower bound of the upload's throughput.
+                upload_bytes_per_second=window.received_bytes / window.seconds
+                if window.received_bytes
+                else None,
+            )
+        server = self._server or unlimited_worker(facts.client)
         estimates.observe_start(
             window,
             self._build(facts, server, estimates.conditions(scaled=False)),
         )
-        problem = self._build(facts, server, estimates.conditions())
-        best = solve(problem)
-        gain = speedup_over(streaming_plan(problem), best)
+
+    def _may_pay(self, facts: LocalFacts) -> bool:
+        """Returns True if push-down pays with an infinitely fast worker."""
+        best, gain = self._best_case(facts)
         if best.pushes and gain >= MIN_PUSH_GAIN:
             return True
         self._decline(_decline_reason(best, gain))
@@ -363,7 +427,7 @@ class JobPlanner:
         found = parts.region.find(parts.connection, parts.models_container)
         return parts.region.parameter_bytes if found is None else 0
 
-    def _prepare_worker(self) -> ModelProfile:
+    def _store_package(self) -> None:
         parts = self._parts
         section = parts.connection.require_hapi()
         self._encodings = section.get("encodings", ENCODINGS)
@@ -372,23 +436,39 @@ class JobPlanner:
             parts.connection, parts.models_container
         )
         parts.package_stored(model, sent_bytes)
+        self._model = model
         logger.info(
             "package stored: %d bytes in %.1f s",
             sent_bytes,
             time.monotonic() - started,
         )
-        profile = parts.connection.get_profile(
-            model.container,
-            model.object,
-            account=model.account,
-            seconds=PROFILE_SECONDS,
-        )
-        if section.get("cache"):
+        # Raw reads go on while the worker checks and loads it.
+        parts.try_push(model)
+        # The startup cost has been paid.
+        self._startup_cost = StartupCost()
+
+    def _worker_profile(self, facts: LocalFacts) -> ModelProfile:
+        """Returns the worker's profile, with the package stored.
+
+        It takes the worker seconds to measure; a short job begins with the
+        assumption that the worker is as fast as this host.
+        """
+        parts = self._parts
+        if self._model is None:
+            self._store_package()
+        assert self._model is not None, "it has just been stored"
+        profile, has_cache = facts.client, parts.tracker.mode != CACHE_OFF
+        if facts is not self._observed or has_cache:
+            profile = parts.connection.get_profile(
+                self._model.container,
+                self._model.object,
+                account=self._model.account,
+                seconds=PROFILE_SECONDS,
+            )
+        if has_cache and parts.connection.require_hapi().get("cache"):
             parts.tracker.identify(profile.digest, profile.numerics_tag)
         if parts.listing is not None:
             parts.listing.read()
-        # The startup cost has been paid.
-        self._startup_cost = StartupCost()
         self._estimates.server_threads = layer_threads(profile)
         return profile
 
@@ -396,16 +476,24 @@ class JobPlanner:
         self, facts: LocalFacts, server: ModelProfile, conditions: Conditions
     ) -> Problem:
         parts = self._parts
+        epochs = self._remaining_epochs()
+        num_samples = parts.remaining_work.num_samples
+        samples = with_encodings(facts.samples, self._encodings)
+        # The link has already carried what was read early.
+        to_read = 1 - parts.early_samples() / (epochs * num_samples)
+        samples = replace(
+            samples, raw_bytes=samples.raw_bytes * max(to_read, MIN_TO_READ)
+        )
         return build_problem(
             facts.cuts,
             server,
             facts.client,
-            with_encodings(facts.samples, self._encodings),
+            samples,
             conditions,
             # Only encodings that min_precision allows were measured.
             min_precision=PRECISIONS[-1],
-            num_samples=parts.remaining_work.num_samples,
-            epochs=self._remaining_epochs(),
+            num_samples=num_samples,
+            epochs=epochs,
             startup=self._startup_cost,
         )
 

@@ -33,7 +33,7 @@ COPY_SECONDS_PER_BYTE = 1e-9
 
 def observed_facts(
     region: FrozenRegion,
-    window: WindowMetrics,
+    window: WindowMetrics | None,
     encodings: Callable[[str], Sequence[str]],
     spans: Sequence[Span],
     reference_seconds: float,
@@ -42,7 +42,7 @@ def observed_facts(
 
     Args:
         region: frozen region of the model.
-        window: sums of the window.
+        window: sums of the window; None for costs of 0.
         encodings: returns encodings that a plan may use, from the dtype of
             a cut.
         spans: spans of the data set.
@@ -53,15 +53,19 @@ def observed_facts(
         None if the window does not show them, or the device computes
         asynchronously.
     """
-    num_decoded = window.samples.get(RAW_ROUTE, 0)
-    num_computed = window.suffix_samples.get(0, 0)
-    if region.device.type != "cpu" or not num_decoded or not num_computed:
-        return None
+    decoding = layers = 0.0
+    num_computed = 0
+    if window is not None:
+        num_decoded = window.samples.get(RAW_ROUTE, 0)
+        num_computed = window.suffix_samples.get(0, 0)
+        if region.device.type != "cpu" or not num_decoded or not num_computed:
+            return None
+        decoding = window.decode_cpu_seconds / num_decoded
+        layers = window.suffix_cpu_seconds / num_computed
     num_samples = sum(len(span.rows) for span in spans)
     num_bytes = sum(span.byte_range.length_bytes for span in spans)
     raw_bytes = num_bytes / num_samples
     cuts = cut_facts(region)
-    layers = window.suffix_cpu_seconds / num_computed
     all_flops = max(1, cuts[-1].flops)
     seconds = (0.0, *(layers * cut.flops / all_flops for cut in cuts))
     sizes = {
@@ -79,7 +83,7 @@ def observed_facts(
         cuts=cuts,
         samples=SampleCosts(
             raw_bytes=raw_bytes,
-            decode_seconds=window.decode_cpu_seconds / num_decoded,
+            decode_seconds=decoding,
             wire_bytes=sizes,
             encode_seconds=copying,
             unpack_seconds=copying,

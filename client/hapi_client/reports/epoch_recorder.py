@@ -244,6 +244,8 @@ class EpochRecorder:
         """Adds the time that a span took."""
         unpacking = report.unpack_cpu_seconds
         with self._lock:
+            if report.early_bytes:
+                self._traffic += TrafficCount(report.early_bytes, requests=1)
             for stage, seconds in report.server_seconds.items():
                 self._storage[stage] += seconds
             self._storage_cpu += report.server_cpu_seconds

@@ -14,7 +14,7 @@ only images of its own dtype, gets them converted, as from its user.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -85,6 +85,7 @@ def split(
     transform: InputTransform | None = None,
     sample_shape: Sequence[int] | None = None,
     cache_directory: str | Path | None = None,
+    exporting: Callable[[], None] = lambda: None,
 ) -> SplitModel:
     """Splits a model into a frozen region and a tail.
 
@@ -108,6 +109,8 @@ def split(
         cache_directory: directory in which splits are cached, so that that of
             an equal model takes no export
             (:func:`hapi_splitter.freezing.split_store.disk_store`).
+        exporting: called if the split is not cached, before it is made,
+            which takes seconds.
 
     Raises:
         FreezeError: ``unknown_freeze`` naming the nearest valid names;
@@ -121,7 +124,9 @@ def split(
         frozen = unwrapped(frozen)
         cache = _cache(frozen, transform, form, None, cache_directory)
         with preserved_state(frozen, tail) as writes, _uncompiled():
-            return _split_two_modules(frozen, tail, form, cache, writes)
+            return _split_two_modules(
+                frozen, tail, form, cache, writes, exporting
+            )
     model = unwrapped(model)
     check_splittable(model)
     spec = parse_freeze(model, freeze)
@@ -130,6 +135,7 @@ def split(
         splitter = _Splitter(model, form, transform, writes)
         found = cache.load()
         if found is None or not splitter.agrees(found, cache):
+            exporting()
             if freeze == AUTO and AUTO not in dict(model.named_modules()):
                 spec = parse_freeze(model, splitter.points.automatic())
             found, weights = splitter.split(spec)
@@ -342,6 +348,7 @@ def _split_two_modules(
     form: SampleForm,
     cache: SplitCache,
     writes: TorchDispatchMode,
+    exporting: Callable[[], None],
 ) -> SplitModel:
     example = form.examples(_BATCHES[0]).to(device_of(frozen))
     frozen.eval()
@@ -354,6 +361,7 @@ def _split_two_modules(
             cache.discard("computes something else than the module")
             found = None
     if found is None:
+        exporting()
         with writes:
             result = two_modules.check_result(frozen, cast)
         if cast is example:

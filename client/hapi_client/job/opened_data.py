@@ -1,0 +1,153 @@
+"""Opens the data of a job, and reads the first of them early."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from threading import Thread
+
+from hapi_client.data.labels import Labels
+from hapi_client.data.splits import TRAIN, Data, DataSet, load_splits
+from hapi_client.loading.early_reads import EarlyReads
+from hapi_client.loading.prefetcher import ReadConfig
+from hapi_client.sampling.distributed import this_rank
+from hapi_client.sampling.epochs import EpochOptions, Epochs
+from hapi_client.sampling.partition import Reader
+from hapi_client.swift.connection import Connection
+from hapi_client.swift.traffic_counters import TrafficCount
+from hapi_protocol.errors import ClientError
+
+
+@dataclass
+class OpenedData:
+    """The data of a job.
+
+    Attributes:
+        connection: connection to the account.
+        owns_connection: True if it ends with the job.
+        traffic_before: traffic of the connection before the job.
+        splits: the data sets by split, with ``train``.
+        epochs: orders of the training data's epochs.
+        early: spans that were read early; None for none.
+    """
+
+    connection: Connection
+    owns_connection: bool
+    traffic_before: TrafficCount
+    splits: Mapping[str, DataSet]
+    epochs: Epochs
+    early: EarlyReads | None = None
+
+    def close(self) -> None:
+        """Ends the early reads, and the connection if it is the job's."""
+        if self.early is not None:
+            self.early.close()
+        if self.owns_connection:
+            self.connection.close()
+
+
+def open_data(
+    data: Data,
+    labels: Labels,
+    batch_size: int,
+    seed: int,
+    read: ReadConfig,
+    connection: Connection | None,
+) -> OpenedData:
+    """Connects and loads the indexes.
+
+    Args:
+        data, labels, batch_size, seed, read: as for
+            :class:`hapi_client.job.pipeline.FeaturePipeline`.
+        connection: None opens one from the environment.
+
+    Raises:
+        HapiError: naming what is wrong and the remedy.
+    """
+    opened = connection or Connection()
+    try:
+        traffic_before = opened.traffic.count()
+        splits = load_splits(opened, data, labels)
+        train = splits[TRAIN]
+        epochs = Epochs(
+            train.sizes,
+            train.digest(),
+            EpochOptions(batch_size, seed, read.partition, read.buffer_spans),
+        )
+    except BaseException:
+        if connection is None:
+            opened.close()
+        raise
+    return OpenedData(
+        opened, connection is None, traffic_before, splits, epochs
+    )
+
+
+class EarlyOpening:
+    """Opens and reads data in a thread, while the caller splits a model.
+
+    Args:
+        opening: opens the data.
+        read: options of reading; None to read nothing early.
+    """
+
+    def __init__(
+        self, opening: Callable[[], OpenedData], read: ReadConfig | None
+    ) -> None:
+        self._opening = opening
+        self._read = read
+        self._opened: Future[OpenedData] | None = None
+        self._is_closed = False
+
+    def begin(self) -> None:
+        """Starts the thread."""
+        if self._opened is None:
+            self._opened = Future()
+            Thread(target=self._run, name="hapi-open", daemon=True).start()
+
+    def _run(self) -> None:
+        assert self._opened is not None, "begin() sets it"
+        try:
+            opened = self._opening()
+            if self._read is not None:
+                # A loader reports what is wrong with its share.
+                with suppress(ClientError):
+                    opened.early = _early_reads(opened, self._read)
+        except BaseException as error:
+            self._opened.set_exception(error)
+        else:
+            self._opened.set_result(opened)
+
+    def result(self) -> OpenedData:
+        """Waits for the data, or opens them now if nothing has begun.
+
+        Raises:
+            HapiError: as :func:`open_data`.
+        """
+        return self._opened.result() if self._opened else self._opening()
+
+    def discard(self) -> None:
+        """Ends what has begun, when it is there."""
+        if self._opened is not None:
+            self._opened.add_done_callback(_close)
+
+
+def _early_reads(opened: OpenedData, read: ReadConfig) -> EarlyReads:
+    """Begins to read this rank's share of the first epoch."""
+    rank, train = this_rank(os.environ), opened.splits[TRAIN]
+    share = opened.epochs.training(
+        0, Reader(rank.rank, rank.world_size), drop_last=False
+    )
+    spans = [
+        train.spans[piece.span].part(piece.first, piece.stop)
+        for piece in share.read_plan.pieces
+    ]
+    return EarlyReads(opened.connection, train.container, spans, read)
+
+
+def _close(opened: Future[OpenedData]) -> None:
+    if opened.exception() is None:
+        opened.result().close()
