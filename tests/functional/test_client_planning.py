@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from hapi_client.cli.main import app
 from hapi_client.data.index import load_index
+from hapi_client.loading import early_reads
 from hapi_client.model.frozen_region import FrozenRegion
 from hapi_client.planning import job_planner
 from hapi_client.planning.sample_probe import MAX_SAMPLES, read_samples
@@ -102,6 +103,23 @@ def test_short_job_plans_without_a_measurement(
         assert job._planner._measurement.facts is None
         assert sum(len(y) for _, y in job.loader(0)) == NUM_SAMPLES
         assert job.stats.samples_by_cut[job.num_cuts] > 0
+
+
+def test_package_is_stored_first_if_it_pays_by_its_bytes(
+    cluster, connection, photos, monkeypatch
+):
+    monkeypatch.setattr(early_reads, "MIN_RATE_SECONDS", 0.0)
+    monkeypatch.setattr(
+        job_planner.JobPlanner, "_request_facts", lambda planner: 0.05
+    )
+    with (
+        slow_link(cluster.auth_url, 200_000) as url,
+        connected(cluster, auth_url=url) as slow,
+        job_of(slow, photos, epochs=1e6) as job,
+    ):
+        train_until(job, lambda: job.stats.package_bytes)
+        assert job.plan is None
+        assert job.stats.samples_by_cut.keys() == {0}
 
 
 def test_job_plans_while_it_trains(connection, photos):

@@ -10,16 +10,22 @@ import torch
 from hapi_client import ReadConfig
 from hapi_client.data.index import list_shards, load_index
 from hapi_client.data.upload import PackOptions, upload
+from hapi_client.job import opened_data
+from hapi_client.loading.early_reads import EarlyReads
+from hapi_client.model import frozen_region
 from hapi_client.progress import SilentReporter
 from hapi_client.swift.swift_url import Location
 from hapi_protocol.errors import (
     ClientError,
+    FreezeError,
     UnsupportedError,
 )
+from hapi_splitter.freezing.split_model import split
 from hapi_splitter.inputs.image_decode import decode_image
 from jobs import small_job, upload_shards
 from networks import small_network, small_transform
 from photos import PHOTOS, jpegs, shard, with_corrupt_member
+from waiting import until
 
 SMALL_SPANS = ReadConfig(cache_memory_bytes=0, decode_threads=1, num_threads=2)
 
@@ -70,6 +76,95 @@ def test_features_are_those_of_the_users_own_module(store, job_of):
     torch.testing.assert_close(features, expected, rtol=1e-4, atol=1e-5)
     labels = torch.cat([each for _, each in batches])
     assert labels.tolist() == [label for _, label in jpegs(6)]
+
+
+@pytest.fixture
+def early(monkeypatch):
+    """Early reads of the test's jobs, complete when the model is split."""
+    started = []
+
+    class Recorded(EarlyReads):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            started.append(self)
+
+    def slow_split(*arguments, exporting, **options):
+        found = split(*arguments, exporting=exporting, **options)
+        until(lambda: not started or not started[-1]._todo)
+        return found
+
+    monkeypatch.setattr(opened_data, "EarlyReads", Recorded)
+    monkeypatch.setattr(frozen_region, "split", slow_split)
+    return started
+
+
+def test_data_are_read_while_the_model_is_split(store, job_of, early):
+    store(a=shard(6), b=shard(6, seed=1))
+    with job_of(seed=3) as job:
+        assert early[0].num_samples == 12
+        first = list(job.loader(0))
+        second = list(job.loader(1))
+        assert early[0].num_samples == 0
+        again = list(job.loader(0))
+        reports, stats = job.reports, job.stats
+    assert [len(each) for each in (first, second, again)] == [3, 3, 3]
+    for (features, labels), (others, same) in zip(first, again, strict=True):
+        torch.testing.assert_close(features, others, rtol=0, atol=0)
+        assert labels.tolist() == same.tolist()
+    # No byte is read twice, and each is in the report of its epoch.
+    sizes = {each.received_bytes for each in reports}
+    assert len(sizes) == 1
+    assert reports[0].requests == reports[1].requests
+    index = stats.bytes - 3 * sizes.pop()
+    assert 0 < index < reports[0].received_bytes
+
+
+def test_an_epoch_in_another_order_finds_what_was_read(store, job_of, early):
+    store(a=shard(6), b=shard(6, seed=1))
+    with job_of(seed=3) as job:
+        assert sum(len(labels) for _, labels in job.loader(7)) == 12
+        received = [each.received_bytes for each in job.reports]
+        assert sum(len(labels) for _, labels in job.loader()) == 12
+    assert received == [job.reports[1].received_bytes]
+
+
+def test_a_cached_split_reads_nothing_early(store, job_of, early, tmp_path):
+    store(a=shard(6))
+    for _ in range(2):
+        with job_of(split_cache_directory=tmp_path / "splits") as job:
+            assert len(list(job.loader())) == 2
+    assert len(early) == 1
+
+
+def test_a_model_that_cannot_be_split_leaves_no_reads(store, job_of, early):
+    store(a=shard(6))
+    with pytest.raises(FreezeError, match="no_such_layer"):
+        job_of(freeze="no_such_layer")
+
+    class Odd(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = torch.nn.Conv2d(3, 4, 3)
+            self.head = torch.nn.Linear(4, 2)
+
+        def forward(self, images):
+            found = self.body(images)
+            if found.sum() > 0:  # cannot be exported
+                found = found + 1
+            return self.head(found.mean((2, 3)))
+
+    with pytest.raises(FreezeError):
+        job_of(network=Odd(), freeze="head")
+    until(
+        lambda: (
+            not [
+                each.name
+                for each in threading.enumerate()
+                if each.name.startswith(("hapi-early", "hapi-open"))
+            ]
+        )
+    )
+    assert not any(each.num_samples for each in early)
 
 
 def test_a_second_upload_sends_what_has_changed(connection, place, store):

@@ -31,7 +31,12 @@ SHARDS = (13, 9, 16, 7, 11, 12, 4, 8)
 NUM_SAMPLES = sum(SHARDS)
 BATCH = 8
 PARTITION = EpochPartition(4, 2)
-OPTIONS = ReadConfig(cache_memory_bytes=0, decode_threads=1, num_threads=2)
+OPTIONS = ReadConfig(
+    read_early=False,  # workers read by themselves
+    cache_memory_bytes=0,
+    decode_threads=1,
+    num_threads=2,
+)
 SECONDS = 20.0
 NUM_KILLS = int(os.environ.get("HAPI_KILLS", "4"))
 TRAINER = Path(__file__).parent.parent / "support" / "trainer.py"

@@ -23,6 +23,7 @@ STEP_SECONDS = 0.02
 QUICK = ReadConfig(
     cache_memory_bytes=0,
     num_threads=2,
+    read_early=False,
     decode_threads=1,
     backoff=Backoff(attempts=2, first_seconds=0.05),
 )

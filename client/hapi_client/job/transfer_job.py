@@ -76,6 +76,7 @@ class TransferJob(FeaturePipeline):
         config: JobConfig | None = None,
     ) -> None:
         config = config or JobConfig()
+        reads_early = config.read.read_early and config.cut in _READING_CUTS
         opening = EarlyOpening(
             partial(
                 open_data,
@@ -86,7 +87,7 @@ class TransferJob(FeaturePipeline):
                 config.read,
                 config.swift.connection,
             ),
-            config.read if config.cut in _READING_CUTS else None,
+            config.read if reads_early else None,
         )
         try:
             frozen = FrozenRegion(

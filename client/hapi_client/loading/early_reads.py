@@ -17,14 +17,14 @@ from typing import TypeAlias
 from hapi_client.loading.prefetcher import ReadConfig
 from hapi_client.swift.connection import Connection
 from hapi_client.swift.transport import CancelScope
-from hapi_protocol.data_index import Span
+from hapi_protocol.data_index import IndexRow, Span
 from hapi_protocol.errors import HapiError
 
 POLL_SECONDS = 0.1
 MIN_RATE_SECONDS = 1.0
 """Minimum time of reading from which its throughput counts."""
 
-_Key: TypeAlias = tuple[str, str, int, int]
+_Read: TypeAlias = tuple[Span, Future[bytes]]
 
 
 class EarlyReads:
@@ -56,7 +56,8 @@ class EarlyReads:
         self._lock = threading.RLock()
         self._todo = deque(spans)
         self._room_bytes = options.ahead_bytes
-        self._reads: dict[_Key, Future[bytes]] = {}
+        # By shard, ETag and sample: an epoch may divide spans otherwise.
+        self._reads: dict[tuple[str, str, int], _Read] = {}
         self._rate: float | None = None
         self._started = time.monotonic()
         self._bytes_before = self._received_bytes()
@@ -89,7 +90,7 @@ class EarlyReads:
                 self._measure()
                 future.set_result(data)
 
-    def _begin_next(self) -> tuple[Span, Future[bytes]] | None:
+    def _begin_next(self) -> _Read | None:
         with self._lock:
             if not self._todo:
                 return None
@@ -98,8 +99,9 @@ class EarlyReads:
             if self._room_bytes < 0:
                 self.stop()
                 return None
-            future = self._reads[_key(span)] = Future()
-            return span, future
+            read = span, Future[bytes]()
+            self._reads.update(dict.fromkeys(_keys(span), read))
+            return read
 
     def _measure(self) -> None:
         seconds = time.monotonic() - self._started
@@ -118,12 +120,11 @@ class EarlyReads:
     @property
     def num_samples(self) -> int:
         """Samples that are here or in flight, and were not taken yet."""
-        with self._lock:
-            return sum(count for *_, count in self._reads)
+        return len(self._reads)
 
     def holds(self, span: Span) -> bool:
-        """Returns True if a span is here or in flight."""
-        return _key(span) in self._reads
+        """Returns True if all of a span is here or in flight."""
+        return all(key in self._reads for key in _keys(span))
 
     def take(self, span: Span, scope: CancelScope) -> bytes | None:
         """Returns the bytes of a span once; waits for a read in flight.
@@ -136,15 +137,20 @@ class EarlyReads:
             None if the span has to be read.
         """
         with self._lock:
-            future = self._reads.pop(_key(span), None)
-        if future is None:
+            found = [self._reads.pop(key, None) for key in _keys(span)]
+        reads = [each for each in found if each is not None]
+        if len(reads) < len(found):
             self.stop()  # the loop has caught up
             return None
         self.was_used = True
-        while not wait([future], POLL_SECONDS).done:
+        futures = {future for _, future in reads}
+        while wait(futures, POLL_SECONDS).not_done:
             scope.check()
         try:
-            return future.result()
+            return b"".join(
+                _bytes_of(row, *read)
+                for row, read in zip(span.rows, reads, strict=True)
+            )
         except HapiError:
             return None
 
@@ -161,5 +167,10 @@ class EarlyReads:
             self._reads.clear()
 
 
-def _key(span: Span) -> _Key:
-    return span.shard, span.etag, span.rows[0].sample, len(span.rows)
+def _keys(span: Span) -> list[tuple[str, str, int]]:
+    return [(span.shard, span.etag, row.sample) for row in span.rows]
+
+
+def _bytes_of(row: IndexRow, span: Span, read: Future[bytes]) -> memoryview:
+    first = row.offset - span.byte_range.first
+    return memoryview(read.result())[first : first + row.length]

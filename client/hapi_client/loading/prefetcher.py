@@ -54,6 +54,10 @@ class ReadConfig:
         ahead_bytes: memory of spans that are read ahead of the training
             loop; at least one span is always read.
         ahead_spans: number of spans that are read ahead.
+        read_early: read the first spans while the model is split, up to
+            ``ahead_bytes``, if the job begins with raw reads.  False saves
+            these bytes if only ``DataLoader`` workers read, which cannot use
+            them.
         decode_threads: None for one on each available core.
         forward_samples: samples of one forward pass of the frozen layers on
             the client; None for what suits the device.
@@ -91,6 +95,7 @@ class ReadConfig:
     num_threads: int = 4
     ahead_bytes: int = 256 * 1024 * 1024
     ahead_spans: int = 64
+    read_early: bool = True
     decode_threads: int | None = None
     forward_samples: int | None = None
     buffer_spans: int = DEFAULT_BUFFER_SPANS

@@ -275,6 +275,9 @@ class FakeSources:
     def recording(self, recorder):
         return nullcontext()
 
+    def prefers_early(self, span):
+        return False
+
 
 def test_each_loader_has_the_changes_of_its_epoch(bench):
     scheduler = RouteScheduler({RAW_ROUTE: 1.0})
