@@ -361,9 +361,9 @@ class JobPlanner:
         measured.
         """
         rate = None if self._compared_bytes else self._parts.early_rate()
-        self._compared_bytes = True
         if rate is None:
             return False
+        self._compared_bytes = True
         facts = self._parts.observe(None)
         if facts is None:
             return False
