@@ -35,6 +35,7 @@ END_SECONDS = 5.0
 
 if TYPE_CHECKING:
     from hapi_worker.jobs.worker import Worker
+    from hapi_worker.models.package_loader import ValidatingLoader
     from hapi_worker.server.service import Service
 
 logger = logging.getLogger(__name__)
@@ -107,17 +108,23 @@ def _serve(path: str, config: WorkerConfig) -> int:
         return _cannot_start(error)
     keep_heap()  # before there are threads
     # torch takes seconds to load; the checks above must not wait for it.
+    from hapi_worker.models.package_loader import ValidatingLoader
     from hapi_worker.server.service import Service
     from hapi_worker.server.unix_server import SocketInUseError
 
     signals = _Signals()
+    loader = ValidatingLoader()
     try:
         service = Service(
-            config, out_of_service=signals.end, listeners=listeners
+            config,
+            load=loader,
+            out_of_service=signals.end,
+            listeners=listeners,
         )
         # Objects of the start stay: the collector need not scan them.
         gc.freeze()
         service.begin()
+        loader.begin()
     except (SocketInUseError, OSError, ValueError) as error:
         return _cannot_start(error)
     worker = service.worker
@@ -137,11 +144,11 @@ def _serve(path: str, config: WorkerConfig) -> int:
     notify_systemd("STOPPING=1")
     if number == OUT_OF_SERVICE:
         logger.critical("no device is left; the worker ends")
-        return _ended(service, EXIT_NO_DEVICE)
+        return _ended(service, loader, EXIT_NO_DEVICE)
     logger.info("draining for at most %g s", worker.config.drain_seconds)
     if not service.drain():
         logger.warning("jobs still run after the drain; they are broken off")
-    return _ended(service, 0)
+    return _ended(service, loader, 0)
 
 
 def _cannot_start(error: Exception) -> int:
@@ -149,8 +156,8 @@ def _cannot_start(error: Exception) -> int:
     return EXIT_CANNOT_START
 
 
-def _ended(service: Service, status: int) -> int:
-    """Ends the service and returns the exit status.
+def _ended(service: Service, loader: ValidatingLoader, status: int) -> int:
+    """Ends service and loader, and returns the exit status.
 
     If threads still run, the process ends here: an interpreter that ends
     while a thread of torch runs is aborted, and the driver of a device that
@@ -163,6 +170,7 @@ def _ended(service: Service, status: int) -> int:
     ending.join(END_SECONDS)
     if not service.ended:
         logger.warning("the worker exits while threads are still busy")
+    if not (loader.end() and service.ended):
         logging.shutdown()
         os._exit(status)
     return status

@@ -379,7 +379,7 @@ def running_worker(
     """A worker with its sockets in ``folder``, stopped afterwards.
 
     It loads packages without the validating subprocess, which takes seconds
-    to start; ``load=load_validated`` is the real loader.
+    to start; ``load=ValidatingLoader()`` is the real loader.
     """
     values: dict[str, Any] = {
         "socket": str(folder / "worker.sock"),

@@ -148,6 +148,12 @@ def infer(
     return tuple(values[node] for node in range(len(values)))
 
 
+def warm_up() -> None:
+    """Makes torch import what :func:`infer` needs, which takes seconds."""
+    relu = Call("aten.relu.default", (Ref(INPUT),))
+    infer(Program(0, (relu,)), {}, SampleForm((1,)))
+
+
 def run_call(
     call: Call, tensors: Mapping[int, torch.Tensor], batch: int
 ) -> torch.Tensor:

@@ -1,13 +1,14 @@
 """Validation of a package in a process of its own.
 
-Everything that loading does to bytes from a stranger is first done in a
-fresh Python process with bounded memory, CPU time and lifetime: parsing,
+Everything that loading does to bytes from a stranger is first done in
+another process with bounded memory, CPU time and lifetime: parsing,
 the checks, the propagation of shapes through torch's own code. There the
 region also runs once, on random samples alone, together and in another
 order, which must agree. A crash or an endless loop costs that process.
 
-It is a new interpreter, never a fork: the caller has threads, and maybe a
-device, that do not survive one.
+It is never a fork of the caller, which has threads, and maybe a device, that
+do not survive one, but of a server with a single thread
+(:mod:`hapi_splitter.package.validation_server`).
 
 The same passes measure the region's working memory, for which they run it as
 a worker does on a CPU: fast, and with as many threads as the caller has.
@@ -17,10 +18,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import resource
-import subprocess
-import sys
+import signal
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -29,12 +28,23 @@ from typing import IO, Any
 
 import torch
 
-from hapi_protocol.errors import HapiError, PackageError, make_error
+from hapi_protocol.errors import (
+    HapiError,
+    PackageError,
+    UnavailableError,
+    make_error,
+)
 from hapi_splitter.cuts import CallMemory, FrozenGraph
-from hapi_splitter.graph.shapes import ShapeLimits
+from hapi_splitter.graph.shapes import ShapeLimits, warm_up
 from hapi_splitter.numerics import exact_numerics
 from hapi_splitter.package.memory_measurement import MemoryMeter
 from hapi_splitter.package.reader import PackageLimits, load_package
+from hapi_splitter.package.validation_server import (
+    Request,
+    ValidationServer,
+    last_line,
+    serve,
+)
 
 _SAMPLES = 3
 _TOLERANCE = (1e-3, 1e-4)
@@ -44,9 +54,8 @@ _HALF_TOLERANCES = {
 }
 """Tolerances relative to a value and to the largest one: kernels for other
 batch sizes round differently."""
-_MAX_ANSWER_BYTES = 4 << 20
-_ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "", "KINETO_LOG_LEVEL": "5"}
-"""Hides GPUs and the messages of torch's profiler."""
+_TRIES = 2
+_RETRY_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +65,7 @@ class ProcessLimits:
     Args:
         memory_bytes: address space beyond what torch itself takes.
         cpu_seconds: of all its threads.
-        wall_seconds: from its start to its end.
+        wall_seconds: from its fork to its end.
     """
 
     memory_bytes: int = 8 << 30
@@ -83,6 +92,7 @@ def validate_package(
     limits: PackageLimits | None = None,
     process_limits: ProcessLimits | None = None,
     digest: str | None = None,
+    server: ValidationServer | None = None,
 ) -> Validation:
     """Checks a package in a process of its own and measures its memory.
 
@@ -93,10 +103,14 @@ def validate_package(
         limits: as for :func:`hapi_splitter.package.reader.load_package`.
         process_limits: of the process.
         digest: the sha256 it must have, hexadecimal.
+        server: forks the process; None starts one for this package, which
+            takes seconds.
 
     Raises:
         PackageError: naming what is wrong, or how the process ended.
-        OSError: when the file cannot be opened or a process started.
+        UnavailableError: the process was killed from outside or could not
+            be started, twice; the package may be good.
+        OSError: the file cannot be opened.
     """
     process_limits = process_limits or ProcessLimits()
     request = {
@@ -105,8 +119,13 @@ def validate_package(
         "digest": digest,
         "threads": torch.get_num_threads(),
     }
-    with _file_of(data) as file:
-        answer = _run(file.fileno(), request, process_limits.wall_seconds)
+    with contextlib.ExitStack() as stack:
+        file = stack.enter_context(_file_of(data))
+        if server is None:
+            server = stack.enter_context(ValidationServer())
+        answer = _run(
+            server, file.fileno(), request, process_limits.wall_seconds
+        )
     if "digest" in answer:
         memory = {
             call: CallMemory((peak, peak_each), (after, after_each))
@@ -131,39 +150,43 @@ def _file_of(
 
 
 def _run(
-    descriptor: int, request: dict[str, Any], seconds: float
+    server: ValidationServer, package: int, request: Request, seconds: float
 ) -> dict[str, Any]:
-    # -P would do, but is newer than our oldest Python; -I drops the path.
-    paths = os.pathsep.join(path for path in sys.path if path)
-    command = [sys.executable, "-m", __name__, str(descriptor)]
-    try:
-        process = subprocess.run(
-            command,
-            input=json.dumps(request).encode(),
-            capture_output=True,
-            pass_fds=(descriptor,),
-            timeout=seconds,
-            env={**os.environ, "PYTHONPATH": paths, **_ENVIRONMENT},
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise PackageError(
-            "bad_package",
-            f"the package is refused: validating it took over {seconds} s",
-        ) from None
-    answer = _parse_answer(process.stdout)
-    if answer is None:
-        reason = process.stderr[-300:].decode("utf-8", "replace").strip()
-        raise PackageError(
-            "bad_package",
-            "the package is refused: validating it ended the process with "
-            f"status {process.returncode}: {reason.rpartition(chr(10))[2]}",
-        )
-    return answer
+    reason: object = None
+    for _ in range(_TRIES):
+        try:
+            output, status = server.run(package, request, seconds)
+        except OSError as error:
+            reason = error
+            continue
+        answer = _parse_answer(output)
+        if answer is not None:
+            return answer
+        if status != -signal.SIGKILL:
+            raise PackageError(
+                "bad_package", _refusal(output, status, seconds)
+            )
+        # No limit of the process ends it so.
+        reason = "its process was killed (SIGKILL), maybe for lack of memory"
+    raise UnavailableError(
+        "worker_unavailable",
+        f"the package could not be validated, in {_TRIES} tries: {reason}; "
+        "try again later",
+        retry_after=_RETRY_SECONDS,
+    )
+
+
+def _refusal(output: bytes, status: int, seconds: float) -> str:
+    how = (
+        f"took over {seconds} s"
+        if status == -signal.SIGALRM
+        else f"ended the process with status {status}: {last_line(output)}"
+    )
+    return f"the package is refused: validating it {how}"
 
 
 def _parse_answer(output: bytes) -> dict[str, Any] | None:
-    line = output.rstrip(b"\n").rpartition(b"\n")[2][:_MAX_ANSWER_BYTES]
+    line = output.rstrip(b"\n").rpartition(b"\n")[2]
     try:
         answer = json.loads(line)
     except ValueError:
@@ -211,9 +234,8 @@ def probe_batchwise(frozen: FrozenGraph) -> dict[int, CallMemory]:
     return meter.calls()
 
 
-def _main(descriptor: int) -> int:
-    """The validating process: request on stdin, answer on stdout."""
-    request = json.load(sys.stdin)
+def answer_request(descriptor: int, request: Request) -> dict[str, Any]:
+    """Validates a package in this process, which it limits."""
     _limit_process(ProcessLimits(**request["process"]))
     torch.set_num_threads(request["threads"])
     try:
@@ -227,18 +249,15 @@ def _main(descriptor: int) -> int:
             [call, *found.peak, *found.after]
             for call, found in probe_batchwise(frozen).items()
         ]
-        answer = {"digest": frozen.digest, "memory": memory}
     except HapiError as error:
-        answer = {"code": error.code, "message": error.message}
+        return {"code": error.code, "message": error.message}
     except (MemoryError, RuntimeError) as error:
         reason = str(error).partition("\n")[0][:200]
-        answer = {
+        return {
             "code": "bad_package",
             "message": f"the package is refused: it does not run: {reason}",
         }
-    sys.stdout.write(json.dumps(answer) + "\n")
-    sys.stdout.flush()
-    return 0
+    return {"digest": frozen.digest, "memory": memory}
 
 
 def _limits_from(document: dict[str, Any]) -> PackageLimits:
@@ -257,4 +276,5 @@ def _limit_process(limits: ProcessLimits) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(_main(int(sys.argv[1])))
+    warm_up()
+    serve(answer_request)

@@ -53,7 +53,7 @@ from hapi_worker.jobs.sample_reader import (
     read_start,
 )
 from hapi_worker.models.device_models import DeviceModels, Lease
-from hapi_worker.models.package_loader import Load, load_fast, load_validated
+from hapi_worker.models.package_loader import Load, load_fast
 from hapi_worker.models.registry import Models
 from hapi_worker.monitoring.accounting import (
     MAX_WAITING_QUERIES,
@@ -96,7 +96,7 @@ class Worker:
         self,
         config: WorkerConfig,
         *,
-        load: Load = load_validated,
+        load: Load,
         out_of_service: Callable[[], None] = lambda: None,
     ) -> None:
         self.config = config

@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from hapi_worker.config import WorkerConfig
 from hapi_worker.jobs.worker import Worker
-from hapi_worker.models.package_loader import Load, load_validated
+from hapi_worker.models.package_loader import Load
 from hapi_worker.monitoring.malloc_tuning import HeapTrimmer
 from hapi_worker.server.app import WorkerApp
 from hapi_worker.server.unix_server import SocketInUseError, UnixServer
@@ -32,7 +32,7 @@ class Service:
         self,
         config: WorkerConfig,
         *,
-        load: Load = load_validated,
+        load: Load,
         out_of_service: Callable[[], None] = lambda: None,
         listeners: Mapping[str, socket.socket] = NO_LISTENERS,
     ) -> None:

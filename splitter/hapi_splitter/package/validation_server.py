@@ -1,0 +1,305 @@
+"""A process that forks a child for each package to validate.
+
+An interpreter with torch takes seconds to start.  The server starts once,
+imports everything, and forks.  It is a new interpreter itself, with one
+thread and no device: a process with threads, such as its user, must not fork.
+
+A request consists of JSON and two descriptors: the package's file, and a
+socket for the output of the child.  The server adds a line with the child's
+exit status there.  The server ends with its user, at the end of file on its
+standard input, and its children end with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+Request = dict[str, Any]
+Work = Callable[[int, Request], Mapping[str, Any]]
+
+START_SECONDS = 120.0
+"""Longest start of a server, on a busy host."""
+MAX_REQUEST_BYTES = 1 << 16
+MAX_OUTPUT_BYTES = 4 << 20
+"""What is read of a child's output, from its end."""
+_ENVIRONMENT = {
+    "CUDA_VISIBLE_DEVICES": "",
+    "KINETO_LOG_LEVEL": "5",
+    "OPENBLAS_NUM_THREADS": "1",
+}
+"""Hides GPUs and the messages of torch's profiler; no threads at import."""
+_PR_SET_PDEATHSIG = 1
+_INPUT, _OUTPUT, _ERRORS = range(3)
+
+
+@dataclass(frozen=True)
+class _Running:
+    process: subprocess.Popen[bytes]
+    control: socket.socket
+
+    def end(self) -> str:
+        """Kills it, and returns its status and its last message."""
+        self.process.kill()
+        errors = self.process.communicate()[1]
+        self.control.close()
+        return f"status {self.process.returncode}: {last_line(errors)}"
+
+
+class ValidationServer:
+    """Starts and uses a server; a context manager that ends it.
+
+    Threads may share it, and their validations run at the same time.  A
+    server that has ended is started again.
+
+    Args:
+        module: the module that the server runs; it calls :func:`serve`.
+    """
+
+    def __init__(
+        self, module: str = "hapi_splitter.package.subprocess_validation"
+    ) -> None:
+        self._module = module
+        self._lock = threading.Lock()
+        self._running: _Running | None = None
+
+    def __enter__(self) -> ValidationServer:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.end()
+
+    def begin(self) -> None:
+        """Starts the server and returns at once.
+
+        Raises:
+            OSError: the process cannot be started.
+        """
+        with self._lock:
+            self._start()
+
+    def end(self) -> None:
+        """Kills the server and its children."""
+        with self._lock:
+            if self._running is not None:
+                self._running.end()
+            self._running = None
+
+    def run(
+        self, package: int, request: Request, seconds: float
+    ) -> tuple[bytes, int]:
+        """Runs a child and returns its output and its exit status.
+
+        Args:
+            package: descriptor of the package's file.
+            request: argument of the child, a JSON object.
+            seconds: after which the kernel ends the child (SIGALRM).
+
+        Returns:
+            The end of the output, and the status as that of
+            :class:`subprocess.Popen`.
+
+        Raises:
+            OSError: the server ended or does not answer, or a process
+                cannot be started.
+        """
+        message = json.dumps({"seconds": seconds, "request": request})
+        ours, theirs = socket.socketpair()
+        with ours:
+            with theirs, self._lock:
+                running = self._start()
+                fds = [package, theirs.fileno()]
+                with contextlib.suppress(ConnectionError):
+                    socket.send_fds(running.control, [message.encode()], fds)
+            try:
+                output = _read(ours, seconds + START_SECONDS)
+            except TimeoutError:
+                self._replace(running)
+                raise
+        output, _, last = output.rpartition(b"\n")
+        end = _parse_end(last)
+        if end is None:
+            raise ConnectionError(self._replace(running))
+        if "error" in end:
+            raise OSError(end["error"])
+        return output, int(end["status"])
+
+    def _start(self) -> _Running:
+        """Returns the running server; called with the lock held."""
+        if self._running is not None:
+            if self._running.process.poll() is None:
+                return self._running
+            self._running.end()
+            self._running = None
+        ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
+        ours.settimeout(START_SECONDS)
+        # -P would do, but is newer than our oldest Python; -I drops the path.
+        paths = os.pathsep.join(path for path in sys.path if path)
+        with theirs:
+            process = subprocess.Popen(
+                [sys.executable, "-m", self._module],
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                env={**os.environ, "PYTHONPATH": paths, **_ENVIRONMENT},
+                # A terminal's interrupt is for the user of the server.
+                start_new_session=True,
+            )
+        self._running = _Running(process, ours)
+        return self._running
+
+    def _replace(self, running: _Running) -> str:
+        """Ends a server that fails, and says how it ended."""
+        how = ""
+        with self._lock:
+            if self._running is running:
+                self._running = None
+                how = f" with {running.end()}"
+        return f"the validation server ended{how}"
+
+
+def last_line(output: bytes) -> str:
+    """Returns the last line, or its end."""
+    return output[-300:].decode("utf-8", "replace").strip().split("\n")[-1]
+
+
+def _read(ours: socket.socket, seconds: float) -> bytes:
+    """Reads to the end of file.
+
+    Raises:
+        TimeoutError: it is not reached within ``seconds``.
+    """
+    output = bytearray()
+    deadline = time.monotonic() + seconds
+    while (left := deadline - time.monotonic()) > 0:
+        ours.settimeout(left)
+        piece = ours.recv(1 << 16)
+        if not piece:
+            return bytes(output)
+        output += piece
+        del output[:-MAX_OUTPUT_BYTES]
+    raise TimeoutError("the validation server does not answer")
+
+
+def _parse_end(line: bytes) -> dict[str, Any] | None:
+    with contextlib.suppress(ValueError):
+        end = json.loads(line)
+        if isinstance(end, dict) and end.keys() & {"status", "error"}:
+            return end
+    return None
+
+
+def serve(work: Work) -> NoReturn:
+    """Forks a child for each request; exits when the user has ended.
+
+    Args:
+        work: called in a child with the descriptor of the package and the
+            request; its result is written as JSON.
+    """
+    server = _Server(work)
+    gc.freeze()  # a collection in a child would copy the server's pages
+    while server.handle():
+        pass
+    os._exit(0)
+
+
+class _Server:
+    def __init__(self, work: Work) -> None:
+        self._work = work
+        self._pid = os.getpid()
+        self._libc = ctypes.CDLL(None)
+        self._control = socket.socket(fileno=os.dup(_INPUT))
+        self._readable, self._writable = socket.socketpair()
+        self._writable.setblocking(False)
+        signal.set_wakeup_fd(
+            self._writable.fileno(), warn_on_full_buffer=False
+        )
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        self._outputs: dict[int, socket.socket] = {}
+        """By process id of the child."""
+
+    def handle(self) -> bool:
+        """Waits for a request or a child's end; False: the user ended."""
+        ready = select.select([self._control, self._readable], [], [])[0]
+        if self._readable in ready:
+            self._readable.recv(1 << 16)
+            self._reap()
+        if self._control not in ready:
+            return True
+        message, fds, *_ = socket.recv_fds(self._control, MAX_REQUEST_BYTES, 2)
+        if message:
+            self._fork(json.loads(message), *fds)
+        return bool(message)
+
+    def _fork(self, message: Request, package: int, number: int) -> None:
+        output = socket.socket(fileno=number)
+        try:
+            pid = os.fork()
+        except OSError as error:
+            _finish(output, {"error": f"cannot start a process: {error}"})
+        else:
+            if pid == 0:
+                self._run_child(message, package, output)
+            self._outputs[pid] = output
+        os.close(package)
+
+    def _run_child(
+        self, message: Request, package: int, output: socket.socket
+    ) -> NoReturn:
+        status = 1
+        try:
+            self._detach(output)
+            signal.setitimer(signal.ITIMER_REAL, message["seconds"])
+            answer = self._work(package, message["request"])
+            sys.stdout.write(json.dumps(answer))
+            sys.stdout.flush()
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(status)
+
+    def _detach(self, output: socket.socket) -> None:
+        """Leaves the child what it needs, and ends it with the server."""
+        self._libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != self._pid:
+            os._exit(1)
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGCHLD, signal.SIGALRM, signal.SIGXCPU):
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        os.dup2(os.open(os.devnull, os.O_RDONLY), _INPUT)
+        os.dup2(output.fileno(), _OUTPUT)
+        os.dup2(output.fileno(), _ERRORS)
+        for each in (self._control, self._readable, self._writable):
+            each.close()
+        for other in self._outputs.values():
+            other.close()
+
+    def _reap(self) -> None:
+        while self._outputs:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                return
+            end = {"status": os.waitstatus_to_exitcode(status)}
+            _finish(self._outputs.pop(pid), end)
+
+
+def _finish(output: socket.socket, end: dict[str, Any]) -> None:
+    """Sends the last line; the user may have ended."""
+    with output, contextlib.suppress(OSError):
+        output.sendall(b"\n" + json.dumps(end).encode())
