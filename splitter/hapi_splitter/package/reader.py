@@ -104,7 +104,7 @@ def load_package(
 def _map(path: Path) -> memoryview:
     with path.open("rb") as file:
         if not path.stat().st_size:
-            raise _error(f"{path} is empty")
+            raise _error(f"{path} is empty: not a zip file")
         # A private mapping, because torch warns about read-only memory.
         return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
 

@@ -145,11 +145,11 @@ class ValidationServer:
                 return self._running
             self._running.end()
             self._running = None
-        ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
-        ours.settimeout(START_SECONDS)
         # -P would do, but is newer than our oldest Python; -I drops the path.
         paths = os.pathsep.join(path for path in sys.path if path)
-        with theirs:
+        ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
+        with theirs, contextlib.ExitStack() as on_error:
+            on_error.enter_context(ours).settimeout(START_SECONDS)
             process = subprocess.Popen(
                 [sys.executable, "-m", self._module],
                 stdin=theirs.fileno(),
@@ -159,6 +159,7 @@ class ValidationServer:
                 # A terminal's interrupt is for the user of the server.
                 start_new_session=True,
             )
+            on_error.pop_all()
         self._running = _Running(process, ours)
         return self._running
 

@@ -1,0 +1,86 @@
+"""A validation server whose children wait while a file exists.
+
+``ValidationServer("paused_validation")`` starts it, with the path of the file
+in the environment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from children import family
+from hapi_cluster.process_identity import ProcessIdentity
+from hapi_splitter.graph.shapes import warm_up
+from hapi_splitter.package.subprocess_validation import answer_request
+from hapi_splitter.package.validation_server import (
+    Request,
+    ValidationServer,
+    serve,
+)
+from waiting import until
+
+SECONDS = 60.0
+_VARIABLE = "PAUSED_VALIDATION"
+
+
+class PausedValidations:
+    """Holds validations of this process until they are released."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self.server = ValidationServer("paused_validation")
+
+    def pause(self) -> None:
+        self._file.touch()
+
+    def release(self) -> None:
+        self._file.unlink()
+
+    def children(self) -> list[ProcessIdentity]:
+        """The processes that validate now."""
+        return servers(os.getpid(), "paused_validation")[1:]
+
+    def child(self) -> ProcessIdentity:
+        """Waits for a process that validates."""
+        until(self.children, SECONDS)
+        return self.children()[0]
+
+
+@contextlib.contextmanager
+def paused_validations(folder: Path) -> Iterator[PausedValidations]:
+    paused = PausedValidations(folder / "paused")
+    with pytest.MonkeyPatch.context() as patch, paused.server:
+        patch.setenv(_VARIABLE, str(folder / "paused"))
+        paused.pause()
+        yield paused
+
+
+def servers(
+    user: int, module: str = "hapi_splitter.package.subprocess_validation"
+) -> list[ProcessIdentity]:
+    """The server of a process, and its children."""
+    return [each for each in family(user) if module in _command(each.pid)]
+
+
+def _command(pid: int) -> list[str]:
+    with contextlib.suppress(OSError):
+        text = Path(f"/proc/{pid}/cmdline").read_text()
+        return text.split("\0")
+    return []
+
+
+def _answer(descriptor: int, request: Request) -> dict[str, Any]:
+    paused = Path(os.environ[_VARIABLE])
+    until(lambda: not paused.exists(), SECONDS)
+    return answer_request(descriptor, request)
+
+
+if __name__ == "__main__":
+    warm_up()
+    serve(_answer)

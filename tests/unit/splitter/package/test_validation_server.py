@@ -1,0 +1,199 @@
+"""Validations in forks of a server, and the ends of either."""
+
+import os
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from children import family
+from hapi_protocol.errors import PackageError, UnavailableError
+from hapi_splitter.package.subprocess_validation import (
+    ProcessLimits,
+    validate_package,
+)
+from hapi_splitter.package.validation_server import ValidationServer
+from hostile import attacks, valid_package
+from paused_validation import SECONDS, paused_validations, servers
+from waiting import until
+
+NUM_VALIDATIONS = 50
+CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGXCPU)
+
+
+@pytest.fixture(scope="module")
+def server():
+    with pytest.MonkeyPatch.context() as patch, ValidationServer() as server:
+        # Without it, libraries start a thread for each core.
+        patch.delenv("OMP_NUM_THREADS", raising=False)
+        server.begin()
+        yield server
+
+
+@pytest.fixture(scope="module")
+def pausing(tmp_path_factory):
+    with paused_validations(tmp_path_factory.mktemp("paused")) as paused:
+        yield paused
+
+
+@pytest.fixture
+def paused(pausing):
+    pausing.pause()
+    return pausing
+
+
+@pytest.fixture
+def pool():
+    with ThreadPoolExecutor(2) as pool:
+        yield pool
+
+
+def validate(server, **options):
+    return validate_package(valid_package(), server=server, **options).digest
+
+
+@pytest.mark.parametrize(
+    ("build", "reason"), attacks().values(), ids=attacks()
+)
+def test_hostile_package_is_refused_by_name_and_leaves_no_trace(
+    build, reason, tmp_path, server
+):
+    data = build(tmp_path / "trace")
+    with pytest.raises(PackageError, match=reason):
+        validate_package(data, server=server)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("limits", "reason"),
+    [
+        (ProcessLimits(wall_seconds=0.001), r"took over 0\.001 s"),
+        (ProcessLimits(cpu_seconds=0), "status -24: "),
+        (ProcessLimits(memory_bytes=0), "status|does not run"),
+    ],
+    ids=["wall", "cpu", "memory"],
+)
+def test_limit_of_one_validation_is_a_refusal_and_spares_the_server(
+    limits, reason, server
+):
+    digest = validate(server)
+    [before] = servers(os.getpid())
+    with pytest.raises(PackageError, match=reason):
+        validate(server, process_limits=limits)
+    assert validate(server) == digest
+    assert servers(os.getpid()) == [before]
+
+
+def test_server_has_one_thread_and_no_descriptor_of_its_user(server):
+    readable, writable = os.pipe()
+    with os.fdopen(readable), os.fdopen(writable):
+        os.set_inheritable(readable, True)
+        pipe = os.readlink(f"/proc/self/fd/{readable}")
+        with ValidationServer() as another:
+            validate(another)
+            pids = [each.pid for each in servers(os.getpid())]
+            assert len(pids) == 2
+            for pid in pids:
+                process = Path(f"/proc/{pid}")
+                assert len(list((process / "task").iterdir())) == 1
+                files = [p.readlink() for p in (process / "fd").iterdir()]
+                assert Path(pipe) not in files
+
+
+def test_validations_leave_no_descriptor_and_no_process(server):
+    def footprint():
+        [found] = servers(os.getpid())
+        pids = (os.getpid(), found.pid)
+        fds = [len(os.listdir(f"/proc/{pid}/fd")) for pid in pids]
+        return found, fds
+
+    validate(server)
+    before = footprint()
+    for number in range(NUM_VALIDATIONS):
+        with pytest.raises(PackageError):
+            validate_package(b"junk" * number, server=server)
+    assert footprint() == before
+
+
+def test_two_validations_run_at_the_same_time(paused, pool):
+    results = [pool.submit(validate, paused.server) for _ in range(2)]
+    until(lambda: len(paused.children()) == 2, SECONDS)
+    paused.release()
+    assert len({result.result() for result in results}) == 1
+
+
+def test_killed_server_is_replaced_before_the_next_validation(paused):
+    paused.release()
+    digest = validate(paused.server)
+    [before] = servers(os.getpid(), "paused_validation")
+    before.send(signal.SIGKILL)
+    assert validate(paused.server) == digest
+    assert servers(os.getpid(), "paused_validation") != [before]
+
+
+def test_server_killed_during_two_validations_costs_one_try(paused, pool):
+    results = [pool.submit(validate, paused.server) for _ in range(2)]
+    until(lambda: len(paused.children()) == 2, SECONDS)
+    before, *children = servers(os.getpid(), "paused_validation")
+    before.send(signal.SIGKILL)
+    for child in children:
+        assert child.wait(SECONDS)
+    paused.release()
+    assert len({result.result() for result in results}) == 1
+
+
+def test_validation_that_was_killed_is_tried_again(paused, pool):
+    result = pool.submit(validate, paused.server)
+    paused.child().send(signal.SIGKILL)
+    paused.release()
+    assert result.result() == validate(paused.server)
+
+
+def test_validation_that_was_killed_twice_may_be_tried_later(paused, pool):
+    result = pool.submit(validate, paused.server)
+    for _ in range(2):
+        child = paused.child()
+        child.send(signal.SIGKILL)
+        assert child.wait(SECONDS)
+    with pytest.raises(UnavailableError, match="was killed") as raised:
+        result.result()
+    assert (raised.value.status, raised.value.retry_after) == (503, 5.0)
+
+
+@pytest.mark.parametrize("number", CRASHES, ids=lambda number: number.name)
+def test_crash_is_a_refusal(paused, pool, number):
+    result = pool.submit(validate, paused.server)
+    paused.child().send(number)
+    with pytest.raises(PackageError, match=f"with status -{number:d}: "):
+        result.result()
+
+
+def test_server_that_cannot_start_is_named():
+    with (
+        ValidationServer("no_such_module") as server,
+        pytest.raises(UnavailableError, match="No module named no_such_modu"),
+    ):
+        validate(server)
+
+
+def test_server_and_children_end_with_a_killed_user(paused):
+    code = (
+        "from test_validation_server import ValidationServer, validate\n"
+        "validate(ValidationServer('paused_validation'))"
+    )
+    paths = [str(Path(__file__).parent), *sys.path]
+    user = subprocess.Popen(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+    )
+    try:
+        until(lambda: len(family(user.pid)) == 3, SECONDS)
+        processes = family(user.pid)
+    finally:
+        user.kill()
+        user.wait()
+    for process in processes:
+        assert process.wait(SECONDS)
