@@ -36,7 +36,7 @@ START_SECONDS = 120.0
 """Longest start of a server, on a busy host."""
 MAX_REQUEST_BYTES = 1 << 16
 MAX_OUTPUT_BYTES = 4 << 20
-"""What is read of a child's output, from its end."""
+"""Limit of a child's output; only its end is read."""
 _ENVIRONMENT = {
     "CUDA_VISIBLE_DEVICES": "",
     "KINETO_LOG_LEVEL": "5",

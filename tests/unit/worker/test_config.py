@@ -157,6 +157,7 @@ def test_service_unit_is_confined_and_never_required():
         "PrivateNetwork=yes",
         "ProtectSystem=strict",
         "Restart=on-failure",
+        "OOMPolicy=continue",
         "Group=swift",
     ):
         assert f"\n{line}\n" in unit
