@@ -124,7 +124,6 @@ def _serve(path: str, config: WorkerConfig) -> int:
         # Objects of the start stay: the collector need not scan them.
         gc.freeze()
         service.begin()
-        loader.begin()
     except (SocketInUseError, OSError, ValueError) as error:
         return _cannot_start(error)
     worker = service.worker
@@ -135,6 +134,7 @@ def _serve(path: str, config: WorkerConfig) -> int:
         config.socket,
     )
     notify_systemd("READY=1")
+    loader.begin()
     while (number := signals.wait(TICK_SECONDS)) in (None, signal.SIGHUP):
         if number is None:
             worker.admission.drop_expired()
@@ -165,12 +165,13 @@ def _ended(service: Service, loader: ValidatingLoader, status: int) -> int:
     """
     # Libraries warn about objects that are not collected at exit.
     gc.unfreeze()
+    idle = loader.end()
     ending = threading.Thread(target=service.end, daemon=True)
     ending.start()
     ending.join(END_SECONDS)
     if not service.ended:
         logger.warning("the worker exits while threads are still busy")
-    if not (loader.end() and service.ended):
+    if not (idle and service.ended):
         logging.shutdown()
         os._exit(status)
     return status

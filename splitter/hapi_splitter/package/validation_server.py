@@ -64,7 +64,7 @@ class ValidationServer:
     """Starts and uses a server; a context manager that ends it.
 
     Threads may share it, and their validations run at the same time.  A
-    server that has ended is started again.
+    server that was killed is started again.
 
     Args:
         module: the module that the server runs; it calls :func:`serve`.
@@ -76,6 +76,7 @@ class ValidationServer:
         self._module = module
         self._lock = threading.Lock()
         self._running: _Running | None = None
+        self._is_closed = False
 
     def __enter__(self) -> ValidationServer:
         return self
@@ -93,8 +94,9 @@ class ValidationServer:
             self._start()
 
     def end(self) -> None:
-        """Kills the server and its children."""
+        """Kills the server and its children; validations fail from now on."""
         with self._lock:
+            self._is_closed = True
             if self._running is not None:
                 self._running.end()
             self._running = None
@@ -140,6 +142,8 @@ class ValidationServer:
 
     def _start(self) -> _Running:
         """Returns the running server; called with the lock held."""
+        if self._is_closed:
+            raise ConnectionError("no package is validated any more")
         if self._running is not None:
             if self._running.process.poll() is None:
                 return self._running
@@ -266,7 +270,7 @@ class _Server:
             self._detach(output)
             signal.setitimer(signal.ITIMER_REAL, message["seconds"])
             answer = self._work(package, message["request"])
-            sys.stdout.write(json.dumps(answer))
+            sys.stdout.write("\n" + json.dumps(answer))
             sys.stdout.flush()
             status = 0
         except BaseException:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from typing import Protocol
 
@@ -10,6 +11,8 @@ from hapi_splitter.graph.shapes import warm_up
 from hapi_splitter.package.reader import PackageLimits, load_package
 from hapi_splitter.package.subprocess_validation import validate_package
 from hapi_splitter.package.validation_server import ValidationServer
+
+logger = logging.getLogger(__name__)
 
 
 class Load(Protocol):
@@ -49,16 +52,23 @@ class ValidatingLoader:
         return frozen
 
     def begin(self) -> None:
-        """Prepares the first load in the background.
-
-        Raises:
-            OSError: a process cannot be started.
-        """
-        self._server.begin()
+        """Prepares the first load in the background."""
         self._warm_up.start()
+        try:
+            self._server.begin()
+        except OSError as error:
+            logger.warning(
+                "cannot start the process that validates packages, and try "
+                "again with the first of them: %s",
+                error,
+            )
 
     def end(self) -> bool:
-        """Ends the server; returns True if no thread is left."""
+        """Ends the server, and what it validates.
+
+        Returns:
+            True if no thread is left.
+        """
         self._server.end()
         return not self._warm_up.is_alive()
 

@@ -171,6 +171,32 @@ def test_crash_is_a_refusal(paused, pool, number):
         result.result()
 
 
+def test_server_that_was_ended_does_not_start_again():
+    server = ValidationServer()
+    server.end()
+    with pytest.raises(UnavailableError, match="any more"):
+        validate(server)
+    assert not servers(os.getpid())
+
+
+def test_first_load_after_warming_up_imports_nothing():
+    code = (
+        "import sys\n"
+        "from hapi_splitter.graph.shapes import warm_up\n"
+        "from hapi_splitter.package.reader import load_package\n"
+        "warm_up()\n"
+        "before = set(sys.modules)\n"
+        "load_package(sys.stdin.buffer.read()).to('cpu', fast=True)\n"
+        "assert set(sys.modules) == before, set(sys.modules) - before\n"
+    )
+    subprocess.run(
+        [sys.executable, "-c", code],
+        input=valid_package(),
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        check=True,
+    )
+
+
 def test_server_that_cannot_start_is_named():
     with (
         ValidationServer("no_such_module") as server,
