@@ -99,40 +99,42 @@ class EarlyOpening:
     ) -> None:
         self._opening = opening
         self._read = read
-        self._opened: Future[OpenedData] | None = None
-        self._is_closed = False
+        self._opened: Future[OpenedData] = Future()
+        self._may_read: Future[bool] = Future()
+        Thread(target=self._run, name="hapi-open", daemon=True).start()
 
-    def begin(self) -> None:
-        """Starts the thread."""
-        if self._opened is None:
-            self._opened = Future()
-            Thread(target=self._run, name="hapi-open", daemon=True).start()
+    def begin_reading(self) -> None:
+        """Begins to read: the split takes seconds, as it is not cached."""
+        if not self._may_read.done():
+            self._may_read.set_result(True)
 
     def _run(self) -> None:
-        assert self._opened is not None, "begin() sets it"
         try:
             opened = self._opening()
-            if self._read is not None:
-                # A loader reports what is wrong with its share.
-                with suppress(ClientError):
-                    opened.early = _early_reads(opened, self._read)
         except BaseException as error:
             self._opened.set_exception(error)
-        else:
-            self._opened.set_result(opened)
+            return
+        if self._may_read.result() and self._read is not None:
+            # A loader reports what is wrong with its share.
+            with suppress(ClientError):
+                opened.early = _early_reads(opened, self._read)
+        self._opened.set_result(opened)
 
     def result(self) -> OpenedData:
-        """Waits for the data, or opens them now if nothing has begun.
+        """Waits for the data.
 
         Raises:
             HapiError: as :func:`open_data`.
         """
-        return self._opened.result() if self._opened else self._opening()
+        if not self._may_read.done():
+            self._may_read.set_result(False)
+        return self._opened.result()
 
     def discard(self) -> None:
         """Ends what has begun, when it is there."""
-        if self._opened is not None:
-            self._opened.add_done_callback(_close)
+        if not self._may_read.done():
+            self._may_read.set_result(False)
+        self._opened.add_done_callback(_close)
 
 
 def _early_reads(opened: OpenedData, read: ReadConfig) -> EarlyReads:

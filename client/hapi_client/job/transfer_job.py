@@ -98,7 +98,7 @@ class TransferJob(FeaturePipeline):
                 augment=config.augment,
                 augment_period_epochs=config.augment_period_epochs,
                 cache_directory=config.split_cache_directory,
-                exporting=opening.begin,
+                exporting=opening.begin_reading,
             )
             self.tail = frozen.tail
             super().__init__(

@@ -139,11 +139,13 @@ class EarlyReads:
         with self._lock:
             found = [self._reads.pop(key, None) for key in _keys(span)]
         reads = [each for each in found if each is not None]
+        futures = {future for _, future in reads}
+        if len(reads) < len(found) or not all(map(Future.done, futures)):
+            # The loop has caught up, and chooses its own concurrency.
+            self.stop()
         if len(reads) < len(found):
-            self.stop()  # the loop has caught up
             return None
         self.was_used = True
-        futures = {future for _, future in reads}
         while wait(futures, POLL_SECONDS).not_done:
             scope.check()
         try:

@@ -69,6 +69,9 @@ MIN_REMAINING_SECONDS = 8.0
 RETRY_SECONDS = 30.0
 """First pause after a failed attempt; it doubles with each."""
 MAX_RETRY_SECONDS = 600.0
+LOAD_SECONDS = 5.0
+"""Assumed time until a worker has checked and loaded a package.  A worker on
+one slow core took 3 to 7 s for packages of 4 MB while it served raw reads."""
 PROFILE_SECONDS = 180.0
 JOIN_SECONDS = 10.0
 MIN_TO_READ = 0.01
@@ -370,7 +373,9 @@ class JobPlanner:
         self._estimates.link.bytes_per_second = rate
         self._link_sample_seconds = facts.samples.raw_bytes / rate
         self._startup_cost = StartupCost(
-            package_bytes=self._package_bytes(), upload_bytes_per_second=rate
+            package_bytes=self._package_bytes(),
+            load_seconds=LOAD_SECONDS,
+            upload_bytes_per_second=rate,
         )
         best, gain = self._best_case(facts)
         return best.pushes and gain >= MIN_PUSH_GAIN
@@ -402,6 +407,7 @@ class JobPlanner:
         if self._model is None:
             self._startup_cost = StartupCost(
                 package_bytes=self._package_bytes(),
+                load_seconds=LOAD_SECONDS,
                 # If the link was never saturated, the received bytes are a
                 # lower bound of the upload's throughput.
                 upload_bytes_per_second=window.received_bytes / window.seconds
