@@ -72,6 +72,10 @@ MAX_RETRY_SECONDS = 600.0
 LOAD_SECONDS = 5.0
 """Assumed time until a worker has checked and loaded a package.  A worker on
 one slow core took 3 to 7 s for packages of 4 MB while it served raw reads."""
+MIN_EARLY_GAIN = 1.5
+"""Minimum speed-up of the rest, startup included, to store the package before
+client and loop are known: the upload slows raw reads, and the time to load the
+package is a guess."""
 PROFILE_SECONDS = 180.0
 JOIN_SECONDS = 10.0
 MIN_TO_READ = 0.01
@@ -377,25 +381,26 @@ class JobPlanner:
             load_seconds=LOAD_SECONDS,
             upload_bytes_per_second=rate,
         )
-        best, gain = self._best_case(facts)
-        return best.pushes and gain >= MIN_PUSH_GAIN
+        best, streaming = self._best_case(facts)
+        seconds = MIN_EARLY_GAIN * best.total_seconds
+        return best.pushes and (
+            streaming is None or streaming.total_seconds >= seconds
+        )
 
-    def _best_case(self, facts: LocalFacts) -> tuple[Plan, float]:
-        """Returns the best plan with an infinitely fast worker, and its gain
-        over raw reads."""
+    def _best_case(self, facts: LocalFacts) -> tuple[Plan, Plan | None]:
+        """Returns the best plan with an infinitely fast worker, and that of
+        raw reads alone, if the client has the memory for it."""
         problem = self._build(
             facts, unlimited_worker(facts.client), self._estimates.conditions()
         )
-        best = solve(problem)
-        gain = speedup_over(streaming_plan(problem), best)
+        best, streaming = solve(problem), streaming_plan(problem)
         logger.info(
-            "an infinitely fast worker would be %.2f times as fast as raw "
-            "reads, by %s for %.0f samples",
-            gain,
+            "%.1f s with an infinitely fast worker, by %s; %.1f s without",
+            best.total_seconds,
             best.label,
-            problem.num_samples * problem.epochs,
+            streaming.total_seconds if streaming else math.inf,
         )
-        return best, gain
+        return best, streaming
 
     def _observe_start(self, facts: LocalFacts) -> None:
         """Updates the estimates with the first window."""
@@ -422,7 +427,8 @@ class JobPlanner:
 
     def _may_pay(self, facts: LocalFacts) -> bool:
         """Returns True if push-down pays with an infinitely fast worker."""
-        best, gain = self._best_case(facts)
+        best, streaming = self._best_case(facts)
+        gain = speedup_over(streaming, best)
         if best.pushes and gain >= MIN_PUSH_GAIN:
             return True
         self._decline(_decline_reason(best, gain))
