@@ -18,8 +18,7 @@ NAMES = (
     "overlap",
     "ten million nodes",
 )
-"""The worker tries each in a process of its own, which takes seconds; the
-other holes are tried at the loader itself."""
+"""The other holes are tried at the loader and at the validation server."""
 
 
 @pytest.fixture(scope="module")

@@ -24,11 +24,10 @@ def test_server_of_validations_ends_with_its_worker(tmp_path, package, end):
         [server] = servers(process.pid)
         assert process.put(package).status == 201
         assert servers(process.pid) == [server]
-        getattr(process, end)()
+        assert not getattr(process, end)()  # the status, if it has one
     finally:
         process.kill()
     assert server.wait(SECONDS), process.log()
-    assert "busy" not in process.log()
 
 
 def test_killed_validations_are_not_remembered_as_a_refusal(tmp_path, package):
