@@ -21,6 +21,7 @@ def test_server_of_validations_ends_with_its_worker(tmp_path, package, end):
     process = WorkerProcess(tmp_path, OPTIONS)
     try:
         process.wait_until_ready()
+        until(lambda: servers(process.pid), SECONDS)
         [server] = servers(process.pid)
         assert process.put(package).status == 201
         assert servers(process.pid) == [server]
