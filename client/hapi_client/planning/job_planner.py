@@ -358,7 +358,6 @@ class JobPlanner:
             return False
         self._spans_before += spans
         return spans > 0
-        return False
 
     def _pays_by_bytes(self) -> bool:
         """Returns True if push-down pays if only the link takes time.
@@ -454,10 +453,9 @@ class JobPlanner:
             sent_bytes,
             time.monotonic() - started,
         )
-        # Raw reads go on while the worker checks and loads it.
-        parts.try_push(model)
-        # The startup cost has been paid.
+        # The startup cost has been paid, or is paid while raw reads go on.
         self._startup_cost = StartupCost()
+        parts.try_push(model)
 
     def _worker_profile(self, facts: LocalFacts) -> ModelProfile:
         """Returns the worker's profile, with the package stored.

@@ -171,6 +171,35 @@ def test_job_does_not_measure_near_its_end(
 
 
 @pytest.mark.parametrize(
+    ("pushes", "streaming_seconds", "pays"),
+    [
+        (True, 14.0, False),  # less than the risk of an early upload
+        (True, 16.0, True),
+        (True, None, True),  # raw reads are not possible
+        (False, 16.0, False),
+    ],
+)
+def test_package_is_stored_early_if_that_pays_clearly(
+    monkeypatch, pushes, streaming_seconds, pays
+):
+    planner = planner_of(None)
+    rates = iter([None, 2e6, 3e6])
+    planner._parts.early_rate = lambda: next(rates)
+    facts = SimpleNamespace(samples=SimpleNamespace(raw_bytes=1e5))
+    planner._parts.observe = lambda window: facts
+    monkeypatch.setattr(planner, "_package_bytes", lambda: 4e6)
+    best = SimpleNamespace(pushes=pushes, total_seconds=10.0)
+    streaming = streaming_seconds and SimpleNamespace(
+        total_seconds=streaming_seconds
+    )
+    monkeypatch.setattr(planner, "_best_case", lambda _: (best, streaming))
+    assert not planner._pays_by_bytes()  # the link is not known yet
+    assert planner._pays_by_bytes() is pays
+    assert planner._estimates.link.bytes_per_second == 2e6
+    assert not planner._pays_by_bytes()  # asked once
+
+
+@pytest.mark.parametrize(
     ("pushed", "one_off_seconds", "reason"),
     [
         (0.2, 0.0, "no cut would be faster, not even on an infinitely"),
