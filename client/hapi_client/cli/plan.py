@@ -41,6 +41,7 @@ from hapi_protocol.errors import ClientError
 if TYPE_CHECKING:
     from hapi_client.plan_report.plan_study import PlanStudy
     from hapi_client.reports.table import Table
+    from hapi_splitter.inputs.sample_format import InputTransform
 
 
 @dataclass(frozen=True)
@@ -59,15 +60,17 @@ class PlanOptions:
     weights: WeightsOption = None
     checkpoint: CheckpointOption = None
     size: Annotated[
-        int,
+        int | None,
         typer.Option(
             min=8,
             help="Width and height of the model's images in pixels. The "
             "shorter side of a stored image is first resized to 8/7 of it, "
-            "as in ImageNet's evaluation.",
+            "as in ImageNet's evaluation. Default: the transform of "
+            "--weights, else 224.",
+            show_default=False,
             rich_help_panel=MODEL,
         ),
-    ] = 224
+    ] = None
     array: Annotated[
         str | None,
         typer.Option(
@@ -261,11 +264,11 @@ def study(
     )
     reporter.note(f"splitting {options.model}")
     source = ModelSource(options.model, options.weights, options.checkpoint)
-    transform = (
-        imagenet_transform(options.size)
-        if options.array is None
-        else parse_array(options.array)
-    )
+    transform: InputTransform | None = None
+    if options.array is not None:
+        transform = parse_array(options.array)
+    elif options.size is not None:
+        transform = imagenet_transform(options.size)
     region = load_region(source, options.freeze, transform, options.device)
     if source.is_random:
         reporter.note("weights are random: no --weights, no --checkpoint")

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from hapi_client.model.frozen_region import FrozenRegion
+from hapi_client.model.frozen_region import FrozenRegion, input_transform
 from hapi_client.model.torchvision_registry import build_model
 from hapi_protocol.errors import ClientError
 from hapi_splitter.freezing.split_model import default_freeze
@@ -88,7 +88,7 @@ class ModelSource:
 def load_region(
     source: ModelSource,
     freeze: str | None,
-    transform: InputTransform,
+    transform: InputTransform | None,
     device: str,
 ) -> FrozenRegion:
     """Builds and splits the model of a command line.
@@ -97,13 +97,15 @@ def load_region(
         source: source of the model.
         freeze: a module, several separated by commas, or None for all but
             the last linear layer.
-        transform: transform from a stored file to the model's input.
+        transform: transform from a stored file to the model's input; None
+            for that of the published weights, or else ImageNet's.
         device: name of the client's device.
 
     Raises:
         HapiError: naming the invalid value and a remedy.
     """
-    model = source.build()
+    model, published = source.build_with_transform()
+    transform = transform or input_transform(published)
     freeze_point = parse_freeze(model, freeze, transform)
     return FrozenRegion(model, freeze_point, transform, parse_device(device))
 

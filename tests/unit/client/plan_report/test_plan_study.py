@@ -15,6 +15,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 from torch import nn
+from torchvision.transforms._presets import ImageClassification
 
 from hapi_client.model.frozen_region import FrozenRegion
 from hapi_client.model.registry import (
@@ -102,6 +103,21 @@ def test_own_models_are_built(tmp_path, monkeypatch):
     assert torch.equal(first["0.weight"], second["0.weight"])
     with pytest.raises(ClientError, match="makes its own weights"):
         ModelSource("own:build", checkpoint=Path("x.pt")).build()
+
+
+def test_published_weights_bring_their_transform():
+    """A plan is then about the package that training stores."""
+
+    class Published(ModelSource):
+        def build_with_transform(self):
+            return small_network(), ImageClassification(
+                crop_size=32, resize_size=40
+            )
+
+    region = load_region(Published("x"), "body", None, "cpu")
+    assert region.transform == ImageTransform(resize_size=40, crop_size=32)
+    region = load_region(Published("x"), "body", imagenet_transform(28), "cpu")
+    assert region.transform == ImageTransform(resize_size=32, crop_size=28)
 
 
 def test_unknown_device_or_module_is_named():
