@@ -15,7 +15,11 @@ from hapi_client.sampling.partition import EpochPartition
 
 def main(result: Path, cache: str | None = None) -> None:
     torch.distributed.init_process_group("gloo")
-    options = {"cache_directory": cache, "partition": EpochPartition(4, 1)}
+    options = {"partition": EpochPartition(4, 1)}
+    if cache == "shared":
+        options["cache_memory_bytes"] = None
+    else:
+        options["cache_directory"] = cache
     with (
         Connection() as connection,
         job_of(connection, "freeze", **options) as job,
@@ -30,12 +34,18 @@ def main(result: Path, cache: str | None = None) -> None:
                 mean = torch.tensor(loss)
                 torch.distributed.all_reduce(mean)
                 losses.append(mean.item() / size)
+        directory = job._factory._caches._directory
         hits = torch.tensor(job.stats.local_hits)
         torch.distributed.all_reduce(hits)
         if torch.distributed.get_rank() == 0:
             weights = job.tail.state_dict()
             torch.save(
-                {"losses": losses, "weights": weights, "hits": int(hits)},
+                {
+                    "losses": losses,
+                    "weights": weights,
+                    "hits": int(hits),
+                    "directory": str(directory.path) if directory else "",
+                },
                 result,
             )
     torch.distributed.destroy_process_group()

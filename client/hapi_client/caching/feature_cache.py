@@ -29,6 +29,7 @@ from hapi_client.caching.disk_rows import DiskRows
 from hapi_client.caching.feature_rows import ABSENT, FAILED, FeatureRows
 from hapi_client.caching.pool import POOL, CachedType, TakeMemory
 from hapi_client.caching.segments import RowFormat, Rows
+from hapi_client.caching.shared_memory import local_ranks, shared_directory
 from hapi_client.caching.stored_bytes import (
     SampleCache,
     ShardCopies,
@@ -50,7 +51,7 @@ QUICK_CHECK_BYTES = 256 * 1024 * 1024
 
 def default_memory_bytes() -> int:
     """Returns the budget of one process, which shares its host with ranks."""
-    ranks = max(1, int(os.environ.get("LOCAL_WORLD_SIZE") or 1))
+    ranks = local_ranks(os.environ)
     return int(MEMORY_SHARE * allowed_memory_bytes() / ranks)
 
 
@@ -245,15 +246,18 @@ class FeatureCaches:
             else options.memory_bytes
         )
         self._directory: CacheDirectory | None = None
-        if options.directory is not None:
+        directory, limit_bytes = options.directory, options.directory_bytes
+        shared = None
+        if directory is None:
+            shared = shared_directory(os.environ, self._memory_bytes)
+            directory, limit_bytes = shared or (None, None)
+        if directory is not None:
             try:
-                self._directory = CacheDirectory(
-                    options.directory, options.directory_bytes
-                )
+                self._directory = CacheDirectory(directory, limit_bytes)
             except OSError as error:
-                logger.warning(
-                    "%s", unusable_message(options.directory, error)
-                )
+                logger.warning("%s", unusable_message(directory, error))
+            else:
+                self._memory_bytes = 0 if shared else self._memory_bytes
         if 0 < self._memory_bytes < form.num_bytes:
             logger.warning(
                 "features are not cached in memory: the budget is %s, and "

@@ -70,6 +70,7 @@ class ReadConfig:
         cache_memory_bytes: memory in which features are cached for later
             epochs and jobs of this process; 0 for none.  None for a quarter
             of what this process may use, divided among the ranks of its host.
+            Ranks that torchrun has started on a host share theirs.
         cache_directory: directory in which features are cached for later
             runs, and for all ranks and loader workers of this host; None for
             none.
