@@ -41,6 +41,7 @@ PAUSE_SECONDS = 2.5
 DATA = "swift://weather"
 SOON = Backoff(attempts=8, first_seconds=0.05, max_seconds=0.5)
 OPTIONS = ReadConfig(
+    read_early=False,  # faults begin with the epoch
     cache_memory_bytes=0,
     decode_threads=1,
     num_threads=2,
@@ -150,6 +151,19 @@ def mixed(job):
     job._factory.scheduler.change(
         {(job.num_cuts, "float32"): 0.5, (0, "raw"): 0.5}
     )
+
+
+def test_faults_while_the_model_is_split_cost_no_sample(
+    data, gateway, through
+):
+    gateway.storm = Storm(refused=0.2, torn=0.2)
+    options = replace(OPTIONS, read_early=True)
+    for _ in range(5):
+        with job_of(through, cut="stream", read=options) as job:
+            labels = delivered(job.loader(0))
+        assert sorted(labels) == list(range(NUM_SAMPLES))
+    gateway.storm = None
+    assert all(gateway.happened[name] for name in ("refused", "torn"))
 
 
 @pytest.mark.parametrize("ways", ["stream", "freeze", "mixed"])

@@ -122,8 +122,20 @@ def find_index(connection: Connection, location: Location) -> DataIndex | None:
 
 
 def _read_index(connection: Connection, location: Location) -> DataIndex:
-    with connection.open(location.container, location.index_name) as body:
-        return DataIndex.from_bytes(body.read(), name=f"{location}: the index")
+    data = None
+    for attempts_left in reversed(range(MAX_ATTEMPTS)):
+        try:
+            with connection.open(
+                location.container, location.index_name
+            ) as body:
+                data = body.read()
+            break
+        except HapiError as error:
+            # The body broke off: until there is one, requests are repeated.
+            if not attempts_left or not is_retryable(error):
+                raise
+    assert data is not None, "the last error is raised"
+    return DataIndex.from_bytes(data, name=f"{location}: the index")
 
 
 def store_index(

@@ -10,6 +10,7 @@ from keystoneauth1 import exceptions as auth_errors
 from keystoneauth1.session import Session
 
 from hapi_client.swift.credentials import Credentials
+from hapi_client.swift.retry import RETRYABLE_STATUSES
 from hapi_protocol.errors import ClientError, HapiError, RightsError
 
 
@@ -118,8 +119,12 @@ class Authenticator:
                 f"the auth service at {url} does not answer "
                 f"({_root_cause(error)}); check the URL and the service",
             )
+        # As after a lost connection, the same request may succeed later.
+        status = getattr(error, "http_status", None)
         return ClientError(
-            "bad_configuration",
+            "not_connected"
+            if status in RETRYABLE_STATUSES
+            else "bad_configuration",
             f"authentication at {url} failed: {error}",
             trans_id=trans_id,
         )

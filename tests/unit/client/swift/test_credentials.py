@@ -9,6 +9,7 @@ import pytest
 
 from hapi_client.swift.connection import Connection
 from hapi_client.swift.credentials import Credentials
+from hapi_client.swift.retry import is_retryable
 from hapi_protocol.errors import ClientError
 from identity_service import IdentityService, Secret, User
 from scripted_swift import Answer, scripted_swift
@@ -347,3 +348,20 @@ def test_client_certificate_is_sent_to_both_services(connect, authority):
                 pytest.raises(ClientError),
             ):
                 connection.require_hapi()
+
+
+@pytest.mark.parametrize(
+    ("status", "code"), [(503, "not_connected"), (400, "bad_configuration")]
+)
+def test_overloaded_auth_service_is_asked_again(status, code):
+    """By the caller, as after a lost connection."""
+    with scripted_swift() as swift:
+        swift.script(Answer(status))
+        environ = {**V1, "ST_AUTH": f"{swift.url}/v1.0"}
+        with (
+            pytest.raises(ClientError, match="authentication") as caught,
+            Connection(Credentials.from_environment(environ)) as connection,
+        ):
+            connection.log_in()
+    assert caught.value.code == code
+    assert is_retryable(caught.value) is (status == 503)
