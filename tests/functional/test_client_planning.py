@@ -117,7 +117,7 @@ def test_package_is_stored_first_if_it_pays_by_its_bytes(
         connected(cluster, auth_url=url) as slow,
         job_of(slow, photos, epochs=1e6) as job,
     ):
-        train_until(job, lambda: job._planner._model is not None)
+        train_until(job, lambda: job._planner._worker.model is not None)
         assert job.plan is None
         assert job.stats.samples_by_cut.keys() == {0}
 

@@ -16,12 +16,13 @@ from hapi_client.data.index import load_index
 from hapi_client.model.frozen_region import FrozenRegion
 from hapi_client.model.package_store import DEFAULT_MODELS_CONTAINER
 from hapi_client.planning.device_profile import LocalFacts
-from hapi_client.planning.job_planner import PROFILE_SECONDS, READ_SECONDS
+from hapi_client.planning.job_planner import READ_SECONDS
 from hapi_client.planning.sample_probe import (
     ProbeSamples,
     read_samples,
     reference_samples,
 )
+from hapi_client.planning.worker_preparation import PROFILE_SECONDS
 from hapi_client.progress import Reporter
 from hapi_client.swift.connection import Connection
 from hapi_client.swift.swift_url import Location

@@ -23,6 +23,7 @@ from dataclasses import replace
 
 from hapi_client.metrics.window_collector import MetricsCollector
 from hapi_client.metrics.window_metrics import WindowMetrics
+from hapi_client.planning.best_case import decline_reason, unlimited_worker
 from hapi_client.planning.cost_estimators import CostEstimators
 from hapi_client.planning.device_profile import LocalFacts
 from hapi_client.planning.inputs import PlannerInputs
@@ -34,11 +35,11 @@ from hapi_client.planning.replanner import (
 )
 from hapi_client.planning.route_mix import speedup_over
 from hapi_client.planning.route_scheduler import RouteScheduler
+from hapi_client.planning.worker_preparation import WorkerPreparation
 from hapi_client.swift.transport import CancelScope
-from hapi_protocol.encodings import ENCODINGS, PRECISIONS
+from hapi_protocol.encodings import PRECISIONS
 from hapi_protocol.errors import HapiError
-from hapi_protocol.headers import CACHE_OFF, ModelPath
-from hapi_protocol.profiles import BatchProfile, ModelProfile
+from hapi_protocol.profiles import ModelProfile
 from hapi_splitter.planner.costs import (
     Conditions,
     SampleCosts,
@@ -48,7 +49,6 @@ from hapi_splitter.planner.costs import (
 )
 from hapi_splitter.planner.plan import Plan, Problem, solve, streaming_plan
 from hapi_splitter.planner.problem import Route
-from hapi_splitter.units import number_text
 
 logger = logging.getLogger(__name__)
 
@@ -76,12 +76,9 @@ MIN_EARLY_GAIN = 1.5
 """Minimum speed-up of the rest, startup included, to store the package before
 client and loop are known: the upload slows raw reads, and the time to load the
 package is a guess."""
-PROFILE_SECONDS = 180.0
 JOIN_SECONDS = 10.0
 MIN_TO_READ = 0.01
 """Smallest share of the remaining samples that counts as still to be read."""
-UNLIMITED = 1e6
-"""Cores and devices of an infinitely fast worker."""
 
 
 class JobPlanner:
@@ -112,15 +109,14 @@ class JobPlanner:
         self._scope = CancelScope()
         self._server: ModelProfile | None = None
         self._startup_cost = StartupCost()
+        self._worker = WorkerPreparation(parts)
         self._measurement = TrainingThreadProbe(parts.measure)
         self._observed: LocalFacts | None = None
         self._first_window: WindowMetrics | None = None
-        self._encodings: Sequence[str] = ENCODINGS
         self._pause = RETRY_SECONDS
         self._samples_before = 0
         self._spans_before = 0
         self._compared_bytes = False
-        self._model: ModelPath | None = None
         self._link_sample_seconds = 0.0
         self.no_plan_reason = "it has not trained for long enough"
         self._replanner: Replanner | None = None
@@ -247,7 +243,7 @@ class JobPlanner:
             # There turn out to be more epochs: it pays to measure now.
             self._observed = self._server = None
         if self._pays_by_bytes():
-            self._store_package()
+            self._worker.store()
         facts = self._facts
         if facts is None:
             return self._request_facts()
@@ -255,7 +251,11 @@ class JobPlanner:
         if self._server is None:
             if not self._may_pay(facts):
                 return self._longer_pause()
-            self._server = self._worker_profile(facts)
+            # A short job assumes that the worker is as fast as this host.
+            self._server = self._worker.profile(
+                facts.client if facts is self._observed else None
+            )
+            self._estimates.server_threads = layer_threads(self._server)
         server = self._server
         replanner = Replanner(
             lambda conditions: self._build(facts, server, conditions),
@@ -329,7 +329,7 @@ class JobPlanner:
 
     def _observe(self, window: WindowMetrics, seconds: float) -> bool:
         """Takes the facts of a short job; returns False, with a reason."""
-        needed = 0.0 if self._model else MIN_REMAINING_SECONDS
+        needed = 0.0 if self._worker.model else MIN_REMAINING_SECONDS
         if seconds >= needed:
             self._observed = self._parts.observe(window)
             needed = MIN_MEASURED_SECONDS
@@ -376,7 +376,7 @@ class JobPlanner:
         self._estimates.link.bytes_per_second = rate
         self._link_sample_seconds = facts.samples.raw_bytes / rate
         self._startup_cost = StartupCost(
-            package_bytes=self._package_bytes(),
+            package_bytes=self._worker.upload_bytes(),
             load_seconds=LOAD_SECONDS,
             upload_bytes_per_second=rate,
         )
@@ -408,9 +408,9 @@ class JobPlanner:
         window, self._first_window = self._first_window, None
         if window is None:
             window = self._metrics.take()
-        if self._model is None:
+        if self._worker.model is None:
             self._startup_cost = StartupCost(
-                package_bytes=self._package_bytes(),
+                package_bytes=self._worker.upload_bytes(),
                 load_seconds=LOAD_SECONDS,
                 # If the link was never saturated, the received bytes are a
                 # lower bound of the upload's throughput.
@@ -430,57 +430,8 @@ class JobPlanner:
         gain = speedup_over(streaming, best)
         if best.pushes and gain >= MIN_PUSH_GAIN:
             return True
-        self._decline(_decline_reason(best, gain))
+        self._decline(decline_reason(best, gain))
         return False
-
-    def _package_bytes(self) -> int:
-        parts = self._parts
-        found = parts.region.find(parts.connection, parts.models_container)
-        return parts.region.parameter_bytes if found is None else 0
-
-    def _store_package(self) -> None:
-        parts = self._parts
-        section = parts.connection.require_hapi()
-        self._encodings = section.get("encodings", ENCODINGS)
-        started = time.monotonic()
-        model, sent_bytes = parts.region.store(
-            parts.connection, parts.models_container
-        )
-        parts.package_stored(model, sent_bytes)
-        self._model = model
-        logger.info(
-            "package stored: %d bytes in %.1f s",
-            sent_bytes,
-            time.monotonic() - started,
-        )
-        # The startup cost has been paid, or is paid while raw reads go on.
-        self._startup_cost = StartupCost()
-        parts.try_push(model)
-
-    def _worker_profile(self, facts: LocalFacts) -> ModelProfile:
-        """Returns the worker's profile, with the package stored.
-
-        It takes the worker seconds to measure; a short job begins with the
-        assumption that the worker is as fast as this host.
-        """
-        parts = self._parts
-        if self._model is None:
-            self._store_package()
-        assert self._model is not None, "it has just been stored"
-        profile, has_cache = facts.client, parts.tracker.mode != CACHE_OFF
-        if facts is not self._observed or has_cache:
-            profile = parts.connection.get_profile(
-                self._model.container,
-                self._model.object,
-                account=self._model.account,
-                seconds=PROFILE_SECONDS,
-            )
-        if has_cache and parts.connection.require_hapi().get("cache"):
-            parts.tracker.identify(profile.digest, profile.numerics_tag)
-        if parts.listing is not None:
-            parts.listing.read()
-        self._estimates.server_threads = layer_threads(profile)
-        return profile
 
     def _build(
         self, facts: LocalFacts, server: ModelProfile, conditions: Conditions
@@ -488,7 +439,7 @@ class JobPlanner:
         parts = self._parts
         epochs = self._remaining_epochs()
         num_samples = parts.remaining_work.num_samples
-        samples = with_encodings(facts.samples, self._encodings)
+        samples = with_encodings(facts.samples, self._worker.encodings)
         # The link has already carried what was read early.
         to_read = 1 - parts.early_samples() / (epochs * num_samples)
         samples = replace(
@@ -504,29 +455,10 @@ class JobPlanner:
             min_precision=PRECISIONS[-1],
             num_samples=num_samples,
             epochs=epochs,
-            startup=self._startup_cost,
+            startup=StartupCost()
+            if self._worker.model
+            else self._startup_cost,
         )
-
-
-def _decline_reason(best: Plan, gain: float) -> str:
-    """Returns the reason not to use even an infinitely fast worker.
-
-    Args:
-        best: best plan with such a worker.
-        gain: its speed-up over raw reads.
-    """
-    if best.pushes:
-        return (
-            f"{best.label} would be {gain - 1:.1%} faster on an infinitely "
-            f"fast worker, and the minimum is {MIN_PUSH_GAIN - 1:.0%}"
-        )
-    if best.pays_from_samples is None:
-        return "no cut would be faster, not even on an infinitely fast worker"
-    pays_from = math.ceil(best.pays_from_samples)
-    return (
-        "uploading the package costs more time than push-down saves: the "
-        f"break-even is {number_text(pays_from)} samples"
-    )
 
 
 def _prepare(reference: weakref.ref[JobPlanner], scope: CancelScope) -> None:
@@ -557,18 +489,3 @@ def with_encodings(
         if route[1] in encodings
     }
     return replace(samples, wire_bytes=supported)
-
-
-def unlimited_worker(client: ModelProfile) -> ModelProfile:
-    """Returns the profile of an infinitely fast worker."""
-    return replace(
-        client,
-        device="unlimited",
-        cores=UNLIMITED,
-        num_devices=int(UNLIMITED),
-        batches=tuple(
-            BatchProfile(each.batch, tuple(0.0 for _ in each.cut_seconds))
-            for each in client.batches
-        ),
-        memory_limit_bytes=2**62,
-    )

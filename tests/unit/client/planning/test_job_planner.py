@@ -15,6 +15,7 @@ import pytest
 from hapi_client.metrics.window_collector import MetricsCollector
 from hapi_client.metrics.window_metrics import WindowMetrics
 from hapi_client.planning import job_planner as planning
+from hapi_client.planning.best_case import decline_reason
 from hapi_client.planning.cost_estimators import CostEstimators
 from hapi_client.planning.inputs import RemainingWork
 from hapi_client.planning.job_planner import JobPlanner
@@ -187,7 +188,7 @@ def test_package_is_stored_early_if_that_pays_clearly(
     planner._parts.early_rate = lambda: next(rates)
     facts = SimpleNamespace(samples=SimpleNamespace(raw_bytes=1e5))
     planner._parts.observe = lambda window: facts
-    monkeypatch.setattr(planner, "_package_bytes", lambda: 4e6)
+    monkeypatch.setattr(planner._worker, "upload_bytes", lambda: 4e6)
     best = SimpleNamespace(pushes=pushes, total_seconds=10.0)
     streaming = streaming_seconds and SimpleNamespace(
         total_seconds=streaming_seconds
@@ -223,7 +224,7 @@ def test_reason_names_why_push_down_would_not_pay(
     gain = speedup_over(streaming_plan(problem), plan)
     assert plan.pushes is (gain > 1)
     assert gain < MIN_PUSH_GAIN
-    assert reason in planning._decline_reason(plan, gain)
+    assert reason in decline_reason(plan, gain)
 
 
 def test_waiting_thread_may_cancel_its_own_scope():
@@ -255,4 +256,4 @@ def test_package_that_is_found_costs_no_upload(found, num_bytes):
     planner._parts.region = SimpleNamespace(
         find=lambda connection, container: found, parameter_bytes=45e6
     )
-    assert planner._package_bytes() == num_bytes
+    assert planner._worker.upload_bytes() == num_bytes
