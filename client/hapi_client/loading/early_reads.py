@@ -10,8 +10,9 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, nullcontext
 from typing import TypeAlias
 
 from hapi_client.loading.prefetcher import ReadConfig
@@ -126,12 +127,18 @@ class EarlyReads:
         """Returns True if all of a span is here or in flight."""
         return all(key in self._reads for key in _keys(span))
 
-    def take(self, span: Span, scope: CancelScope) -> bytes | None:
+    def take(
+        self,
+        span: Span,
+        scope: CancelScope,
+        reading: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> bytes | None:
         """Returns the bytes of a span once; waits for a read in flight.
 
         Args:
             span: the span.
             scope: cancels the wait.
+            reading: makes a context that is entered during the wait.
 
         Returns:
             None if the span has to be read.
@@ -146,8 +153,10 @@ class EarlyReads:
         if len(reads) < len(found):
             return None
         self.was_used = True
-        while wait(futures, POLL_SECONDS).not_done:
-            scope.check()
+        if not all(map(Future.done, futures)):
+            with reading():
+                while wait(futures, POLL_SECONDS).not_done:
+                    scope.check()
         try:
             return b"".join(
                 _bytes_of(row, *read)

@@ -6,8 +6,8 @@ import io
 import random
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
-from functools import partial
 from typing import TypeAlias
 
 import torch
@@ -188,7 +188,7 @@ class RawSource:
             self._counters.add(local_reads=len(span.rows))
         else:
             if self._early is not None:
-                data = self._early.take(span, scope)
+                data = self._early.take(span, scope, self._reading)
             early_bytes = len(data or b"")
             if data is None:
                 data = self._read(span)
@@ -227,11 +227,13 @@ class RawSource:
                 span.byte_range,
                 if_match=span.etag,
                 seconds=self._limits.seconds,
-                reading=partial(
-                    self._metrics.reading, self._concurrency.equivalent_reads
-                ),
+                reading=self._reading,
                 ending=ending,
             )
+
+    def _reading(self) -> AbstractContextManager[None]:
+        """Counts the block as a read that waits for bytes."""
+        return self._metrics.reading(self._concurrency.equivalent_reads)
 
     def _decode(
         self,

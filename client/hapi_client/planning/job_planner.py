@@ -370,10 +370,10 @@ class JobPlanner:
         if rate is None:
             return False
         self._compared_bytes = True
+        self._estimates.link.bytes_per_second = rate
         facts = self._parts.observe(None)
         if facts is None:
             return False
-        self._estimates.link.bytes_per_second = rate
         self._link_sample_seconds = facts.samples.raw_bytes / rate
         self._startup_cost = StartupCost(
             package_bytes=self._worker.upload_bytes(),
