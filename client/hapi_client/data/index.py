@@ -122,20 +122,19 @@ def find_index(connection: Connection, location: Location) -> DataIndex | None:
 
 
 def _read_index(connection: Connection, location: Location) -> DataIndex:
-    data = None
     for attempts_left in reversed(range(MAX_ATTEMPTS)):
         try:
             with connection.open(
                 location.container, location.index_name
             ) as body:
-                data = body.read()
-            break
+                return DataIndex.from_bytes(
+                    body.read(), name=f"{location}: the index"
+                )
         except HapiError as error:
             # The body broke off: until there is one, requests are repeated.
             if not attempts_left or not is_retryable(error):
                 raise
-    assert data is not None, "the last error is raised"
-    return DataIndex.from_bytes(data, name=f"{location}: the index")
+    raise AssertionError("unreachable")
 
 
 def store_index(
