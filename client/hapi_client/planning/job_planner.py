@@ -19,14 +19,17 @@ import threading
 import time
 import weakref
 from collections.abc import Sequence
-from dataclasses import replace
 
 from hapi_client.metrics.window_collector import MetricsCollector
 from hapi_client.metrics.window_metrics import WindowMetrics
-from hapi_client.planning.best_case import decline_reason, unlimited_worker
 from hapi_client.planning.cost_estimators import CostEstimators
 from hapi_client.planning.device_profile import LocalFacts
 from hapi_client.planning.inputs import PlannerInputs
+from hapi_client.planning.job_problem import (
+    JobProblem,
+    decline_reason,
+    unlimited_worker,
+)
 from hapi_client.planning.loop_probe import TrainingThreadProbe
 from hapi_client.planning.replanner import (
     MIN_PUSH_GAIN,
@@ -37,17 +40,12 @@ from hapi_client.planning.route_mix import speedup_over
 from hapi_client.planning.route_scheduler import RouteScheduler
 from hapi_client.planning.worker_preparation import WorkerPreparation
 from hapi_client.swift.transport import CancelScope
-from hapi_protocol.encodings import PRECISIONS
 from hapi_protocol.errors import HapiError
 from hapi_protocol.profiles import ModelProfile
 from hapi_splitter.planner.costs import (
-    Conditions,
-    SampleCosts,
-    StartupCost,
-    build_problem,
     layer_threads,
 )
-from hapi_splitter.planner.plan import Plan, Problem, solve, streaming_plan
+from hapi_splitter.planner.plan import Plan, Problem
 from hapi_splitter.planner.problem import Route
 
 logger = logging.getLogger(__name__)
@@ -69,16 +67,11 @@ MIN_REMAINING_SECONDS = 8.0
 RETRY_SECONDS = 30.0
 """First pause after a failed attempt; it doubles with each."""
 MAX_RETRY_SECONDS = 600.0
-LOAD_SECONDS = 5.0
-"""Assumed time until a worker has checked and loaded a package.  A worker on
-one slow core took 3 to 7 s for packages of 4 MB while it served raw reads."""
 MIN_EARLY_GAIN = 1.5
 """Minimum speed-up of the rest, startup included, to store the package before
 client and loop are known: the upload slows raw reads, and the time to load the
 package is a guess."""
 JOIN_SECONDS = 10.0
-MIN_TO_READ = 0.01
-"""Smallest share of the remaining samples that counts as still to be read."""
 
 
 class JobPlanner:
@@ -108,8 +101,8 @@ class JobPlanner:
         self._metrics = metrics
         self._scope = CancelScope()
         self._server: ModelProfile | None = None
-        self._startup_cost = StartupCost()
         self._worker = WorkerPreparation(parts)
+        self._problem = JobProblem(parts, self._worker)
         self._measurement = TrainingThreadProbe(parts.measure)
         self._observed: LocalFacts | None = None
         self._first_window: WindowMetrics | None = None
@@ -190,7 +183,7 @@ class JobPlanner:
         server, facts = self._server, self._facts
         if server is None or facts is None:
             return None
-        return self._build(facts, server, self._estimates.conditions())
+        return self._problem.build(facts, server, self._estimates.conditions())
 
     def close(self) -> None:
         """Ends the planning thread and its requests."""
@@ -237,7 +230,9 @@ class JobPlanner:
     def _try(self) -> float | None:
         """Takes the next step towards a plan; returns as :meth:`attempt`."""
         if self._observed is not None and (plan := self.plan) is not None:
-            seconds = self._remaining_seconds(1 / plan.samples_per_second)
+            seconds = self._problem.remaining_seconds(
+                1 / plan.samples_per_second
+            )
             if seconds < MIN_MEASURED_SECONDS:
                 return RETRY_SECONDS
             # There turn out to be more epochs: it pays to measure now.
@@ -258,7 +253,7 @@ class JobPlanner:
             self._estimates.server_threads = layer_threads(self._server)
         server = self._server
         replanner = Replanner(
-            lambda conditions: self._build(facts, server, conditions),
+            lambda conditions: self._problem.build(facts, server, conditions),
             self._estimates,
             self._scheduler,
             self._metrics,
@@ -271,12 +266,6 @@ class JobPlanner:
         with self._lock:
             self._replanner = replanner
         return RETRY_SECONDS if facts is self._observed else None
-
-    def _remaining_epochs(self) -> float:
-        parts = self._parts
-        return parts.remaining_work.remaining_epochs(
-            parts.earlier_samples() + parts.samples_so_far()
-        )
 
     @property
     def _facts(self) -> LocalFacts | None:
@@ -296,7 +285,8 @@ class JobPlanner:
             num_samples = so_far - self._samples_before
             self._samples_before = so_far
             window = self._metrics.take()
-            seconds = self._remaining_seconds(
+            # The loop may have used many fewer samples than were read ahead.
+            seconds = self._problem.remaining_seconds(
                 max(window.seconds / num_samples, self._link_sample_seconds)
             )
             if seconds < MIN_MEASURED_SECONDS and not self._observe(
@@ -316,16 +306,6 @@ class JobPlanner:
             return math.inf  # all data had arrived before the window
         rate = window.received_bytes / window.seconds
         return READ_SECONDS * rate / (1 + self._estimates.read_concurrency)
-
-    def _remaining_seconds(self, sample_seconds: float) -> float:
-        """Returns the time to the job's end.
-
-        Args:
-            sample_seconds: time per sample that the loop has used; many more
-                may have been read ahead.
-        """
-        num_samples = self._parts.remaining_work.num_samples
-        return self._remaining_epochs() * num_samples * sample_seconds
 
     def _observe(self, window: WindowMetrics, seconds: float) -> bool:
         """Takes the facts of a short job; returns False, with a reason."""
@@ -375,31 +355,14 @@ class JobPlanner:
         if facts is None:
             return False
         self._link_sample_seconds = facts.samples.raw_bytes / rate
-        self._startup_cost = StartupCost(
-            package_bytes=self._worker.upload_bytes(),
-            load_seconds=LOAD_SECONDS,
-            upload_bytes_per_second=rate,
+        self._problem.expect_startup(rate)
+        best, streaming = self._problem.best_case(
+            facts, self._estimates.conditions()
         )
-        best, streaming = self._best_case(facts)
         seconds = MIN_EARLY_GAIN * best.total_seconds
         return best.pushes and (
             streaming is None or streaming.total_seconds >= seconds
         )
-
-    def _best_case(self, facts: LocalFacts) -> tuple[Plan, Plan | None]:
-        """Returns the best plan with an infinitely fast worker, and that of
-        raw reads alone, if the client has the memory for it."""
-        problem = self._build(
-            facts, unlimited_worker(facts.client), self._estimates.conditions()
-        )
-        best, streaming = solve(problem), streaming_plan(problem)
-        logger.info(
-            "%.1f s with an infinitely fast worker, by %s; %.1f s without",
-            best.total_seconds,
-            best.label,
-            streaming.total_seconds if streaming else math.inf,
-        )
-        return best, streaming
 
     def _observe_start(self, facts: LocalFacts) -> None:
         """Updates the estimates with the first window."""
@@ -408,57 +371,31 @@ class JobPlanner:
         window, self._first_window = self._first_window, None
         if window is None:
             window = self._metrics.take()
-        if self._worker.model is None:
-            self._startup_cost = StartupCost(
-                package_bytes=self._worker.upload_bytes(),
-                load_seconds=LOAD_SECONDS,
-                # If the link was never saturated, the received bytes are a
-                # lower bound of the upload's throughput.
-                upload_bytes_per_second=window.received_bytes / window.seconds
-                if window.received_bytes
-                else None,
-            )
+        # If the link was never saturated, the received bytes are a lower
+        # bound of the upload's throughput.
+        self._problem.expect_startup(
+            window.received_bytes / window.seconds
+            if window.received_bytes
+            else None
+        )
         server = self._server or unlimited_worker(facts.client)
         estimates.observe_start(
             window,
-            self._build(facts, server, estimates.conditions(scaled=False)),
+            self._problem.build(
+                facts, server, estimates.conditions(scaled=False)
+            ),
         )
 
     def _may_pay(self, facts: LocalFacts) -> bool:
         """Returns True if push-down pays with an infinitely fast worker."""
-        best, streaming = self._best_case(facts)
+        best, streaming = self._problem.best_case(
+            facts, self._estimates.conditions()
+        )
         gain = speedup_over(streaming, best)
         if best.pushes and gain >= MIN_PUSH_GAIN:
             return True
         self._decline(decline_reason(best, gain))
         return False
-
-    def _build(
-        self, facts: LocalFacts, server: ModelProfile, conditions: Conditions
-    ) -> Problem:
-        parts = self._parts
-        epochs = self._remaining_epochs()
-        num_samples = parts.remaining_work.num_samples
-        samples = with_encodings(facts.samples, self._worker.encodings)
-        # The link has already carried what was read early.
-        to_read = 1 - parts.early_samples() / (epochs * num_samples)
-        samples = replace(
-            samples, raw_bytes=samples.raw_bytes * max(to_read, MIN_TO_READ)
-        )
-        return build_problem(
-            facts.cuts,
-            server,
-            facts.client,
-            samples,
-            conditions,
-            # Only encodings that min_precision allows were measured.
-            min_precision=PRECISIONS[-1],
-            num_samples=num_samples,
-            epochs=epochs,
-            startup=StartupCost()
-            if self._worker.model
-            else self._startup_cost,
-        )
 
 
 def _prepare(reference: weakref.ref[JobPlanner], scope: CancelScope) -> None:
@@ -477,15 +414,3 @@ def _slept(scope: CancelScope, seconds: float) -> bool:
     except HapiError:
         return True
     return False
-
-
-def with_encodings(
-    samples: SampleCosts, encodings: Sequence[str]
-) -> SampleCosts:
-    """Returns the costs of the encodings that a proxy supports."""
-    supported = {
-        route: count
-        for route, count in samples.wire_bytes.items()
-        if route[1] in encodings
-    }
-    return replace(samples, wire_bytes=supported)

@@ -15,10 +15,10 @@ import pytest
 from hapi_client.metrics.window_collector import MetricsCollector
 from hapi_client.metrics.window_metrics import WindowMetrics
 from hapi_client.planning import job_planner as planning
-from hapi_client.planning.best_case import decline_reason
 from hapi_client.planning.cost_estimators import CostEstimators
 from hapi_client.planning.inputs import RemainingWork
 from hapi_client.planning.job_planner import JobPlanner
+from hapi_client.planning.job_problem import decline_reason
 from hapi_client.planning.loop_probe import TrainingThreadProbe
 from hapi_client.planning.replanner import MIN_PUSH_GAIN
 from hapi_client.planning.route_mix import speedup_over
@@ -193,7 +193,9 @@ def test_package_is_stored_early_if_that_pays_clearly(
     streaming = streaming_seconds and SimpleNamespace(
         total_seconds=streaming_seconds
     )
-    monkeypatch.setattr(planner, "_best_case", lambda _: (best, streaming))
+    monkeypatch.setattr(
+        planner._problem, "best_case", lambda *_: (best, streaming)
+    )
     assert not planner._pays_by_bytes()  # the link is not known yet
     assert planner._pays_by_bytes() is pays
     assert planner._estimates.link.bytes_per_second == 2e6
