@@ -155,18 +155,18 @@ def test_resumed_job_has_fewer_remaining_epochs(connection, photos):
     with job_of(connection, photos, epochs=10) as job:
         for _ in job.loader(0):
             pass
-        assert job._planner._remaining_epochs() == pytest.approx(9.0)
+        assert job._planner._problem.remaining_epochs() == pytest.approx(9.0)
         state = job.state_dict()
     with job_of(connection, photos, epochs=10) as job:
-        assert job._planner._remaining_epochs() == pytest.approx(10.0)
+        assert job._planner._problem.remaining_epochs() == pytest.approx(10.0)
         job.load_state_dict(state)
-        assert job._planner._remaining_epochs() == pytest.approx(9.0)
+        assert job._planner._problem.remaining_epochs() == pytest.approx(9.0)
         for epoch in (1, 2):
             for _ in job.loader(epoch):
                 pass
-        assert job._planner._remaining_epochs() == pytest.approx(7.0)
+        assert job._planner._problem.remaining_epochs() == pytest.approx(7.0)
         job.load_state_dict(state)
-        assert job._planner._remaining_epochs() == pytest.approx(9.0)
+        assert job._planner._problem.remaining_epochs() == pytest.approx(9.0)
 
 
 def test_remaining_epochs_count_samples_of_all_ranks(
@@ -176,7 +176,7 @@ def test_remaining_epochs_count_samples_of_all_ranks(
     monkeypatch.setenv("RANK", "0")
     with job_of(connection, photos, epochs=10) as job:
         assert sum(len(y) for _, y in job.loader(0)) == NUM_SAMPLES // 2
-        assert job._planner._remaining_epochs() == pytest.approx(9.0)
+        assert job._planner._problem.remaining_epochs() == pytest.approx(9.0)
 
 
 def test_job_reads_raw_if_no_plan_can_be_made(

@@ -105,8 +105,11 @@ class EarlyOpening:
 
     def begin_reading(self) -> None:
         """Begins to read: the split takes seconds, as it is not cached."""
+        self._decide(reads=True)
+
+    def _decide(self, reads: bool) -> None:
         if not self._may_read.done():
-            self._may_read.set_result(True)
+            self._may_read.set_result(reads)
 
     def _run(self) -> None:
         try:
@@ -126,14 +129,12 @@ class EarlyOpening:
         Raises:
             HapiError: as :func:`open_data`.
         """
-        if not self._may_read.done():
-            self._may_read.set_result(False)
+        self._decide(reads=False)
         return self._opened.result()
 
     def discard(self) -> None:
         """Ends what has begun, when it is there."""
-        if not self._may_read.done():
-            self._may_read.set_result(False)
+        self._decide(reads=False)
         self._opened.add_done_callback(_close)
 
 

@@ -170,6 +170,7 @@ class FeaturePipeline:
             replan=plan.replan_options,
             samples_so_far=self._samples_so_far,
             earlier_samples=self._earlier_samples,
+            early_samples=self._early_samples,
         )
         self._factory.sources.link_limits = self._link_limits
         self._history.follow(self._planner)
@@ -181,6 +182,10 @@ class FeaturePipeline:
     def _samples_so_far(self) -> int:
         """Samples delivered to the training loops of all ranks."""
         return self._num_ranks * self._factory.counters.snapshot().samples
+
+    def _early_samples(self) -> int:
+        """Samples that all ranks have read before their turn."""
+        return self._num_ranks * self._factory.sources.early.num_samples
 
     def _earlier_samples(self) -> int:
         """Samples delivered by the run that this one continues, or 0."""
@@ -404,7 +409,7 @@ class FeaturePipeline:
 
     def dataset_config(self, data: DataSet) -> DatasetConfig:
         """Facts by which another process reads the same features."""
-        self._factory.sources.stop_early_reads()
+        self._factory.sources.early.stop()
         return DatasetConfig(
             credentials=self._connection.credentials,
             connection_options=self._connection.options,

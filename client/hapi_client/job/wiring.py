@@ -48,6 +48,7 @@ def make_planner(
     replan: ReplanOptions,
     samples_so_far: Callable[[], int],
     earlier_samples: Callable[[], int],
+    early_samples: Callable[[], int],
 ) -> JobPlanner:
     """Returns a planner that schedules the spans of a job's loaders.
 
@@ -65,6 +66,7 @@ def make_planner(
         replan: options of re-planning.
         samples_so_far: returns the samples delivered by this run.
         earlier_samples: returns those of the run that it continues.
+        early_samples: returns those that were read before their turn.
     """
 
     def read(max_bytes: float) -> ProbeSamples:
@@ -87,6 +89,8 @@ def make_planner(
             return None
         if window is None:
             return observed_facts(region, None, encodings, data.spans, 1.0)
+        # By the decode threads: reference_seconds() would change the number
+        # of torch's threads, in which the loop computes.
         pixels = torch.empty(region.form.shape, dtype=region.form.dtype)
         image = reference_image()
         seconds = [
@@ -138,8 +142,8 @@ def make_planner(
             try_push=try_push,
             samples_so_far=samples_so_far,
             earlier_samples=earlier_samples,
-            early_rate=lambda: factory.sources.early_bytes_per_second,
-            early_samples=lambda: factory.sources.early_samples,
+            early_rate=lambda: factory.sources.early.bytes_per_second,
+            early_samples=early_samples,
             tracker=tracker,
             listing=CacheListing(connection, data.container, splits, tracker),
         ),

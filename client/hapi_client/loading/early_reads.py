@@ -36,11 +36,8 @@ class EarlyReads:
     Args:
         connection: connection to the account.
         container: container of the shards.
-        spans: spans in the order of the first epoch.
+        spans: spans in the order of the first epoch; none to read nothing.
         options: options of reading; ``ahead_bytes`` limits the memory.
-
-    Attributes:
-        was_used: True once a span was taken.
     """
 
     def __init__(
@@ -62,9 +59,9 @@ class EarlyReads:
         self._rate: float | None = None
         self._started = time.monotonic()
         self._bytes_before = self._received_bytes()
-        self.was_used = False
+        self._was_used = False
         pool = ThreadPoolExecutor(options.num_threads, "hapi-early")
-        for _ in range(options.num_threads):
+        for _ in range(min(options.num_threads, len(spans))):
             pool.submit(self._run)
         pool.shutdown(wait=False)
 
@@ -152,7 +149,7 @@ class EarlyReads:
             self.stop()
         if len(reads) < len(found):
             return None
-        self.was_used = True
+        self._was_used = True
         if not all(map(Future.done, futures)):
             with reading():
                 while wait(futures, POLL_SECONDS).not_done:
@@ -164,6 +161,11 @@ class EarlyReads:
             )
         except HapiError:
             return None
+
+    def begin_epoch(self) -> None:
+        """Frees what was read, if an earlier epoch has used it."""
+        if self._was_used:
+            self.close()
 
     def stop(self) -> None:
         """Begins no further reads."""

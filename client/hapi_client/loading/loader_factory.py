@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from hapi_client.caching.feature_cache import CacheOptions, FeatureCaches
+from hapi_client.caching.feature_caches import CacheOptions, FeatureCaches
 from hapi_client.caching.segments import RowFormat
 from hapi_client.data.splits import DataSet, changed_shards
 from hapi_client.loading.decode_pool import DecodePool
@@ -135,7 +135,7 @@ class LoaderFactory:
             tracker,
             self._top_up,
             caches.samples if caches else lambda training: None,
-            early,
+            early or EarlyReads(connection, container, (), options),
         )
 
     def push(
@@ -176,7 +176,7 @@ class LoaderFactory:
             recorder: records the epoch.
         """
         recorder = recorder or EpochRecorder()
-        self.sources.begin_epoch()
+        self.sources.early.begin_epoch()
         cache = None
         if self._caches is not None:
             cache = self._caches.of(data, training)

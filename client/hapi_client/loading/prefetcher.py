@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from hapi_client.caching.feature_cache import CacheOptions
+from hapi_client.caching.feature_caches import CacheOptions
 from hapi_client.loading.span_source import (
     PUSHDOWN_QUEUE,
     RAW_QUEUE,

@@ -60,9 +60,10 @@ class SourceRegistry:
         span_read: called when a raw read is nearly complete, so that another
             one may begin.
         stored: as :class:`.RawSource` takes it.
-        early: as :class:`.RawSource` takes it.
+        early: spans that were read early.
 
     Attributes:
+        early: as given.
         tracker: tracker of the store's cache.
         model: path of the package; must be set before push-down.
         num_threads: maximum number of concurrent reads of a queue.
@@ -83,9 +84,9 @@ class SourceRegistry:
         tracker: CacheTracker,
         span_read: Callable[[], None],
         stored: Callable[[Training | None], SampleCache | None],
-        early: EarlyReads | None = None,
+        early: EarlyReads,
     ) -> None:
-        self._early = early
+        self.early = early
         self.link_limits: Callable[[], bool] = lambda: True
         self.tracker = tracker
         self.model: ModelPath | None = None
@@ -119,31 +120,6 @@ class SourceRegistry:
         )
         self.pushdown_concurrency = PushdownConcurrency(options.num_threads)
         self._feature_sources: dict[Route, FeatureSource] = {}
-
-    def begin_epoch(self) -> None:
-        """Frees what was read early, if an epoch has used it."""
-        if self._early is not None and self._early.was_used:
-            self._early.close()
-
-    def stop_early_reads(self) -> None:
-        """Begins no further early reads."""
-        if self._early is not None:
-            self._early.stop()
-
-    def prefers_early(self, span: Span) -> bool:
-        """Returns True if a span's bytes are here, and others would wait."""
-        early = self._early
-        return early is not None and early.holds(span) and self.link_limits()
-
-    @property
-    def early_samples(self) -> int:
-        """Samples whose bytes are here before their turn."""
-        return self._early.num_samples if self._early else 0
-
-    @property
-    def early_bytes_per_second(self) -> float | None:
-        """See :attr:`.EarlyReads.bytes_per_second`."""
-        return self._early.bytes_per_second if self._early else None
 
     def recording(
         self, recorder: EpochRecorder
@@ -235,7 +211,11 @@ class RoutingSource:
             task = self._sources(RAW_ROUTE).task(span, self._training)
             if task.read_queue == CACHE_QUEUE:
                 return self._recorded(RAW_ROUTE, span, task)
-        if self._sources.prefers_early(span) and has_room(RAW_QUEUE):
+        if (
+            self._sources.early.holds(span)
+            and self._sources.link_limits()
+            and has_room(RAW_QUEUE)
+        ):
             task = self._sources(RAW_ROUTE).task(span, self._training)
             return self._recorded(RAW_ROUTE, span, task)
         route = self._scheduler.choose(
@@ -246,7 +226,7 @@ class RoutingSource:
         if route is None:
             return None
         if route != RAW_ROUTE:
-            self._sources.stop_early_reads()
+            self._sources.early.stop()
         return self._recorded(
             route, span, self._sources(route).task(span, self._training)
         )

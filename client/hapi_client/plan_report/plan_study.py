@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from hapi_client.caching.feature_cache import (
+from hapi_client.caching.feature_caches import (
     caches_samples,
     default_memory_bytes,
 )

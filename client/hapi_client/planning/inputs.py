@@ -41,7 +41,8 @@ class PlannerInputs:
         earlier_samples: returns those of the run that this job continues.
         early_rate: returns the bytes per second of reads before the first
             loader; None without.
-        early_samples: returns the samples of them that are not used yet.
+        early_samples: returns the samples of them, of all ranks, that are not
+            used yet.
         tracker: tracker of the store's cache.
         listing: updates the tracker; None if nothing is cached.
     """

@@ -63,9 +63,10 @@ class JobProblem:
     def remaining_seconds(self, sample_seconds: float) -> float:
         """Returns the time to the job's end, from the time per sample."""
         num_samples = self._parts.remaining_work.num_samples
-        return self._remaining_epochs() * num_samples * sample_seconds
+        return self.remaining_epochs() * num_samples * sample_seconds
 
-    def _remaining_epochs(self) -> float:
+    def remaining_epochs(self) -> float:
+        """Returns the epochs that remain to be computed; a fraction counts."""
         parts = self._parts
         return parts.remaining_work.remaining_epochs(
             parts.earlier_samples() + parts.samples_so_far()
@@ -76,7 +77,7 @@ class JobProblem:
     ) -> Problem:
         """Returns the problem under given conditions."""
         parts = self._parts
-        epochs = self._remaining_epochs()
+        epochs = self.remaining_epochs()
         num_samples = parts.remaining_work.num_samples
         samples = with_encodings(facts.samples, self._worker.encodings)
         # The link has already carried what was read early.

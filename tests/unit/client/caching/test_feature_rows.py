@@ -14,7 +14,7 @@ import torch
 from full_disk import no_file_beyond
 from hapi_client.caching.directory import CacheDirectory
 from hapi_client.caching.disk_rows import DiskRows
-from hapi_client.caching.feature_cache import CacheOptions, FeatureCaches
+from hapi_client.caching.feature_caches import CacheOptions, FeatureCaches
 from hapi_client.caching.feature_rows import ABSENT, FeatureRows
 from hapi_client.caching.pool import POOL, CachePool
 from hapi_client.caching.segments import RECORD, DiskSegment, RowFormat

@@ -82,7 +82,17 @@ def test_spans_are_read_in_order_and_each_is_taken_once(store, early):
         assert not reads.holds(span)
     assert reads.take(SPANS[0], CancelScope()) is None
     assert store.asked == [*range(len(SPANS))]
-    assert reads.was_used
+
+
+def test_another_epoch_frees_what_one_has_left(store, early):
+    store.answers.release(len(SPANS))
+    reads = early()
+    until(lambda: reads.num_samples == len(SPANS))
+    reads.begin_epoch()
+    assert reads.take(SPANS[3], CancelScope()) == bytes([3]) * SIZE
+    assert reads.num_samples == len(SPANS) - 1
+    reads.begin_epoch()
+    assert reads.num_samples == 0
 
 
 def test_a_loop_that_has_caught_up_ends_them(store, early):

@@ -5,6 +5,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -275,8 +276,7 @@ class FakeSources:
     def recording(self, recorder):
         return nullcontext()
 
-    def prefers_early(self, span):
-        return False
+    early = SimpleNamespace(holds=lambda span: False)
 
 
 def test_each_loader_has_the_changes_of_its_epoch(bench):
