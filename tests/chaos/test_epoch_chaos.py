@@ -18,7 +18,7 @@ from PIL import Image
 from gateway import Storm, gateway_to
 from hapi_client import Connection, Credentials, ReadConfig
 from hapi_client.data.index import update_index
-from hapi_client.planning import job_planner as planning
+from hapi_client.planning import job_planner, job_problem
 from hapi_client.planning import replanner as replan
 from hapi_client.swift.http_client import ConnectionOptions
 from hapi_client.swift.retry import Backoff
@@ -315,8 +315,9 @@ def test_log_of_plans_reports_the_worker_and_no_sample_is_lost(
         return static_at(problem, problem.last_cut)
 
     # On one machine a plan might well stream.
-    for module in (planning, replan):
+    for module in (job_problem, replan):
         monkeypatch.setattr(module, "solve", freeze)
+    for module in (job_planner, replan):
         monkeypatch.setattr(
             module, "speedup_over", lambda other, plan: math.inf
         )

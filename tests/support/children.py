@@ -32,16 +32,30 @@ def interruptible() -> Iterator[None]:
 
 def family(pid: int) -> list[ProcessIdentity]:
     """A process and all its descendants."""
+    parents = _parents()
+    found = [pid]
+    for ancestor in found:
+        found += _children(ancestor, parents)
+    identities = [ProcessIdentity.of(p) for p in found]
+    return [identity for identity in identities if identity is not None]
+
+
+def children(pid: int) -> list[int]:
+    """Processes that a process has started itself."""
+    return _children(pid, _parents())
+
+
+def _children(pid: int, parents: Mapping[int, int]) -> list[int]:
+    return [child for child, parent in parents.items() if parent == pid]
+
+
+def _parents() -> dict[int, int]:
     parents = {}
     for entry in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             fields = entry.read_text().rpartition(")")[2].split()
             parents[int(entry.parent.name)] = int(fields[1])
-    found = [pid]
-    for ancestor in found:
-        found += [p for p, parent in parents.items() if parent == ancestor]
-    identities = [ProcessIdentity.of(p) for p in found]
-    return [identity for identity in identities if identity is not None]
+    return parents
 
 
 def run_family(

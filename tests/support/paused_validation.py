@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from children import family
+from children import children, family
 from hapi_cluster.process_identity import ProcessIdentity
 from hapi_splitter.graph.shapes import warm_up
 from hapi_splitter.package.subprocess_validation import answer_request
@@ -64,8 +64,12 @@ def paused_validations(folder: Path) -> Iterator[PausedValidations]:
 def servers(
     user: int, module: str = "hapi_splitter.package.subprocess_validation"
 ) -> list[ProcessIdentity]:
-    """The server of a process, and its children."""
-    return [each for each in family(user) if module in _command(each.pid)]
+    """The server of a process, and its children.
+
+    A cluster that the process has started may have a worker with another.
+    """
+    own = [pid for pid in children(user) if module in _command(pid)]
+    return [each for server in own for each in family(server)]
 
 
 def _command(pid: int) -> list[str]:
