@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hapi_client.data.label_texts import JsonLabels
     from hapi_client.job.feature_dataset import FeatureDataset
     from hapi_client.job.options import JobConfig, PlanConfig, SwiftConfig
     from hapi_client.job.pipeline import FeaturePipeline
@@ -43,6 +44,7 @@ __all__ = [
     "HapiError",
     "ImageTransform",
     "JobConfig",
+    "JsonLabels",
     "NamedArrays",
     "PlanConfig",
     "ReadConfig",
@@ -64,6 +66,7 @@ _HOMES = {
     "HapiError": "hapi_protocol.errors",
     "ImageTransform": "hapi_splitter.inputs.image_transform",
     "JobConfig": "hapi_client.job.options",
+    "JsonLabels": "hapi_client.data.label_texts",
     "NamedArrays": "hapi_splitter.inputs.named_arrays",
     "PlanConfig": "hapi_client.job.options",
     "ReadConfig": "hapi_client.loading.prefetcher",

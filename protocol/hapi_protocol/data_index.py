@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from hapi_protocol.errors import DataIndexError
@@ -26,6 +26,8 @@ INDEX_NAME = "hapi-index.arrow"
 """Base name of the index object, after the data set's prefix."""
 
 INDEX_VERSION = 1
+DEFAULT_LABELS = "cls"
+"""Where labels come from: the ``.cls`` member, or the field of ``.json``."""
 MAX_SPAN_SAMPLES = 64
 MAX_SPAN_BYTES = 16 * 1024 * 1024
 
@@ -115,12 +117,17 @@ class DataIndex:
     """All shards of a data set, in order.
 
     Attributes:
-        shards: all shards, in name order.
+        shards: all shards, in name order; some may be empty.
         class_names: name of each integer label; empty if unknown.
+        labels: where the labels come from: ``cls`` or ``json:FIELD``.
+        labels_are_names: True if samples state names of classes, False if
+            they state integers.
     """
 
     shards: tuple[ShardIndex, ...]
-    class_names: tuple[str, ...] = field(default=())
+    class_names: tuple[str, ...] = ()
+    labels: str = DEFAULT_LABELS
+    labels_are_names: bool = False
 
     def __len__(self) -> int:
         return sum(len(shard.rows) for shard in self.shards)
@@ -153,6 +160,9 @@ class DataIndex:
         facts = {
             "version": INDEX_VERSION,
             "class_names": list(self.class_names),
+            "labels": self.labels,
+            "labels_are_names": self.labels_are_names,
+            "empty": {s.name: s.etag for s in self.shards if not s.rows},
         }
         schema = _schema().with_metadata(
             {_METADATA: json.dumps(facts).encode()}
@@ -160,7 +170,8 @@ class DataIndex:
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, schema) as writer:
             for shard in self.shards:
-                writer.write_batch(_shard_batch(shard, schema))
+                if shard.rows:
+                    writer.write_batch(_shard_batch(shard, schema))
         return bytes(sink.getvalue())
 
     @classmethod
@@ -184,18 +195,21 @@ class DataIndex:
                 if reader.schema.names != _schema().names:
                     raise _bad_index(name, f"columns {reader.schema.names}")
                 rows = (row for batch in reader for row in batch.to_pylist())
-                shards = tuple(_group(rows, name))
+                shards = [*_group(rows, name)]
+                shards += _empty_shards(facts.get("empty", {}))
         except (pa.ArrowException, KeyError, ValueError, OSError) as error:
             raise _bad_index(name, str(error)) from error
-        return cls(shards, tuple(facts.get("class_names", ())))
-
-    def replace(self, new: Iterable[ShardIndex]) -> DataIndex:
-        """This index with shards added, or replaced by name."""
-        shards = {shard.name: shard for shard in self.shards}
-        shards.update((shard.name, shard) for shard in new)
-        return DataIndex(
-            tuple(shards[name] for name in sorted(shards)), self.class_names
+        return cls(
+            tuple(sorted(shards, key=lambda shard: shard.name)),
+            tuple(facts.get("class_names", ())),
+            str(facts.get("labels", DEFAULT_LABELS)),
+            facts.get("labels_are_names") is True,
         )
+
+    def part(self, names: Iterable[str]) -> DataIndex:
+        """The index of some of its shards, in the given order."""
+        shards = {shard.name: shard for shard in self.shards}
+        return replace(self, shards=tuple(shards[name] for name in names))
 
 
 def _bad_index(name: str, reason: str) -> DataIndexError:
@@ -205,6 +219,11 @@ def _bad_index(name: str, reason: str) -> DataIndexError:
         "rewrite it with 'hapi index'",
         object_name=name,
     )
+
+
+def _empty_shards(etags: Mapping[str, object]) -> Iterator[ShardIndex]:
+    for name, etag in etags.items():
+        yield ShardIndex(str(name), str(etag), ())
 
 
 def _runs(

@@ -2,21 +2,23 @@
 
 A *sample* is a run of consecutive regular members that share a key; the key
 is the member's path up to the first dot of its base name (the WebDataset
-convention), the rest is the extension.  Directories are skipped; links,
-devices and sparse members are refused.  Long names (GNU ``L``, POSIX ``x``)
-are read by the standard library from a bounded number of bytes.  A member is
-read only if its header keeps all limits, so that a header cannot make the
-reader allocate the size it claims.
+convention), the rest is the extension.  Members that belong to no sample are
+passed over: directories, names without a dot, hidden files and folders
+(``._x.jpg``, ``.DS_Store``), ``__MACOSX``, volume labels and lists of folders.
+Links, devices and sparse members are refused.  Long names (GNU ``L``, POSIX
+``x``) are read by the standard library from a bounded number of bytes.  A
+member is read only if its header keeps all limits, so that a header cannot
+make the reader allocate the size it claims.
 """
 
 from __future__ import annotations
 
 import io
-import json
+import re
 import tarfile
 import zipfile
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from hapi_protocol.errors import UnsupportedError
@@ -36,6 +38,10 @@ _EXTENDED_TYPES = (
     tarfile.GNUTYPE_LONGLINK,
 )
 _REGULAR_TYPES = (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE)
+_PASSED_TYPES = (b"V", b"D")
+"""GNU tar's label of a volume, and its list of a folder's files."""
+_PASSED_BYTES = 1024 * 1024
+"""Length of the pieces in which members without a sample are read."""
 _ZERO_BLOCK = bytes(BLOCK_BYTES)
 
 
@@ -47,20 +53,35 @@ class Medium:
         name: such as ``image``, for people.
         extensions: extensions of the member that is decoded.
         kinds: results of :func:`sniff` for such an object.
+        member: extension of the member to take, in lower case; None for
+            the rule of :meth:`Sample.content`.
     """
 
     name: str
     extensions: tuple[str, ...]
     kinds: tuple[str, ...]
+    member: str | None = None
 
     def has(self, extension: str) -> bool:
         """Returns True if a member with this extension has such content."""
         return extension.rpartition(".")[2].lower() in self.extensions
 
 
-IMAGE = Medium("image", ("jpg", "jpeg", "png"), ("jpeg", "png"))
+_JPEG = ("jpg", "jpeg", "jpe", "jfif")
+IMAGE = Medium(
+    "image",
+    (*_JPEG, "png", "webp", "gif", "bmp", "tif", "tiff", "avif"),
+    ("jpeg", "png", "webp", "gif", "bmp", "tiff", "avif"),
+)
 ARRAY = Medium("array", ("npy",), ("npy",))
 ARCHIVE = Medium("array archive", ("npz",), ("npz",))
+
+
+class SampleError(Exception):
+    """A sample is unusable, and a retry would fail in the same way.
+
+    The message depends only on the sample's bytes.
+    """
 
 
 class Readable(Protocol):
@@ -84,7 +105,7 @@ class Limits:
     """Maximum length of a ``.json`` or ``.cls`` member."""
     max_members_per_sample: int = 32
     max_skipped_members: int = 10_000
-    """Maximum number of consecutive members without data (directories)."""
+    """Maximum number of consecutive members that belong to no sample."""
 
 
 DEFAULT_LIMITS = Limits()
@@ -111,15 +132,48 @@ class Sample:
     members: dict[str, bytes] = field(default_factory=dict)
     error: str | None = None
 
-    def member(self, medium: Medium) -> bytes | None:
-        """Content of the first member of this medium, or None.
+    def content(self, medium: Medium) -> bytes:
+        """Content of the member that is decoded.
 
-        Arrays in members of their own (``key.NAME.npy``) are an archive.
+        Without ``medium.member``, it is the only member whose whole
+        extension is of this medium (``key.jpg``), or else the only one whose
+        last part is (``key.left.jpg``).  Arrays in members of their own
+        (``key.NAME.npy``) are an archive.
+
+        Raises:
+            SampleError: there is none, or more than one; a clause that
+                follows the sample's key.
         """
-        for extension, data in self.members.items():
-            if medium.has(extension):
-                return data
-        return self._archive() if medium is ARCHIVE else None
+        if medium.member is not None:
+            for extension, data in self.members.items():
+                if extension.lower() == medium.member:
+                    return data
+            raise SampleError(
+                f"has no member {medium.member!r}{self._but_only()}"
+            )
+        found = [name for name in self.members if medium.has(name)]
+        exact = [name for name in found if "." not in name]
+        first, *others = exact or found or [""]
+        if others:
+            raise SampleError(self._ambiguous(medium, first, others[0]))
+        if found:
+            return self.members[first]
+        archive = self._archive() if medium is ARCHIVE else None
+        if archive is None:
+            raise SampleError(self._missing(medium))
+        return archive
+
+    def _ambiguous(self, medium: Medium, first: str, second: str) -> str:
+        remedy = (
+            f"name one of them, as in image={first.lower()!r}"
+            if medium.name == IMAGE.name
+            else "keep one of them, or take both with NamedArrays"
+        )
+        return (
+            f"has several {medium.name} members, {self.key}.{first} and "
+            f"{self.key}.{second}: {remedy}; if they are two samples, rename "
+            "them, because a key ends at the first dot of the file's name"
+        )
 
     def _archive(self) -> bytes | None:
         arrays = {k: v for k, v in self.members.items() if ARRAY.has(k)}
@@ -131,65 +185,122 @@ class Sample:
                 archive.writestr(name, data)
         return sink.getvalue()
 
-    def missing_message(self, medium: Medium) -> str:
-        """The error message of a sample without a member of this medium."""
+    def _missing(self, medium: Medium) -> str:
         message = (
-            f"has no {medium.name} member ({', '.join(medium.extensions)}) "
-            f"but only: {', '.join(self.members):.200}"
+            f"has no {medium.name} member ({', '.join(medium.extensions)})"
+            f"{self._but_only()}"
         )
-        if self.member(ARRAY) is not None:
+        if any(map(ARRAY.has, self.members)):
             message += "; give the job an ArrayTransform for arrays"
         return message
 
-    def label_and_meta(self) -> tuple[int | None, str | None]:
-        """The label (``.cls``, if it is an integer) and the meta text.
+    def _but_only(self) -> str:
+        return f" but only: {', '.join(self.members):.200}"
 
-        The meta text is the ``.json`` member; without one, a ``.cls``
-        that is no integer gives ``{"cls": "<text>"}``, so that a client
-        can turn class names into integers.
+    def image_error(self, image: str | None = None) -> str | None:
+        """Why it is unclear which member is the image, if it is.
+
+        Args:
+            image: extension of the member to take, if it is named.
         """
-        text = _text(self.members.get(LABEL_EXTENSION))
-        meta = _text(self.members.get(META_EXTENSION))
-        if text is None:
-            return None, meta
-        try:
-            label = int(text)
-        except ValueError:
-            return None, meta or json.dumps({"cls": text.strip()})
-        if not -(2**63) <= label < 2**63:
-            return None, meta
-        return label, meta
+        medium = replace(IMAGE, member=image)
+        if image is not None or any(map(IMAGE.has, self.members)):
+            try:
+                self.content(medium)
+            except SampleError as error:
+                return str(error)
+        return None
+
+    def text(self, extension: str) -> str | None:
+        """Text of a member; its extension may have capitals."""
+        for name, data in self.members.items():
+            if name.lower() == extension:
+                return data.decode("utf-8", "replace")
+        return None
+
+    def label_and_meta(self) -> tuple[int | None, str | None]:
+        """The label, if ``.cls`` is an integer, and the text of ``.json``."""
+        return plain_integer(self.text(LABEL_EXTENSION)), self.text(
+            META_EXTENSION
+        )
 
 
-def _text(data: bytes | None) -> str | None:
-    return None if data is None else data.decode("utf-8", "replace")
+_PLAIN_INTEGER = re.compile(r"\s*(0|-?[1-9][0-9]{0,17})\s*", re.ASCII)
+
+
+def plain_integer(text: str | None) -> int | None:
+    """The integer that a label's text is, else None.
+
+    Only plain decimals are: no ``007``, ``1_2`` or ``1.0``, which may be
+    names, and no more than 18 digits.
+    """
+    found = _PLAIN_INTEGER.fullmatch(text) if text is not None else None
+    return int(found[1]) if found else None
 
 
 def sniff(start: bytes) -> str | None:
-    """Detects ``tar``, ``jpeg``, ``png``, ``npy`` or ``npz`` by magic bytes.
+    """Detects a kind of :class:`Medium`, or ``tar``, by magic bytes.
 
     Args:
         start: the object's first :data:`SNIFF_BYTES` bytes, or all.
     """
-    if start.startswith(b"\xff\xd8\xff"):
-        return "jpeg"
-    if start.startswith(b"\x89PNG\r\n\x1a\n"):
-        return "png"
-    if start.startswith(b"\x93NUMPY"):
-        return "npy"
-    if start.startswith(b"PK\x03\x04"):
-        return "npz"
-    if len(start) < BLOCK_BYTES:
-        return None
-    if start[:BLOCK_BYTES] == _ZERO_BLOCK:
+    for magic, kind in _MAGIC.items():
+        if start.startswith(magic):
+            return kind
+    if _is_tar(start):
         return "tar"
+    # These bytes may begin the name of a tar's first member.
+    for pattern, kind in _WEAK_MAGIC.items():
+        if pattern.match(start):
+            return kind
+    return None
+
+
+_MAGIC = {
+    b"\xff\xd8\xff": "jpeg",
+    b"\x89PNG\r\n\x1a\n": "png",
+    b"\x93NUMPY": "npy",
+    b"PK\x03\x04": "npz",
+}
+_WEAK_MAGIC = {
+    re.compile(rb"RIFF.{4}WEBP", re.DOTALL): "webp",
+    re.compile(rb"GIF8[79]a"): "gif",
+    re.compile(rb"BM.{4}\0{4}", re.DOTALL): "bmp",
+    re.compile(rb"II[*+]\0|MM\0[*+]"): "tiff",
+    re.compile(rb".{4}ftypavi[fs]", re.DOTALL): "avif",
+}
+_COMPRESSED = {
+    b"\x1f\x8b": ("gzip", "gunzip"),
+    b"BZh": ("bzip2", "bunzip2"),
+    b"\xfd7zXZ\0": ("xz", "unxz"),
+    b"\x28\xb5\x2f\xfd": ("zstd", "unzstd"),
+}
+
+
+def _is_tar(start: bytes) -> bool:
+    if len(start) < BLOCK_BYTES:
+        return False
+    if start[:BLOCK_BYTES] == _ZERO_BLOCK:
+        return True
     try:
         tarfile.TarInfo.frombuf(
             start[:BLOCK_BYTES], tarfile.ENCODING, "surrogateescape"
         )
     except tarfile.HeaderError:
-        return None
-    return "tar"
+        return False
+    return True
+
+
+def compression_message(start: bytes) -> str | None:
+    """What to do with a compressed object; None if it is none."""
+    for magic, (name, command) in _COMPRESSED.items():
+        if start.startswith(magic):
+            return (
+                f"it is compressed with {name}: unpack it with '{command}' "
+                "and store the plain tar, whose samples can be read one by "
+                "one"
+            )
+    return None
 
 
 def iter_samples(
@@ -199,11 +310,12 @@ def iter_samples(
     limits: Limits = DEFAULT_LIMITS,
     first_index: int = 0,
     first_offset: int = 0,
+    on_passed: Callable[[str], object] = lambda name: None,
 ) -> Iterator[Sample]:
     """Yields the samples of a tar stream, in order.
 
     The stream need not end with tar's two zero blocks: it may be a byte
-    range of whole members.
+    range of whole members.  Only zeros may follow those blocks.
 
     Args:
         stream: the shard's bytes, or those of a range of whole members.
@@ -211,13 +323,15 @@ def iter_samples(
         limits: limits checked before allocation.
         first_index: index of the first sample in the stream.
         first_offset: offset in the shard of the stream's first byte.
+        on_passed: called with the name of each member, other than a
+            directory, that belongs to no sample.
 
     Raises:
         UnsupportedError: ``damaged_shard`` if a tar member is invalid or
-            incomplete, ``limit_exceeded`` beyond ``limits``; both name the
-            shard and the byte.
+            incomplete, or data follow the tar's end, ``limit_exceeded``
+            beyond ``limits``; both name the shard and the byte.
     """
-    reader = _MemberReader(stream, name, limits, first_offset)
+    reader = _MemberReader(stream, name, limits, first_offset, on_passed)
     sample: Sample | None = None
     for member in reader.members():
         if sample is None or member.key != sample.key:
@@ -246,11 +360,17 @@ class _MemberReader:
     """Reads tar members one by one; ``position`` is the next byte."""
 
     def __init__(
-        self, stream: Readable, name: str, limits: Limits, offset: int
+        self,
+        stream: Readable,
+        name: str,
+        limits: Limits,
+        offset: int,
+        on_passed: Callable[[str], object],
     ) -> None:
         self._stream = stream
         self._name = name
         self._limits = limits
+        self._on_passed = on_passed
         self.position = offset
 
     def members(self) -> Iterator[_Member]:
@@ -258,10 +378,14 @@ class _MemberReader:
         skipped = 0
         while (header := self._next_header()) is not None:
             start, info = header
-            if info.isdir():
+            if _belongs_to_no_sample(info):
                 skipped += 1
                 if skipped > self._limits.max_skipped_members:
-                    raise self._over_limit(start, "too many empty members")
+                    raise self._over_limit(
+                        start, f"{skipped} members without a sample in a row"
+                    )
+                if not info.isdir():
+                    self._pass(info)
                 continue
             skipped = 0
             key, extension = self._name_parts(start, info)
@@ -300,12 +424,43 @@ class _MemberReader:
         self._read(_padded(member.size) - member.size)
         return data
 
+    def _pass(self, info: tarfile.TarInfo) -> None:
+        """Reads a member that belongs to no sample."""
+        self._on_passed(info.name)
+        left = _padded(max(info.size, 0))
+        while left:
+            left -= len(self._read(min(left, _PASSED_BYTES)))
+
+    def _check_end(self) -> None:
+        """Refuses data behind the tar's end, which would be lost silently.
+
+        Raises:
+            UnsupportedError: ``damaged_shard``, with their length.
+        """
+        end = self.position
+        last = end
+        while piece := self._stream.read(_PASSED_BYTES):
+            used = len(piece.rstrip(b"\0"))
+            if used:
+                last = self.position + used
+            self.position += len(piece)
+        if last > end:
+            raise self._damaged(
+                end,
+                f"{last - end} bytes follow the tar's end, as after 'cat "
+                "a.tar b.tar'; join tars with 'tar --concatenate', or keep "
+                "them apart",
+            )
+
     def _next_header(self) -> tuple[int, tarfile.TarInfo] | None:
         start = self.position
         extended = b""
         while True:
             block = self._read(BLOCK_BYTES, may_be_at_end=not extended)
-            if not block or (block == _ZERO_BLOCK and not extended):
+            if not block:
+                return None
+            if block == _ZERO_BLOCK and not extended:
+                self._check_end()
                 return None
             info = self._parse_header(start, block)
             if info.type not in _EXTENDED_TYPES:
@@ -313,7 +468,7 @@ class _MemberReader:
             extended += block + self._extended(start, info, len(extended))
         # Checked before names are resolved: that follows the maps of sparse
         # members.
-        if not (info.isdir() or info.type in _REGULAR_TYPES):
+        if not (info.isdir() or info.type in _REGULAR_TYPES + _PASSED_TYPES):
             raise self._damaged(
                 start, f"{info.name!r} is not a regular member"
             )
@@ -327,7 +482,10 @@ class _MemberReader:
         try:
             return tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
         except tarfile.HeaderError as error:
-            raise self._damaged(start, f"no tar header: {error}") from error
+            compressed = compression_message(block) if start == 0 else None
+            raise self._damaged(
+                start, compressed or f"no tar header: {error}"
+            ) from error
 
     def _extended(
         self, start: int, info: tarfile.TarInfo, so_far: int
@@ -377,12 +535,13 @@ class _MemberReader:
                 f"an extension of {num_bytes} bytes; at most "
                 f"{self._limits.max_extension_bytes}",
             )
-        return raw.decode("utf-8", "replace"), extension
+        # Other encodings are escaped: two keys must not become one.
+        return raw.decode("utf-8", "backslashreplace"), extension
 
     def _check_size(
         self, start: int, info: tarfile.TarInfo, extension: str
     ) -> None:
-        is_text = extension in (LABEL_EXTENSION, META_EXTENSION)
+        is_text = extension.lower() in (LABEL_EXTENSION, META_EXTENSION)
         limit = (
             self._limits.max_text_bytes
             if is_text
@@ -423,6 +582,23 @@ class _MemberReader:
             object_name=self._name,
             details={"offset": offset},
         )
+
+
+def is_hidden(path: str) -> bool:
+    """Returns True for hidden files, and what macOS adds to archives."""
+    return any(
+        part == "__MACOSX" or (part.startswith(".") and part.strip("."))
+        for part in path.split("/")
+    )
+
+
+def _belongs_to_no_sample(info: tarfile.TarInfo) -> bool:
+    return (
+        info.isdir()
+        or info.type in _PASSED_TYPES
+        or "." not in info.name.rpartition("/")[2]
+        or is_hidden(info.name)
+    )
 
 
 def _padded(size: int) -> int:

@@ -14,6 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from hapi_protocol.shards import IMAGE
+
 SECTION = "hapi-worker"
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
@@ -99,6 +101,13 @@ def _device(text: str) -> str:
     return ",".join(names)
 
 
+def _formats(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip().lower() for name in text.split(","))
+    if not set(names) <= set(IMAGE.kinds):
+        raise ValueError(f"some of {', '.join(IMAGE.kinds)}")
+    return names
+
+
 def _weights(text: str) -> tuple[tuple[str, float], ...]:
     allowed = (
         "pairs such as AUTH_a=4, AUTH_b=0.5, each account once, its weight "
@@ -175,6 +184,10 @@ class WorkerConfig:
     takes it."""
     max_pixels: int = _option("67108864", _count(1), reloads=True)
     """Pixels of one image, checked before it is decoded."""
+    image_formats: tuple[str, ...] = _option(
+        ", ".join(IMAGE.kinds), _formats, reloads=True
+    )
+    """Formats of images that are decoded."""
     max_samples: int = _option("1000000", _count(1), reloads=True)
     """Samples in one object."""
     max_identities: int = _option("4096", _count(1))

@@ -13,31 +13,48 @@ from hapi_client.cli.context import (
     print_table,
     write_json,
 )
-from hapi_client.data.index import update_index
+from hapi_client.cli.options import ImageOption, LabelsOption
+from hapi_client.data.index import IndexOptions, update_index
 from hapi_client.reports.terminal import ConsoleReporter
 from hapi_client.swift.swift_url import parse_location
 
 
 def index_command(
-    context: typer.Context, data: DataArgument, json_path: JsonPath = None
+    context: typer.Context,
+    data: DataArgument,
+    labels: LabelsOption = None,
+    image: ImageOption = None,
+    json_path: JsonPath = None,
 ) -> None:
     """Write the index of a data set whose shards are stored in Swift.
 
     Each shard is read once on the storage side; only index rows travel.
-    Shards whose ETag is in the index already are skipped.
+    Shards whose ETag is in the index already are skipped. An interrupted
+    command continues where it was. Folders that have an index of their own
+    are other data sets and are left out.
 
-    Example:
+    Examples:
 
         hapi index swift://photos/train
 
-    Keys of --json: indexed, skipped, removed, samples.
+        hapi index swift://photos/train --labels json:annotation.class
+
+    Keys of --json: indexed, skipped, removed, samples, empty, inner.
     """
     with connect(context) as connection, ConsoleReporter() as reporter:
         report = update_index(
             connection,
             parse_location(data),
             lambda name: reporter.note(f"reading {name}"),
+            IndexOptions(labels, image),
         )
+        for name in report.empty:
+            reporter.note(f"{name} has no sample")
+        if report.inner:
+            reporter.note(
+                "left out, because they have an index of their own: "
+                + ", ".join(report.inner)
+            )
     print_table(
         ("indexed shards", "unchanged", "removed", "samples in index"),
         [

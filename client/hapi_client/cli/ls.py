@@ -148,7 +148,7 @@ def _list_unindexed(
             "bytes": shard.length_bytes,
             "etag": shard.etag,
         }
-        for shard in list_shards(connection, location)
+        for shard in list_shards(connection, location).shards
     ]
     _print_shards(shards)
     with ConsoleReporter() as reporter:

@@ -129,6 +129,27 @@ ModelOption: TypeAlias = Annotated[
         rich_help_panel=MODEL,
     ),
 ]
+LabelsOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        metavar="cls|json:FIELD",
+        help="Where labels come from: 'cls' for .cls members, 'json:FIELD' "
+        "for a field of .json members (dots go deeper: "
+        "json:annotation.class). If all are integers, they are the labels; "
+        "else they are names of classes, numbered in sorted order. Default: "
+        "as in the index, else 'cls'.",
+        rich_help_panel=DATA,
+    ),
+]
+ImageOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        metavar="EXTENSION",
+        help="Extension of the member that is the image, such as 'jpg' or "
+        "'left.jpg', if samples have several.",
+        rich_help_panel=DATA,
+    ),
+]
 FreezeOption: TypeAlias = Annotated[
     str | None,
     typer.Option(

@@ -24,6 +24,8 @@ from hapi_client.cli.options import (
     DataOption,
     EncodingOption,
     FreezeOption,
+    ImageOption,
+    LabelsOption,
     MinPrecisionOption,
     SkipBadSamplesOption,
     TorchvisionModelOption,
@@ -55,6 +57,8 @@ class TrainOptions:
         ),
     ] = False
     skip_bad_samples: SkipBadSamplesOption = False
+    labels: LabelsOption = None
+    image: ImageOption = None
     model: TorchvisionModelOption = "resnet18"
     freeze: FreezeOption = None
     weights: WeightsOption = None

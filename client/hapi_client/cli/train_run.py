@@ -74,6 +74,7 @@ def train(
         cache=options.cache,
         augment=Augmentation() if options.augment else None,
         augment_period_epochs=options.augment_period_epochs,
+        image=options.image,
         plan=PlanConfig(
             encoding=options.encoding,
             min_precision=options.min_precision,
@@ -108,6 +109,7 @@ def train(
         data=options.data,
         batch_size=options.batch_size,
         transform=transform,
+        labels=options.labels,
         seed=options.seed,
         config=config,
     ) as job:

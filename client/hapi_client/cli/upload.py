@@ -14,6 +14,8 @@ from hapi_client.cli.context import (
     print_table,
     write_json,
 )
+from hapi_client.cli.options import ImageOption, LabelsOption
+from hapi_client.data.index import IndexOptions
 from hapi_client.data.shard_writer import (
     DEFAULT_SHARD_BYTES,
     DEFAULT_SHARD_SAMPLES,
@@ -42,6 +44,8 @@ def upload_command(
         int,
         typer.Option(min=1, help="Maximum sample bytes of a packed shard."),
     ] = DEFAULT_SHARD_BYTES,
+    labels: LabelsOption = None,
+    image: ImageOption = None,
     json_path: JsonPath = None,
 ) -> None:
     """Store a data set and its index.
@@ -73,6 +77,7 @@ def upload_command(
                 [Path(source) for source in sources],
                 reporter,
                 PackOptions(shard_samples, shard_bytes),
+                IndexOptions(labels, image),
             )
         except KeyboardInterrupt:
             reporter.note(

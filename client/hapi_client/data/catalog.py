@@ -11,6 +11,7 @@ from hapi_client.swift.connection import Connection
 from hapi_client.swift.swift_url import Location
 from hapi_protocol.data_index import INDEX_NAME, DataIndex
 from hapi_protocol.errors import DataIndexError
+from hapi_protocol.shards import is_hidden
 
 INDEX_THERE = "there"
 INDEX_STALE = "stale"
@@ -82,8 +83,8 @@ def list_data_sets(
 ) -> list[CatalogEntry]:
     """Lists the data sets in a folder and below it, by name.
 
-    As for ``hapi index``, all shards below a folder with an index belong to
-    it; other shards are listed under their own folder.
+    As for ``hapi index``, a shard belongs to the nearest folder above it that
+    has an index; without one, to its own folder.
 
     Raises:
         HapiError: if there is no such container, or it may not be listed.
@@ -93,6 +94,7 @@ def list_data_sets(
         each
         for each in connection.list(location.container, prefix)
         if each.name.endswith((SHARD_SUFFIX, INDEX_NAME))
+        and not is_hidden(each.name)
     ]
     indexed = {
         _folder_of(each.name)
@@ -103,8 +105,8 @@ def list_data_sets(
     for each in objects:
         if each.name.endswith(SHARD_SUFFIX):
             own = _folder_of(each.name)
-            for folder in indexed & _ancestors(own) or {own}:
-                shards.setdefault(folder, []).append(each)
+            nearest = max(indexed & _ancestors(own), key=len, default=own)
+            shards.setdefault(nearest, []).append(each)
     return [
         _catalog_entry(
             connection,

@@ -3,26 +3,44 @@
 from __future__ import annotations
 
 import io
-import json
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from hapi_client.data.label_texts import (
+    JsonLabels,
+    LabelledRow,
+    check_label_source,
+    label_text,
+    labelled_rows,
+    number_labels,
+)
 from hapi_client.swift.account import ObjectInfo
 from hapi_client.swift.connection import Connection
 from hapi_client.swift.retry import is_retryable
 from hapi_client.swift.swift_url import Location
 from hapi_protocol.data_index import (
+    DEFAULT_LABELS,
     INDEX_NAME,
     DataIndex,
     IndexRow,
-    ShardIndex,
 )
-from hapi_protocol.errors import DataIndexError, HapiError, RightsError
+from hapi_protocol.errors import (
+    DataIndexError,
+    HapiError,
+    RightsError,
+    UnsupportedError,
+)
 from hapi_protocol.headers import Annotation
-from hapi_protocol.shards import Sample
+from hapi_protocol.shards import (
+    LABEL_EXTENSION,
+    META_EXTENSION,
+    Sample,
+    is_hidden,
+)
 
 if TYPE_CHECKING:
     from hapi_protocol.feature_stream import Row
@@ -31,18 +49,14 @@ logger = logging.getLogger(__name__)
 
 SHARD_SUFFIX = ".tar"
 CONTENT_TYPE_INDEX = "application/vnd.apache.arrow.stream"
+PARTIAL_SUFFIX = ".part"
+"""Ending of the name of an index that is being made."""
+SAVE_SECONDS = 30.0
+"""Longest work of ``hapi index`` that is lost if it is killed."""
 MAX_ATTEMPTS = 3
 MAX_LISTED = 10_000
 """Maximum number of objects listed to find out why there is no index."""
 MAX_NAMED = 5
-
-
-@dataclass(frozen=True)
-class NamedRow:
-    """An index row whose label may still be a class name."""
-
-    row: IndexRow
-    class_name: str | None = None
 
 
 def load_index(connection: Connection, location: Location) -> DataIndex:
@@ -111,21 +125,25 @@ def _missing_index_text(connection: Connection, location: Location) -> str:
     )
 
 
-def find_index(connection: Connection, location: Location) -> DataIndex | None:
+def find_index(
+    connection: Connection, location: Location, suffix: str = ""
+) -> DataIndex | None:
     """Loads the index of a data set; returns None if there is none."""
     try:
-        return _read_index(connection, location)
+        return _read_index(connection, location, suffix)
     except RightsError as error:
         if error.status == 404:
             return None
         raise
 
 
-def _read_index(connection: Connection, location: Location) -> DataIndex:
+def _read_index(
+    connection: Connection, location: Location, suffix: str = ""
+) -> DataIndex:
     for attempts_left in reversed(range(MAX_ATTEMPTS)):
         try:
             with connection.open(
-                location.container, location.index_name
+                location.container, location.index_name + suffix
             ) as body:
                 return DataIndex.from_bytes(
                     body.read(), name=f"{location}: the index"
@@ -138,27 +156,62 @@ def _read_index(connection: Connection, location: Location) -> DataIndex:
 
 
 def store_index(
-    connection: Connection, location: Location, index: DataIndex
+    connection: Connection,
+    location: Location,
+    index: DataIndex,
+    suffix: str = "",
 ) -> None:
     data = index.to_bytes()
     connection.put(
         location.container,
-        location.index_name,
+        location.index_name + suffix,
         io.BytesIO(data),
         len(data),
         content_type=CONTENT_TYPE_INDEX,
     )
 
 
-def list_shards(
-    connection: Connection, location: Location
-) -> list[ObjectInfo]:
-    """Lists the data set's tar objects, by name."""
-    return [
+@dataclass(frozen=True)
+class Listing:
+    """The tar objects of a data set, by name.
+
+    Attributes:
+        shards: without those of data sets inside it.
+        inner: folders below it that have an index of their own.
+    """
+
+    shards: tuple[ObjectInfo, ...]
+    inner: tuple[Location, ...]
+
+
+def list_shards(connection: Connection, location: Location) -> Listing:
+    """Lists a data set's shards.
+
+    Folders below it that have an index are other data sets.
+    """
+    objects = [
         each
         for each in connection.list(location.container, _folder(location))
-        if each.name.endswith(SHARD_SUFFIX)
+        if each.name.endswith((SHARD_SUFFIX, INDEX_NAME))
+        and not is_hidden(each.name)
     ]
+    inner = {
+        each.name.removesuffix(INDEX_NAME)
+        for each in objects
+        if each.name.endswith(f"/{INDEX_NAME}")
+    } - {_folder(location)}
+    return Listing(
+        tuple(
+            each
+            for each in objects
+            if each.name.endswith(SHARD_SUFFIX)
+            and not each.name.startswith(tuple(inner))
+        ),
+        tuple(
+            Location(location.container, folder.rstrip("/"))
+            for folder in sorted(inner)
+        ),
+    )
 
 
 def _folder(location: Location) -> str:
@@ -171,64 +224,49 @@ def _some_names(connection: Connection, location: Location) -> Iterator[str]:
     return (each.name for each in islice(listed, MAX_LISTED))
 
 
-def sample_row(sample: Sample) -> NamedRow:
-    """Makes the index row of a local sample."""
-    label, meta = sample.label_and_meta()
-    row = IndexRow(
-        sample.index, sample.key, sample.offset, sample.length, label
-    )
-    return NamedRow(row, _class_name(label, meta))
+def checked_rows(shard: str, rows: Iterable[LabelledRow]) -> list[LabelledRow]:
+    """Returns the rows of a shard whose keys are unique.
 
-
-def stream_row(row: Row) -> NamedRow:
-    """Makes the index row of a row of the store's index stream."""
-    index_row = IndexRow(row.index, row.key, row.offset, row.length, row.label)
-    return NamedRow(index_row, _class_name(row.label, row.meta))
-
-
-def _class_name(label: int | None, meta: str | None) -> str | None:
-    if label is not None or meta is None:
-        return None
-    try:
-        facts = json.loads(meta)
-    except ValueError:
-        return None
-    name = facts.get("cls") if isinstance(facts, dict) else None
-    return name if isinstance(name, str) else None
-
-
-def number_classes(
-    shards: Iterable[tuple[ObjectInfo, Sequence[NamedRow]]],
-    known: Sequence[str] = (),
-) -> tuple[list[ShardIndex], tuple[str, ...]]:
-    """Turns class names into integers.
-
-    Args:
-        shards: shards with their rows.
-        known: class names that keep their numbers.
-
-    Returns:
-        The shards' index, and all class names: ``known``, then the new ones
-        in sorted order.
+    Raises:
+        UnsupportedError: ``damaged_shard``: a key occurs twice, because the
+            members of a sample are not together.
     """
-    all_rows = [(shard, list(rows)) for shard, rows in shards]
-    names = {row.class_name for _, rows in all_rows for row in rows} - {None}
-    added = sorted(str(name) for name in names - set(known))
-    class_names = (*known, *added)
-    number = {name: label for label, name in enumerate(class_names)}
-    return [
-        ShardIndex(
-            shard.name,
-            shard.etag,
-            tuple(
-                replace(each.row, label=number[each.class_name])
-                if each.class_name is not None
-                else each.row
-                for each in rows
-            ),
-        )
-        for shard, rows in all_rows
-    ], class_names
+    found = {}
+    for each in rows:
+        other = found.setdefault(each.row.key, each)
+        if other is not each:
+            raise UnsupportedError(
+                "damaged_shard",
+                f"shard {shard}: the members of sample {each.row.key!r} are "
+                f"not together (bytes {other.row.offset} and "
+                f"{each.row.offset}), or two samples have this key; write "
+                "the tar again with its members in order, as 'tar "
+                "--sort=name' does",
+                object_name=shard,
+            )
+    return list(found.values())
+
+
+@dataclass(frozen=True)
+class IndexOptions:
+    """What the rows of a data set state.
+
+    Attributes:
+        labels: where labels come from: ``cls`` or ``json:FIELD``; None for
+            where those of the present index come from.
+        image: extension of the member that is the image, if samples have
+            several.
+
+    Raises:
+        ClientError: ``bad_configuration`` for unknown labels.
+    """
+
+    labels: str | None = None
+    image: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.labels is not None:
+            check_label_source(self.labels)
 
 
 @dataclass(frozen=True)
@@ -240,74 +278,147 @@ class IndexReport:
         skipped: number of shards whose ETag was already in the index.
         removed: number of shards of the old index that no longer exist.
         samples: number of samples of the whole index.
+        empty: names of shards without samples.
+        inner: data sets below it, which have an index of their own.
     """
 
     indexed: int
     skipped: int
     removed: int
     samples: int
+    empty: tuple[str, ...] = ()
+    inner: tuple[str, ...] = ()
 
 
 def update_index(
     connection: Connection,
     location: Location,
     on_shard: Callable[[str], None] = lambda name: None,
+    options: IndexOptions | None = None,
 ) -> IndexReport:
     """Updates the index of a data set; the store reads the shards.
 
-    Shards whose ETag is in the index are skipped.  The index is stored once,
-    at the end.
+    Shards whose ETag is in the index are skipped.  The index is stored at
+    the end; until then an object beside it has what was read, from which the
+    next call continues.
 
     Args:
         connection: connection to the account.
         location: location of the data set.
         on_shard: called with the name of each shard before it is read.
+        options: what the rows state.
 
     Raises:
         DataIndexError: if there is no shard.
         HapiError: naming the shard that cannot be read.
     """
+    options = options or IndexOptions()
     connection.require_hapi()
-    shards = list_shards(connection, location)
-    if not shards:
+    listing = list_shards(connection, location)
+    if not listing.shards:
         raise DataIndexError(
             "bad_index",
             f"{location} has no object ending in {SHARD_SUFFIX}",
         )
     old = find_index(connection, location) or DataIndex(())
-    changed = [s for s in shards if old.etags.get(s.name) != s.etag]
-    rows = []
-    for shard in changed:
-        on_shard(shard.name)
-        rows.append((shard, _read_rows(connection, location, shard)))
-    added, class_names = number_classes(rows, old.class_names)
-    index = merge_shards(old, added, class_names, {s.name for s in shards})
+    source = options.labels or old.labels
+    partial = _partial_index(connection, location)
+    known: dict[str, list[LabelledRow]] = {}
+    etags: dict[str, str] = {}
+    for index in (old, partial):
+        if index.labels == source:
+            known |= labelled_rows(index)
+            etags |= index.etags
+    now = {shard.name: shard for shard in listing.shards}
+    unchanged = {n for n in now if etags.get(n) == now[n].etag}
+    rows = {name: known[name] for name in unchanged}
+
+    def numbered(old: DataIndex) -> DataIndex:
+        found = {name: now[name].etag for name in rows}
+        return number_labels(rows, found, old=old, source=source)
+
+    def save() -> None:
+        index = numbered(DataIndex(()))  # with the labels' own texts
+        try:
+            store_index(connection, location, index, PARTIAL_SUFFIX)
+        except HapiError as error:
+            logger.warning("the rows so far were not saved: %s", error)
+
+    saved = time.monotonic()
+    has_partial = bool(partial.shards)
+    try:
+        for name in sorted(now.keys() - unchanged):
+            on_shard(name)
+            rows[name] = _read_rows(
+                connection, location, now[name], source, options.image
+            )
+            if time.monotonic() - saved > SAVE_SECONDS:
+                save()
+                has_partial = True
+                saved = time.monotonic()
+    except BaseException:
+        if len(rows) > len(unchanged):
+            save()
+        raise
+    index = numbered(old)
     store_index(connection, location, index)
+    if has_partial:
+        connection.delete(
+            location.container, location.index_name + PARTIAL_SUFFIX
+        )
     return IndexReport(
-        indexed=len(changed),
-        skipped=len(shards) - len(changed),
-        removed=len(old.etags.keys() - {s.name for s in shards}),
+        indexed=len(now) - len(unchanged),
+        skipped=len(unchanged),
+        removed=len(old.etags.keys() - now.keys()),
         samples=len(index),
+        empty=tuple(name for name in sorted(rows) if not rows[name]),
+        inner=tuple(map(str, listing.inner)),
     )
 
 
-def merge_shards(
-    old: DataIndex,
-    added: Iterable[ShardIndex],
-    class_names: Sequence[str],
-    present: set[str],
+def _partial_index(connection: Connection, location: Location) -> DataIndex:
+    """What an interrupted call has read, if anything."""
+    try:
+        found = find_index(connection, location, PARTIAL_SUFFIX)
+    except DataIndexError as error:
+        logger.info("an interrupted index is not continued: %s", error)
+        found = None
+    return found or DataIndex(())
+
+
+def read_label_texts(
+    connection: Connection,
+    location: Location,
+    index: DataIndex,
+    source: str | JsonLabels,
 ) -> DataIndex:
-    """Returns ``old`` with ``added``, limited to the ``present`` shards."""
-    index = old.replace(added)
-    return DataIndex(
-        tuple(shard for shard in index.shards if shard.name in present),
-        tuple(class_names),
-    )
+    """Returns an index with labels of another source, read from the shards.
+
+    Raises:
+        HapiError: naming the shard that cannot be read, or the sample whose
+            label is neither an integer nor a text.
+    """
+    connection.require_hapi()
+    rows = {
+        shard.name: _read_rows(
+            connection,
+            location,
+            ObjectInfo(shard.name, shard.etag, 0),
+            source,
+            None,
+        )
+        for shard in index.shards
+    }
+    return number_labels(rows, index.etags, old=DataIndex(()))
 
 
 def _read_rows(
-    connection: Connection, location: Location, shard: ObjectInfo
-) -> list[NamedRow]:
+    connection: Connection,
+    location: Location,
+    shard: ObjectInfo,
+    source: str | JsonLabels,
+    image: str | None,
+) -> list[LabelledRow]:
     # Imported here to keep pyarrow out of the command line's start-up.
     from hapi_protocol.feature_reader import read_features
 
@@ -319,13 +430,61 @@ def _read_rows(
             with connection.get_features(
                 location.container, shard.name, annotation
             ) as body:
-                return [
-                    stream_row(row)
-                    for batch in read_features(body)
-                    for row in batch.rows
-                ]
+                return checked_rows(
+                    shard.name,
+                    (
+                        _labelled_row(row, shard.name, source, image)
+                        for batch in read_features(body)
+                        for row in batch.rows
+                    ),
+                )
         except HapiError as error:
+            if error.code == "empty_shard":
+                return []
             if not attempts_left or not is_retryable(error):
                 raise
             logger.info("retrying the index of %s: %s", shard.name, error)
     raise AssertionError("unreachable")
+
+
+def _labelled_row(
+    row: Row, shard: str, source: str | JsonLabels, image: str | None
+) -> LabelledRow:
+    if row.error is not None and image is None:
+        raise _unclear(shard, row.key, row.error)
+    return LabelledRow(
+        IndexRow(row.index, row.key, row.offset, row.length, None),
+        label_text(source, row.cls, row.meta, f"{row.key!r} of {shard}"),
+    )
+
+
+def sample_row(
+    sample: Sample, shard: str, options: IndexOptions
+) -> LabelledRow:
+    """Makes the index row of a local sample.
+
+    Raises:
+        UnsupportedError: ``unsupported_object``: the sample has several
+            images, or not the one that the options name.
+        LabelError: its label is neither an integer nor a text.
+    """
+    error = sample.image_error(options.image)
+    if error is not None:
+        raise _unclear(shard, sample.key, error)
+    return LabelledRow(
+        IndexRow(sample.index, sample.key, sample.offset, sample.length, None),
+        label_text(
+            options.labels or DEFAULT_LABELS,
+            sample.text(LABEL_EXTENSION),
+            sample.text(META_EXTENSION),
+            f"{sample.key!r} of {shard}",
+        ),
+    )
+
+
+def _unclear(shard: str, key: str, error: str) -> UnsupportedError:
+    return UnsupportedError(
+        "unsupported_object",
+        f"shard {shard}: sample {key!r} {error}",
+        object_name=shard,
+    )

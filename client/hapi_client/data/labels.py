@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import unicodedata
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from hapi_client.data.label_texts import JsonLabels, check_label_source
 from hapi_protocol.data_index import IndexRow, Span
-from hapi_protocol.errors import ClientError, LabelError
+from hapi_protocol.errors import LabelError
 
-Labels: TypeAlias = Mapping[str, int] | Callable[[str], int] | str | None
+Labels: TypeAlias = (
+    Mapping[str, int] | Callable[[str], int] | JsonLabels | str | None
+)
 """A user's labels: a mapping from class name or key to integer, a function
-of the key, None for the integers of the index, or :data:`OPTIONAL` for those
-if present."""
+of the key, ``"json:FIELD"`` or :class:`JsonLabels` for what ``.json`` members
+state, None for the integers of the index, or :data:`OPTIONAL` for those if
+present."""
 
 OPTIONAL = "optional"
 UNLABELLED = -1
@@ -34,14 +39,7 @@ def span_labels(
     Raises:
         LabelError: ``missing_label`` naming the first shard and key
             without a label, or with a label without a name in the index.
-        ClientError: ``bad_configuration`` for a string that is not
-            :data:`OPTIONAL`.
     """
-    if isinstance(labels, str) and labels != OPTIONAL:
-        raise ClientError(
-            "bad_configuration",
-            f"labels is {labels!r}; the only string allowed is {OPTIONAL!r}",
-        )
     return [
         np.array(
             [_label(span, row, labels, class_names) for row in span.rows],
@@ -51,9 +49,23 @@ def span_labels(
     ]
 
 
+def read_source(labels: Labels) -> str | JsonLabels | None:
+    """Where shards state the labels; None if it is not given.
+
+    Raises:
+        ClientError: ``bad_configuration`` for an unknown string.
+    """
+    if isinstance(labels, JsonLabels):
+        return labels
+    if isinstance(labels, str) and labels != OPTIONAL:
+        check_label_source(labels, f"{OPTIONAL!r} takes labels if present")
+        return labels
+    return None
+
+
 def uses_index_labels(labels: Labels) -> bool:
     """True if the labels are the integers of the index."""
-    return labels is None or labels == OPTIONAL
+    return labels is None or isinstance(labels, str | JsonLabels)
 
 
 def has_labels(labels: Sequence[npt.NDArray[np.int64]]) -> bool:
@@ -89,7 +101,7 @@ def renumber_labels(
             f"the classes of {where} differ from those of the data before "
             "it: "
             + (
-                f"it has {missing[0]!r}"
+                f"it has {missing[0]!r}{_other_form(missing[0], wanted)}"
                 if missing
                 else "its labels are integers without names"
             )
@@ -102,16 +114,26 @@ def renumber_labels(
     return [table[each] for each in labels]
 
 
+def _other_form(name: str, names: Iterable[str]) -> str:
+    """How a name differs from one that looks the same, if there is one."""
+    normal = unicodedata.normalize("NFC", name)
+    for other in names:
+        if other != name and unicodedata.normalize("NFC", other) == normal:
+            return (
+                f", in another Unicode form ({name!a}) than {other!r} "
+                f"({other!a})"
+            )
+    return ""
+
+
 def _label(
     span: Span, row: IndexRow, labels: Labels, class_names: Sequence[str]
 ) -> int:
     if labels == OPTIONAL and row.label is None:
         return UNLABELLED
-    if labels is None or isinstance(labels, str):
+    if uses_index_labels(labels):
         if row.label is None:
-            raise _missing(
-                span, row, "has no integer .cls member; give labels="
-            )
+            raise _missing(span, row, "has no label; give labels=")
         if class_names and not 0 <= row.label < len(class_names):
             raise _missing(
                 span,
@@ -121,8 +143,9 @@ def _label(
                 "index it again, or give labels=",
             )
         return row.label
-    if not isinstance(labels, Mapping):
+    if callable(labels):
         return int(labels(row.key))
+    assert isinstance(labels, Mapping), "checked with the index"
     if row.key in labels:
         return int(labels[row.key])
     name = _class_name(row.label, class_names)
@@ -130,7 +153,8 @@ def _label(
         raise _missing(
             span,
             row,
-            f"has neither its key nor its class {name!r} in labels=",
+            f"has neither its key nor its class {name!r} in labels="
+            f"{_other_form(name, labels)}",
         )
     return int(labels[name])
 

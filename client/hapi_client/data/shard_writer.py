@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import os
 import re
 import tarfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,7 +22,16 @@ from typing import BinaryIO
 from PIL import Image
 
 from hapi_protocol.errors import ClientError
-from hapi_protocol.shards import ARCHIVE, ARRAY, IMAGE, Medium
+from hapi_protocol.shards import (
+    ARCHIVE,
+    ARRAY,
+    DEFAULT_LIMITS,
+    IMAGE,
+    SNIFF_BYTES,
+    Medium,
+    is_hidden,
+    sniff,
+)
 
 DEFAULT_SHARD_SAMPLES = 1000
 DEFAULT_SHARD_BYTES = 128 * 1024 * 1024
@@ -34,7 +44,8 @@ class SampleFile:
 
     Attributes:
         path: path of the file.
-        key: ``<class>/<name>``, without dots in the name.
+        key: ``<class>/<name>``, without dots in the name; other bytes than
+            UTF-8 are escaped.
         label: number of its class.
         length_bytes: size of the file.
     """
@@ -52,39 +63,52 @@ class SampleFolder:
     Attributes:
         class_names: names of its class folders.
         files: samples of all classes.
-        ignored: files that are not samples.
+        ignored: files that are not samples; hidden files do not count.
         medium: kind of all samples.
+        dangling: links that lead nowhere, or back to a folder above.
     """
 
     class_names: tuple[str, ...]
     files: tuple[SampleFile, ...]
     ignored: tuple[Path, ...]
     medium: Medium
+    dangling: tuple[Path, ...] = ()
 
 
 def find_class_names(folder: Path) -> tuple[str, ...]:
     """Returns the sorted names of the class folders."""
     return tuple(
         sorted(
-            entry.name
+            _text(entry.name)
             for entry in folder.iterdir()
-            if entry.is_dir() and not entry.name.startswith(".")
+            if entry.is_dir() and not is_hidden(entry.name)
         )
     )
+
+
+def _text(name: str) -> str:
+    """A file's name; bytes that are no UTF-8 are escaped."""
+    return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
 def read_folder(folder: Path) -> SampleFolder:
     """Lists the samples of a folder of class folders.
 
+    Links are followed.
+
     Raises:
         ClientError: ``bad_configuration`` if it contains neither images nor
-            arrays, or both, or a class without any.
+            arrays, or both, or a class without any, or a file that cannot
+            be read or has too long a path.
     """
-    class_names = find_class_names(folder)
-    found = {
-        name: sorted(p for p in (folder / name).rglob("*") if p.is_file())
-        for name in class_names
-    }
+    dangling: list[Path] = []
+    found: dict[str, list[Path]] = {}
+    for entry in folder.iterdir():
+        if entry.is_dir() and not is_hidden(entry.name):
+            paths = sorted(_files_below(entry, dangling))
+            found.setdefault(_text(entry.name), []).extend(paths)
+    found = dict(sorted(found.items()))
+    class_names = tuple(found)
     medium = _medium_of(folder, [p for paths in found.values() for p in paths])
     files: list[SampleFile] = []
     ignored: list[Path] = []
@@ -99,7 +123,54 @@ def read_folder(folder: Path) -> SampleFolder:
             )
         files += _sample_files(folder, samples, label)
     files.sort(key=lambda file: hashlib.sha256(file.key.encode()).digest())
-    return SampleFolder(class_names, tuple(files), tuple(ignored), medium)
+    return SampleFolder(
+        class_names, tuple(files), tuple(ignored), medium, tuple(dangling)
+    )
+
+
+def _files_below(folder: Path, dangling: list[Path]) -> Iterator[Path]:
+    """Yields the files of a folder, through links, each folder once a path."""
+    open_folders = {folder: {_identity(folder)}}
+    for place, folders, names in os.walk(folder, followlinks=True):
+        path = Path(place)
+        above = open_folders.pop(path)
+        for name in list(folders):
+            below = path / name
+            identity = _identity(below)
+            if is_hidden(name) or identity in above:
+                folders.remove(name)
+                if identity in above:
+                    dangling.append(below)
+            else:
+                open_folders[below] = above | {identity}
+        for name in names:
+            file = path / name
+            if is_hidden(name):
+                continue
+            if file.is_file():
+                yield file
+            elif file.is_symlink():
+                dangling.append(file)
+
+
+def _identity(folder: Path) -> tuple[int, int]:
+    status = folder.stat()
+    return status.st_dev, status.st_ino
+
+
+def find_sample(folder: Path) -> Path | None:
+    """Returns a sample of a folder of class folders, if it has any."""
+    media = (IMAGE, ARRAY, ARCHIVE)
+    return next(
+        (
+            path
+            for path in folder.glob("*/**/*")
+            if path.is_file()
+            and any(medium.has(path.suffix) for medium in media)
+            and not is_hidden(path.relative_to(folder).as_posix())
+        ),
+        None,
+    )
 
 
 def _medium_of(folder: Path, paths: Sequence[Path]) -> Medium:
@@ -129,7 +200,7 @@ def _medium_of(folder: Path, paths: Sequence[Path]) -> Medium:
 
 
 def find_unreadable(samples: SampleFolder) -> Iterator[Path]:
-    """Yields images with unreadable headers.
+    """Yields images with unreadable headers, or of a format that is not read.
 
     Only headers are read; other damage is found when the image is decoded.
     """
@@ -137,8 +208,12 @@ def find_unreadable(samples: SampleFolder) -> Iterator[Path]:
         return
     for file in samples.files:
         try:
-            with Image.open(file.path, formats=("JPEG", "PNG")):
+            with file.path.open("rb") as stored:
+                kind = sniff(stored.read(SNIFF_BYTES))
+            with Image.open(file.path):
                 pass
+            if kind not in IMAGE.kinds:
+                yield file.path
         except (OSError, ValueError, SyntaxError):
             yield file.path
         except Image.DecompressionBombError:
@@ -152,7 +227,10 @@ def _sample_files(
     for path in paths:
         relative = path.relative_to(folder)
         # A key ends at the first dot of the base name.
-        stem = (relative.parent / relative.stem.replace(".", "_")).as_posix()
+        stem = _text(
+            (relative.parent / relative.stem.replace(".", "_")).as_posix()
+        )
+        _check_path(path, stem)
         key = stem
         number = 1
         while key in keys:
@@ -160,6 +238,22 @@ def _sample_files(
             key = f"{stem}-{number}"
         keys.add(key)
         yield SampleFile(path, key, label, path.stat().st_size)
+
+
+def _check_path(path: Path, key: str) -> None:
+    limit = DEFAULT_LIMITS.max_key_bytes
+    if len(key.encode()) > limit:
+        raise ClientError(
+            "bad_configuration",
+            f"the path of {_text(str(path))} gives a key of "
+            f"{len(key.encode())} bytes; at most {limit}: use shorter names",
+        )
+    if not os.access(path, os.R_OK):
+        raise ClientError(
+            "bad_configuration",
+            f"{_text(str(path))} cannot be read; change its permissions, or "
+            "move it away",
+        )
 
 
 def split_shards(

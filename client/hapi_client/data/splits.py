@@ -13,10 +13,15 @@ import numpy as np
 import numpy.typing as npt
 from braceexpand import braceexpand
 
-from hapi_client.data.index import SHARD_SUFFIX, load_index
+from hapi_client.data.index import (
+    SHARD_SUFFIX,
+    load_index,
+    read_label_texts,
+)
 from hapi_client.data.labels import (
     Labels,
     has_labels,
+    read_source,
     renumber_labels,
     span_labels,
     uses_index_labels,
@@ -153,6 +158,7 @@ def _load(
     labels: Labels,
     like: DataSet | None = None,
 ) -> DataSet:
+    source = read_source(labels)
     parts = list(_parts(shards))
     containers = {part.location.container for part in parts}
     containers |= {like.container} if like else set()
@@ -169,6 +175,8 @@ def _load(
     )
     for part in parts:
         index = _chosen(load_index(connection, part.location), part)
+        if source is not None and source != index.labels:
+            index = read_label_texts(connection, part.location, index, source)
         new = index.spans()
         spans += new
         numbers = span_labels(new, labels, index.class_names)
@@ -223,9 +231,7 @@ def _chosen(index: DataIndex, part: _Part) -> DataIndex:
             f"run 'hapi index {part.location}' if they exist",
             object_name=part.location.index_name,
         )
-    return DataIndex(
-        tuple(shards[name] for name in part.names), index.class_names
-    )
+    return index.part(part.names)
 
 
 def _check_repeated(spans: Sequence[Span]) -> None:

@@ -7,18 +7,22 @@ import logging
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
 from hapi_client.data.index import (
     SHARD_SUFFIX,
-    NamedRow,
+    IndexOptions,
+    checked_rows,
     find_index,
-    merge_shards,
-    number_classes,
     sample_row,
     store_index,
+)
+from hapi_client.data.label_texts import (
+    LabelledRow,
+    labelled_rows,
+    number_labels,
 )
 from hapi_client.data.shard_writer import (
     DEFAULT_SHARD_BYTES,
@@ -26,6 +30,7 @@ from hapi_client.data.shard_writer import (
     PACKED_NAME,
     SampleFolder,
     find_class_names,
+    find_sample,
     find_unreadable,
     read_folder,
     split_shards,
@@ -35,9 +40,14 @@ from hapi_client.progress import Reporter
 from hapi_client.swift.account import ObjectInfo
 from hapi_client.swift.connection import Connection
 from hapi_client.swift.swift_url import Location
-from hapi_protocol.data_index import DataIndex
+from hapi_protocol.data_index import DEFAULT_LABELS, DataIndex
 from hapi_protocol.errors import ClientError, DataIndexError
-from hapi_protocol.shards import iter_samples
+from hapi_protocol.shards import (
+    SNIFF_BYTES,
+    compression_message,
+    is_hidden,
+    iter_samples,
+)
 from hapi_splitter.units import count_text
 
 logger = logging.getLogger(__name__)
@@ -98,7 +108,7 @@ class _Shard:
     """A shard in the store, and its rows."""
 
     info: ObjectInfo
-    rows: list[NamedRow]
+    rows: list[LabelledRow]
     was_stored: bool
 
 
@@ -108,6 +118,7 @@ def upload(
     sources: Sequence[Path],
     reporter: Reporter,
     pack: PackOptions | None = None,
+    options: IndexOptions | None = None,
 ) -> UploadReport:
     """Stores shards, then their index.
 
@@ -118,6 +129,7 @@ def upload(
             folders, which is packed.
         reporter: receives the progress.
         pack: limits of packed shards.
+        options: what the rows of tar files state.
 
     Raises:
         ClientError: ``bad_configuration`` naming an invalid source.
@@ -126,28 +138,29 @@ def upload(
     folder = _class_folder(sources)
     connection.put_container(location.container)
     old = find_index(connection, location) or DataIndex(())
-    retained = set(old.etags)
-    names: tuple[str, ...] = ()
+    rows = labelled_rows(old)
+    options = _options_like(location, old, options or IndexOptions())
     if folder is None:
-        stored = _store_tars(connection, location, sources, reporter)
+        shards = list(
+            _store_tars(connection, location, sources, options, reporter)
+        )
     else:
         samples = read_folder(folder)
-        _check_classes(location, old, samples)
-        names = samples.class_names
-        stored = _store_packed(
-            connection, location, samples, pack or PackOptions(), reporter
+        _check_classes(location, old, samples, options)
+        old = replace(old, class_names=samples.class_names)
+        shards = list(
+            _store_packed(
+                connection, location, samples, pack or PackOptions(), reporter
+            )
         )
         # Earlier packed shards of the folder have the same samples.
-        retained = {s for s in retained if not _is_packed(location, s)}
-    shards = list(stored)
-    added, class_names = number_classes(
-        [(shard.info, shard.rows) for shard in shards],
-        old.class_names or names,
-    )
-    present = retained | {shard.name for shard in added}
-    index = merge_shards(old, added, class_names, present)
+        rows = {n: r for n, r in rows.items() if not _is_packed(location, n)}
+    rows |= {shard.info.name: shard.rows for shard in shards}
+    etags = old.etags | {shard.info.name: shard.info.etag for shard in shards}
+    source = options.labels or DEFAULT_LABELS
+    index = number_labels(rows, etags, old=old, source=source)
     store_index(connection, location, index)
-    for name in sorted(set(old.etags) - present):
+    for name in sorted(old.etags.keys() - rows.keys()):
         reporter.note(
             f"{location.container}/{name} is from an earlier upload and no "
             "longer in the index; delete it, or 'hapi index' will count "
@@ -171,10 +184,13 @@ def _store_tars(
     connection: Connection,
     location: Location,
     sources: Sequence[Path],
+    options: IndexOptions,
     reporter: Reporter,
 ) -> Iterator[_Shard]:
     for path in _tar_paths(sources):
-        yield _store_shard(connection, location, path, path.name, reporter)
+        yield _store_shard(
+            connection, location, path, path.name, options, reporter
+        )
 
 
 def _is_packed(location: Location, shard: str) -> bool:
@@ -191,10 +207,19 @@ def _class_folder(sources: Sequence[Path]) -> Path | None:
     folders = [
         source
         for source in sources
-        if source.is_dir()
-        and not _tars_in(source)
-        and find_class_names(source)
+        if source.is_dir() and find_class_names(source)
     ]
+    for source in list(folders):
+        if tars := _tars_in(source):
+            folders.remove(source)
+            if sample := find_sample(source):
+                raise ClientError(
+                    "bad_configuration",
+                    f"{source} has shards ({tars[0].name}) and class folders "
+                    f"({sample.relative_to(source)}); upload the shards as "
+                    f"'{source}/*{SHARD_SUFFIX}', and the class folders from "
+                    "a folder of their own",
+                )
     if folders and len(sources) > 1:
         raise ClientError(
             "bad_configuration",
@@ -208,7 +233,9 @@ def _tars_in(folder: Path) -> list[Path]:
     return sorted(
         path
         for path in folder.iterdir()
-        if path.suffix == SHARD_SUFFIX and path.is_file()
+        if path.suffix == SHARD_SUFFIX
+        and path.is_file()
+        and not is_hidden(path.name)
     )
 
 
@@ -217,10 +244,16 @@ def _tar_paths(sources: Sequence[Path]) -> list[Path]:
     for source in sources:
         found = _tars_in(source) if source.is_dir() else [source]
         if not found or found[0].suffix != SHARD_SUFFIX:
+            compression = None
+            if source.is_file():
+                with source.open("rb") as file:
+                    compression = compression_message(file.read(SNIFF_BYTES))
             raise ClientError(
                 "bad_configuration",
-                f"{source} is neither a {SHARD_SUFFIX} file nor a folder of "
-                "such files or of class folders",
+                f"{source}: {compression}"
+                if compression
+                else f"{source} is neither a {SHARD_SUFFIX} file nor a folder "
+                "of such files or of class folders",
             )
         paths += found
     by_name: dict[str, Path] = {}
@@ -235,10 +268,37 @@ def _tar_paths(sources: Sequence[Path]) -> list[Path]:
     return paths
 
 
+def _options_like(
+    location: Location, old: DataIndex, options: IndexOptions
+) -> IndexOptions:
+    """The options, with the labels of the index unless they are given."""
+    labels = options.labels or old.labels
+    if len(old) and labels != old.labels:
+        raise DataIndexError(
+            "bad_index",
+            f"labels is {labels!r}, but the labels of the index of {location} "
+            f"come from {old.labels!r}; choose another prefix, or first run "
+            f"'hapi index {location} --labels {labels}'",
+            object_name=location.index_name,
+        )
+    return replace(options, labels=labels)
+
+
 def _check_classes(
-    location: Location, old: DataIndex, samples: SampleFolder
+    location: Location,
+    old: DataIndex,
+    samples: SampleFolder,
+    options: IndexOptions,
 ) -> None:
-    if old.class_names and old.class_names != samples.class_names:
+    if options.labels != DEFAULT_LABELS:
+        raise ClientError(
+            "bad_configuration",
+            f"labels is {options.labels!r}, but folders name the classes; "
+            "leave it out",
+        )
+    if old.labels_are_names or (
+        old.class_names and old.class_names != samples.class_names
+    ):
         raise DataIndexError(
             "bad_index",
             f"{location} has a data set with other classes "
@@ -276,6 +336,12 @@ def _store_packed(
             f"{count_text(len(samples.ignored), 'file')} left out (no "
             f"{medium}): {_some_of([path.name for path in samples.ignored])}"
         )
+    if samples.dangling:
+        reporter.note(
+            f"{count_text(len(samples.dangling), 'link')} left out, because "
+            "they lead nowhere or to a folder above: "
+            f"{_some_of([str(path) for path in samples.dangling])}"
+        )
     damaged = [path.name for path in find_unreadable(samples)]
     if damaged:
         reporter.note(
@@ -293,6 +359,7 @@ def _store_packed(
                 location,
                 path,
                 f"shard-{number:06d}{SHARD_SUFFIX}",
+                IndexOptions(),
                 reporter,
             )
 
@@ -308,10 +375,11 @@ def _store_shard(
     location: Location,
     path: Path,
     base_name: str,
+    options: IndexOptions,
     reporter: Reporter,
 ) -> _Shard:
     name = location.object_name(base_name)
-    rows = _read_rows(path, base_name)
+    rows = _read_rows(path, base_name, options, reporter)
     with path.open("rb") as file:
         md5 = _md5(file)
         length_bytes = file.tell()
@@ -333,15 +401,22 @@ def _store_shard(
     return _Shard(info, rows, was_stored=False)
 
 
-def _read_rows(path: Path, name: str) -> list[NamedRow]:
+def _read_rows(
+    path: Path, name: str, options: IndexOptions, reporter: Reporter
+) -> list[LabelledRow]:
+    passed: list[str] = []
     with path.open("rb") as file:
-        rows = [sample_row(s) for s in iter_samples(file, name=name)]
-    if not rows:
-        raise ClientError(
-            "bad_configuration",
-            f"shard {path} has no sample",
-            object_name=name,
+        samples = iter_samples(file, name=name, on_passed=passed.append)
+        rows = checked_rows(
+            name, (sample_row(each, name, options) for each in samples)
         )
+    if passed:
+        reporter.note(
+            f"{name}: {count_text(len(passed), 'member')} left out, because "
+            f"they belong to no sample: {_some_of(passed)}"
+        )
+    if not rows:
+        reporter.note(f"{name}: no sample")
     return rows
 
 

@@ -46,7 +46,7 @@ class DataSetChecks:
         self._location = location
         self._get_max_object_bytes = get_max_object_bytes
         self._index: DataIndex | None = None
-        self._shards: list[ObjectInfo] | None = None
+        self._shards: Sequence[ObjectInfo] | None = None
 
     def checks(self) -> list[Check]:
         """Returns the checks in the order in which they run."""
@@ -99,7 +99,7 @@ class DataSetChecks:
 
     def _list_shards(self) -> Finding | str:
         try:
-            shards = list_shards(self._get_connection(), self._location)
+            shards = list_shards(self._get_connection(), self._location).shards
         except HapiError as error:
             if error.status not in (401, 403):
                 raise

@@ -113,6 +113,8 @@ class JobConfig:
             has to enable it).
         device: of the tail and of the frozen layers that run on the client.
         augment: random changes of training images; None for none.
+        image: extension of the member that is the image, such as ``"jpg"``
+            or ``"left.jpg"``, if samples have several; None if they have one.
         augment_period_epochs: epochs after which the random changes repeat,
             so that features of them can be cached; None for never.
         plan: options of planning.
@@ -128,6 +130,7 @@ class JobConfig:
     device: torch.device | str = "cpu"
     augment: Augmentation | None = None
     augment_period_epochs: int | None = None
+    image: str | None = None
     plan: PlanConfig = field(default_factory=PlanConfig)
     read: ReadConfig = field(default_factory=ReadConfig)
     swift: SwiftConfig = field(default_factory=SwiftConfig)

@@ -101,6 +101,7 @@ class FeaturePipeline:
             seed,
             frozen.augment_period_epochs,
         )
+        frozen.max_pixels = self._read.max_pixels
         if self._read.forward_samples:
             frozen.set_forward_samples(self._read.forward_samples)
         frozen.check_encodings(plan.encodings)

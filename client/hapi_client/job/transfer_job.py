@@ -96,6 +96,7 @@ class TransferJob(FeaturePipeline):
                 transform,
                 torch.device(config.device),
                 augment=config.augment,
+                image=config.image,
                 augment_period_epochs=config.augment_period_epochs,
                 cache_directory=config.split_cache_directory,
                 exporting=opening.begin_reading,

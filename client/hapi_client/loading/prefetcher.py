@@ -59,6 +59,8 @@ class ReadConfig:
             these bytes if only ``DataLoader`` workers read, which cannot use
             them.
         decode_threads: None for one on each available core.
+        max_pixels: largest image that the client decodes, height times
+            width; the worker has the operator's ``max_pixels``.
         forward_samples: samples of one forward pass of the frozen layers on
             the client; None for what suits the device.
         buffer_spans: width of the shuffle buffer, in spans.
@@ -98,6 +100,7 @@ class ReadConfig:
     ahead_spans: int = 64
     read_early: bool = True
     decode_threads: int | None = None
+    max_pixels: int = 1 << 26
     forward_samples: int | None = None
     buffer_spans: int = DEFAULT_BUFFER_SPANS
     partition: EpochPartition | None = None
@@ -117,6 +120,7 @@ class ReadConfig:
             "num_threads",
             "ahead_bytes",
             "ahead_spans",
+            "max_pixels",
             "buffer_spans",
         ):
             if getattr(self, name) < 1:

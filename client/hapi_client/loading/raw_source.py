@@ -33,9 +33,14 @@ from hapi_client.swift.retry import Backoff, is_retryable
 from hapi_client.swift.transport import CancelScope
 from hapi_protocol.data_index import Span
 from hapi_protocol.errors import HapiError
-from hapi_protocol.shards import IMAGE, Medium, Sample, iter_samples
+from hapi_protocol.shards import (
+    IMAGE,
+    Medium,
+    Sample,
+    SampleError,
+    iter_samples,
+)
 from hapi_protocol.transforms import Training
-from hapi_splitter.inputs.image_decode import SampleError
 from hapi_splitter.inputs.sample_format import SampleForm
 
 
@@ -250,13 +255,14 @@ class RawSource:
         failures = {}
         futures = {}
         for row, sample in enumerate(samples):
-            data = sample.member(self._medium)
-            if data is None:
-                failures[row] = sample.missing_message(self._medium)
-            else:
-                futures[row] = self._pool.submit(
-                    data, decoded[row], sample.key, training
-                )
+            try:
+                data = sample.content(self._medium)
+            except SampleError as error:
+                failures[row] = str(error)
+                continue
+            futures[row] = self._pool.submit(
+                data, decoded[row], sample.key, training
+            )
         try:
             for row, future in futures.items():
                 scope.check()

@@ -9,7 +9,10 @@ import torch
 from hapi_protocol.transforms import Training
 from hapi_splitter.cuts import FrozenGraph
 from hapi_splitter.inputs.array_transform import ArrayTransform
-from hapi_splitter.inputs.image_decode import decode_image
+from hapi_splitter.inputs.image_decode import (
+    DEFAULT_MAX_PIXELS,
+    decode_image,
+)
 from hapi_splitter.inputs.sample_format import InputTransform, SampleForm
 from hapi_splitter.numerics import exact_numerics
 from hapi_splitter.package.reader import load_package
@@ -44,6 +47,7 @@ class ClientRegion:
             of the weights there.
         device: device of the client's layers.
         forward_samples: samples of one forward pass on the client.
+        max_pixels: largest image that the client decodes.
     """
 
     def __init__(
@@ -51,10 +55,12 @@ class ClientRegion:
         graph: FrozenGraph,
         device: torch.device,
         forward_samples: int | None = None,
+        max_pixels: int = DEFAULT_MAX_PIXELS,
     ) -> None:
         self._graph = graph
         self.device_graph = graph.to(device, fast=True)
         self.device = device
+        self.max_pixels = max_pixels
         self._given_samples = forward_samples
         self.forward_samples = forward_samples or default_forward_samples(
             graph, device
@@ -68,11 +74,15 @@ class ClientRegion:
     def on_cpu(self) -> ClientRegion:
         """Returns the same region on the CPU, without the tail."""
         return ClientRegion(
-            self._graph, torch.device("cpu"), self._given_samples
+            self._graph,
+            torch.device("cpu"),
+            self._given_samples,
+            self.max_pixels,
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _unpickled, (package_bytes(self._graph), self._given_samples)
+        options = self._given_samples, self.max_pixels
+        return _unpickled, (package_bytes(self._graph), *options)
 
     @property
     def num_cuts(self) -> int:
@@ -120,7 +130,8 @@ class ClientRegion:
         transform = self.transform
         if isinstance(transform, ArrayTransform):
             return transform.read(data, self._graph.id_limits)
-        return transform.sample(decode_image(data), key, training)
+        image = decode_image(data, max_pixels=self.max_pixels)
+        return transform.sample(image, key, training)
 
     def run_suffix(self, cut: int, features: torch.Tensor) -> torch.Tensor:
         """Computes features at the freeze point from features at ``cut``.
@@ -169,7 +180,9 @@ def default_forward_samples(graph: FrozenGraph, device: torch.device) -> int:
     return SMALL_BATCH_CPU if is_mapped else batch
 
 
-def _unpickled(package: bytes, forward_samples: int | None) -> ClientRegion:
+def _unpickled(
+    package: bytes, forward_samples: int | None, max_pixels: int
+) -> ClientRegion:
     return ClientRegion(
-        load_package(package), torch.device("cpu"), forward_samples
+        load_package(package), torch.device("cpu"), forward_samples, max_pixels
     )

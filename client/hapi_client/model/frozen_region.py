@@ -54,6 +54,8 @@ class FrozenRegion(ClientRegion):
         cache_directory: see :func:`split_model`.
         exporting: called if the split is not cached, before it is made,
             which takes seconds.
+        image: extension of the member that is the image; None for that of
+            the transform.
 
     Attributes:
         tail: the trainable layers.
@@ -75,11 +77,12 @@ class FrozenRegion(ClientRegion):
         augment_period_epochs: int | None = None,
         cache_directory: str | Path | None = None,
         exporting: Callable[[], None] = lambda: None,
+        image: str | None = None,
     ) -> None:
         parts = split(
             model,
             freeze,
-            transform=input_transform(transform, augment),
+            transform=input_transform(transform, augment, image),
             cache_directory=cache_directory,
             exporting=exporting,
         )
@@ -277,9 +280,11 @@ def _digest(weights: Mapping[str, torch.Tensor]) -> str:
 
 
 def input_transform(
-    transform: Any, augment: Augmentation | None = None
+    transform: Any,
+    augment: Augmentation | None = None,
+    image: str | None = None,
 ) -> InputTransform:
-    """Makes the input transform of a user's ``transform`` and ``augment``.
+    """Makes the input transform of the options of a user.
 
     Raises:
         ClientError: ``bad_configuration`` naming the allowed values.
@@ -296,6 +301,12 @@ def input_transform(
                 "augment is given for arrays, but only images can be "
                 "augmented; leave it out, or augment the input of the tail",
             )
+        if image is not None:
+            raise ClientError(
+                "bad_configuration",
+                f"image is {image!r}, but the transform takes arrays; leave "
+                "it out",
+            )
         return transform
     try:
         if transform is None:
@@ -304,7 +315,11 @@ def input_transform(
             found = transform
         else:
             found = ImageTransform.from_preset(transform)
-        return replace(found, augmentation=augment or found.augmentation)
+        return replace(
+            found,
+            augmentation=augment or found.augmentation,
+            member=image or found.member,
+        )
     except (TypeError, ValueError) as error:
         raise ClientError(
             "bad_configuration",

@@ -96,7 +96,7 @@ class StudyInputs:
         if connection is None or location is None:
             generated = (
                 "images are like a photograph of 500 x 375 pixels"
-                if self._region.transform.medium == IMAGE
+                if self._region.transform.medium.name == IMAGE.name
                 else "arrays hold random numbers in the model's own shape and "
                 "type"
             )

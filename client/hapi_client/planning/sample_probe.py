@@ -11,7 +11,13 @@ from hapi_client.model.frozen_region import FrozenRegion
 from hapi_client.swift.connection import Connection
 from hapi_protocol.data_index import MAX_SPAN_SAMPLES, Span
 from hapi_protocol.headers import ByteRange
-from hapi_protocol.shards import IMAGE, Medium, Sample, iter_samples
+from hapi_protocol.shards import (
+    IMAGE,
+    Medium,
+    Sample,
+    SampleError,
+    iter_samples,
+)
 from hapi_splitter.inputs.array_transform import ArrayTransform
 from hapi_splitter.inputs.reference_image import reference_image
 
@@ -91,17 +97,18 @@ def read_samples(
             max_bytes / places,
             seconds,
         )
-    members = [sample.member(medium) for sample in samples]
-    missing = [
-        sample.missing_message(medium)
-        for sample, data in zip(samples, members, strict=True)
-        if data is None
-    ]
+    members = []
+    missing = ""
+    for sample in samples:
+        try:
+            members.append(sample.content(medium))
+        except SampleError as error:
+            missing = missing or str(error)
     return ProbeSamples(
-        tuple(data for data in members if data is not None),
+        tuple(members),
         num_bytes / num_samples,
         num_samples / len(spans),
-        *missing[:1],
+        missing,
     )
 
 

@@ -18,8 +18,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from hapi_protocol.shards import ARRAY, Medium
-from hapi_splitter.inputs.image_decode import SampleError
+from hapi_protocol.shards import ARRAY, Medium, SampleError
 
 MAX_DIMS = 5
 MAX_SIDE = 1 << 20

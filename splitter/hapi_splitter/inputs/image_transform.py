@@ -15,8 +15,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FunctionType, MappingProxyType
 from typing import Any, TypeAlias
 
@@ -24,10 +25,9 @@ import numpy as np
 import torch
 from torch.nn.functional import interpolate
 
-from hapi_protocol.shards import IMAGE, Medium
+from hapi_protocol.shards import IMAGE, Medium, SampleError
 from hapi_protocol.transforms import Training
 from hapi_splitter.inputs.augmentation import MAX_AUGMENTED_SIDE, Augmentation
-from hapi_splitter.inputs.image_decode import SampleError
 
 MAX_RESIZED_PIXELS = 1 << 26
 """Most pixels after each of the two passes of a resize, first of the width,
@@ -43,6 +43,7 @@ _INTERPOLATIONS = ("nearest", "nearest-exact", "bilinear", "bicubic") + (
     ("lanczos",) if hasattr(torch.ops.aten, "_upsample_lanczos2d_aa") else ()
 )
 _ANTIALIASED = ("bilinear", "bicubic", "lanczos")
+_MEMBER = re.compile(r"[^./\s][^/\s]{0,255}")
 _FITS = (None, "cover", "contain")
 _OPTIONAL: Mapping[str, Any] = MappingProxyType(
     {
@@ -51,6 +52,7 @@ _OPTIONAL: Mapping[str, Any] = MappingProxyType(
         "fit": None,
         "fill": (0, 0, 0),
         "floor_crop": False,
+        "member": None,
     }
 )
 """Fields that JSON omits if they have these values."""
@@ -91,6 +93,8 @@ class ImageTransform:
             bytes.
         floor_crop: True to round the crop's top and left down, as Hugging
             Face's processors do; False to round to even, as torchvision does.
+        member: extension of the member that is the image, such as
+            ``left.jpg``; None for a sample's only image.
 
     Raises:
         ValueError: naming the field, its value and what is allowed.
@@ -107,6 +111,7 @@ class ImageTransform:
     fit: str | None = None
     fill: tuple[int, int, int] = (0, 0, 0)
     floor_crop: bool = False
+    member: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("resize_size", "crop_size"):
@@ -145,6 +150,14 @@ class ImageTransform:
                     f"{name} must be true or false, not"
                     f" {getattr(self, name)!r:.80}"
                 )
+        if self.member is not None:
+            if not _MEMBER.fullmatch(str(self.member)):
+                raise ValueError(
+                    "member must be an extension such as jpg or left.jpg, "
+                    f"not {self.member!r:.80}"
+                )
+            # Equal transforms have equal JSON.
+            object.__setattr__(self, "member", self.member.lower())
         if self.augmentation and max(self._crop_sides) > MAX_AUGMENTED_SIDE:
             raise ValueError(
                 f"crop_size must be 1 to {MAX_AUGMENTED_SIDE} pixels with an "
@@ -198,7 +211,7 @@ class ImageTransform:
     @property
     def medium(self) -> Medium:
         """Returns the storage medium of the samples, images."""
-        return IMAGE
+        return replace(IMAGE, member=self.member)
 
     @property
     def output_shape(self) -> tuple[int, int, int]:

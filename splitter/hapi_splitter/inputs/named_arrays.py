@@ -18,14 +18,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from hapi_protocol.shards import ARCHIVE, Medium
+from hapi_protocol.shards import ARCHIVE, Medium, SampleError
 from hapi_splitter.inputs.array_transform import (
     MAX_HEADER_BYTES,
     STORABLE_DTYPES,
     ArrayTransform,
     check_ids,
 )
-from hapi_splitter.inputs.image_decode import SampleError
 
 MAX_ARRAYS = 16
 _END = struct.Struct("<4s4H2IH")

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from hapi_protocol.feature_stream import Row
-from hapi_protocol.shards import Sample
+from hapi_protocol.shards import LABEL_EXTENSION, Sample
 from hapi_splitter.encodings import EncodedFeatures
 
 ROW_BYTES = 512
@@ -56,11 +56,14 @@ def row_bytes(row: Row) -> int:
     """Upper bound of a row's memory without its image."""
     # Python's widest strings have four bytes per character.
     return ROW_BYTES + 4 * (
-        len(row.key) + len(row.meta or "") + len(row.error or "")
+        len(row.key)
+        + len(row.meta or "")
+        + len(row.error or "")
+        + len(row.cls or "")
     )
 
 
-def row_of(sample: Sample) -> Row:
+def row_of(sample: Sample, *, is_index: bool = False) -> Row:
     """Makes the row of a sample that is not decoded yet."""
     label, meta = sample.label_and_meta()
     return Row(
@@ -68,7 +71,8 @@ def row_of(sample: Sample) -> Row:
         key=sample.key,
         label=label,
         meta=meta,
-        error=sample.error,
+        error=sample.image_error() if is_index else sample.error,
         offset=sample.offset,
         length=sample.length,
+        cls=sample.text(LABEL_EXTENSION) if is_index else None,
     )

@@ -6,10 +6,9 @@ from collections.abc import Callable
 
 import torch
 
-from hapi_protocol.shards import Medium, Sample
+from hapi_protocol.shards import Medium, Sample, SampleError
 from hapi_protocol.transforms import Training
 from hapi_splitter.inputs.array_transform import ArrayTransform
-from hapi_splitter.inputs.image_decode import SampleError, decode_image
 from hapi_splitter.inputs.image_transform import ImageTransform
 
 Decoder = Callable[[Sample], torch.Tensor]
@@ -20,22 +19,21 @@ the time."""
 
 def image_decoder(
     transform: ImageTransform,
-    max_pixels: int,
+    decode: Callable[[bytes], torch.Tensor],
     training: Training | None = None,
 ) -> Decoder:
     """Makes a decoder of images to float32 ``[3, h, w]``.
 
     Args:
         transform: the transform of the model's package.
-        max_pixels: limit that is checked before an image is decoded.
+        decode: :func:`decode_image` with the operator's limits.
         training: seed and epoch of the augmentation; None for evaluation.
     """
 
-    def decode(data: bytes, key: str) -> torch.Tensor:
-        pixels = decode_image(data, max_pixels=max_pixels)
-        return transform.sample(pixels, key, training)
-
-    return _decoder(transform.medium, decode)
+    return _decoder(
+        transform.medium,
+        lambda data, key: transform.sample(decode(data), key, training),
+    )
 
 
 def array_decoder(
@@ -56,10 +54,10 @@ def _decoder(
     medium: Medium, decode: Callable[[bytes, str], torch.Tensor]
 ) -> Decoder:
     def decoded(sample: Sample) -> torch.Tensor:
-        data = sample.member(medium)
-        if data is None:
-            message = sample.missing_message(medium)
-            raise SampleError(f"sample {sample.key!r} {message}")
+        try:
+            data = sample.content(medium)
+        except SampleError as error:
+            raise SampleError(f"sample {sample.key!r} {error}") from error
         try:
             return decode(data, sample.key)
         except SampleError as error:

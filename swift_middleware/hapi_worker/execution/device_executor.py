@@ -129,7 +129,7 @@ class PrefixCompute:
         executor: the device.
         quarantine: records passes that took too long.
         oom: called for each pass that ran out of memory.
-        max_pixels: limit of pixels of one image.
+        decode: decodes an image to uint8 ``[3, H, W]``.
         training: seed and epoch of the augmentation; None for evaluation.
     """
 
@@ -137,7 +137,7 @@ class PrefixCompute:
     executor: Executor
     quarantine: ModelQuarantine
     oom: Callable[[], None]
-    max_pixels: int
+    decode: Callable[[bytes], torch.Tensor]
     training: Training | None = None
 
     @cached_property
@@ -146,7 +146,7 @@ class PrefixCompute:
         assert transform is not None, "checked before the grant"
         if isinstance(transform, ArrayTransform):
             return array_decoder(transform, self.lease.frozen.id_limits)
-        return image_decoder(transform, self.max_pixels, self.training)
+        return image_decoder(transform, self.decode, self.training)
 
     @property
     def input_bytes(self) -> int:

@@ -21,8 +21,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from hapi_protocol.errors import HapiError, InternalError, TooSlowError
-from hapi_protocol.shards import Sample
-from hapi_splitter.inputs.image_decode import SampleError
+from hapi_protocol.shards import Sample, SampleError
 from hapi_worker.execution.batch_items import (
     Batch,
     QueuedSample,
@@ -378,7 +377,7 @@ class Pipeline:
             self._output_changed.notify_all()
 
     def _accept(self, sample: Sample) -> bool:
-        row = row_of(sample)
+        row = row_of(sample, is_index=self._group is None)
         queued_sample = QueuedSample(row, None, row_bytes(row))
         decode: Callable[[], None] | None = None
         if self._group is not None and row.error is None:

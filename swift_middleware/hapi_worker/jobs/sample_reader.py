@@ -13,26 +13,27 @@ from hapi_protocol.errors import UnsupportedError
 from hapi_protocol.job_messages import JobRequest
 from hapi_protocol.multi_object import ObjectEntry, iter_objects
 from hapi_protocol.shards import (
+    IMAGE,
     META_EXTENSION,
     SNIFF_BYTES,
     Limits,
     Medium,
     Readable,
     Sample,
+    SampleError,
+    compression_message,
     iter_samples,
     sniff,
 )
-from hapi_splitter.inputs.image_decode import SampleError
 from hapi_worker.jobs.chunked_body import ChunkedBody
 
 UNSUPPORTED = "unsupported_object"
 _KINDS = {
     "tar": "a tar of samples, which must be requested alone",
-    "jpeg": "a JPEG image",
-    "png": "a PNG image",
+    **{kind: f"a {kind.upper()} image" for kind in IMAGE.kinds},
     "npy": "a NumPy array (.npy)",
     "npz": "an archive of NumPy arrays (.npz)",
-    None: "neither a JPEG or PNG image nor a NumPy array (.npy, .npz)",
+    None: "neither an image nor a NumPy array (.npy, .npz)",
 }
 
 
@@ -146,14 +147,16 @@ def _all_samples(
         raise _unsupported(
             request,
             UNSUPPORTED,
-            f"it is not a tar of samples, and {_KINDS[None]}",
+            compression_message(start.data)
+            or f"it is not a tar of samples, and {_KINDS[None]}",
         )
     elif medium is not None and start.kind not in medium.kinds:
         raise _unsupported(
             request, UNSUPPORTED, _wrong_medium(start.kind, medium)
         )
     else:
-        yield _single(start.kind, start.data, body, request, limits)
+        member = (medium.member if medium else None) or start.kind
+        yield _single(member, start.data, body, request, limits)
 
 
 def _wrong_medium(kind: str | None, medium: Medium) -> str:
@@ -192,12 +195,12 @@ def _object_sample(entry: ObjectEntry, data: bytes, medium: Medium) -> Sample:
     elif kind not in medium.kinds:
         sample.error = f"{UNSUPPORTED}: {_wrong_medium(kind, medium)}"
     else:
-        sample.members[kind] = data
+        sample.members[medium.member or kind] = data
     return sample
 
 
 def _single(
-    kind: str,
+    member: str,
     start: bytes,
     body: ChunkedBody,
     request: JobRequest,
@@ -218,7 +221,7 @@ def _single(
         key=base.partition(".")[0] or base,
         offset=0,
         length=len(data),
-        members={kind: data},
+        members={member: data},
     )
 
 

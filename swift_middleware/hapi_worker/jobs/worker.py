@@ -24,6 +24,7 @@ from hapi_protocol.shards import Limits
 from hapi_protocol.summary import Load as LoadReport
 from hapi_protocol.transforms import parse_transform
 from hapi_splitter.host_limits import allowed_cores
+from hapi_splitter.inputs.image_decode import decode_image
 from hapi_splitter.numerics import enforce_exact, numerics_tag
 from hapi_splitter.profiling.profiler import DEFAULT_BATCHES
 from hapi_worker.config import WorkerConfig
@@ -383,7 +384,11 @@ class Worker:
                 executor,
                 self.quarantine,
                 self.metrics.out_of_memory.inc,
-                self.config.max_pixels,
+                partial(
+                    decode_image,
+                    max_pixels=self.config.max_pixels,
+                    formats=self.config.image_formats,
+                ),
                 parse_transform(transform),
             )
             return Group(

@@ -1,6 +1,7 @@
 """The index of a data set: round trips, spans, damage."""
 
 import io
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -28,8 +29,20 @@ def test_index_survives_its_own_bytes():
     assert DataIndex.from_bytes(INDEX.to_bytes()) == INDEX
     assert len(INDEX) == 8
     assert INDEX.etags == {"a.tar": "e1", "b.tar": "e2"}
-    new = ShardIndex("a.tar", "e9", (IndexRow(0, "z", 0, 9, 1),))
-    assert INDEX.replace([new]).shards == (new, INDEX.shards[1])
+    assert INDEX.part(["b.tar"]) == replace(INDEX, shards=INDEX.shards[1:])
+
+
+def test_empty_shards_stay_in_the_index():
+    empty = ShardIndex("aa.tar", "e3", ())
+    first, last = INDEX.shards
+    index = replace(
+        INDEX,
+        shards=(first, empty, last),
+        labels="json:a.b",
+        labels_are_names=True,
+    )
+    assert DataIndex.from_bytes(index.to_bytes()) == index
+    assert index.spans() == INDEX.spans()
 
 
 @given(st.integers(1, 10), st.integers(50, 900))

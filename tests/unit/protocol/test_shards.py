@@ -2,7 +2,9 @@
 
 import contextlib
 import io
+import re
 import tarfile
+from dataclasses import replace
 from functools import partial
 from random import Random
 from types import SimpleNamespace
@@ -15,6 +17,7 @@ from hapi_protocol.shards import (
     IMAGE,
     Limits,
     Sample,
+    SampleError,
     iter_samples,
     sniff,
 )
@@ -53,7 +56,7 @@ def test_members_with_one_key_make_one_sample():
     assert samples[0].members == {"jpg": b"one", "cls": b"7\n"}
     assert samples[0].label_and_meta() == (7, None)
     assert samples[1].label_and_meta() == (None, None)
-    assert samples[2].member(IMAGE) == b"three"
+    assert samples[2].content(IMAGE) == b"three"
     assert samples[2].label_and_meta() == (None, '{"k": 1}')
     assert samples_of(tar_of()) == samples_of(b"") == []
 
@@ -92,14 +95,91 @@ def test_long_and_unicode_names_are_read_in_both_formats(format):
     [
         (b"12", (12, None)),
         (b" -3 ", (-3, None)),
-        (b"frog", (None, '{"cls": "frog"}')),
+        (b"frog", (None, None)),
+        (b"1_2", (None, None)),
         (b"9" * 40, (None, None)),
-        (b"\xff", (None, '{"cls": "\\ufffd"}')),
+        (b"\xff", (None, None)),
     ],
 )
-def test_label_is_an_integer_or_a_name_in_meta(text, expected):
+def test_label_is_a_plain_integer(text, expected):
     (sample,) = samples_of(tar_of(("a.cls", text)))
     assert sample.label_and_meta() == expected
+
+
+MASK = ("x.depth.png", b"depth"), ("x.cls", b"1"), ("x.JPG", b"image")
+
+
+def test_exact_extension_is_the_image():
+    (sample,) = samples_of(tar_of(*MASK))
+    assert sample.content(IMAGE) == b"image"
+    assert sample.image_error() is None
+    named = replace(IMAGE, member="depth.png")
+    assert sample.content(named) == b"depth"
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["jpg", "png"], r"k\.jpg and k\.png: name one .* image='jpg'"),
+        (["0.jpg", "1.jpg"], r"k\.0\.jpg and k\.1\.jpg: .*first dot"),
+        (["json"], "has no image member"),
+    ],
+)
+def test_sample_without_one_image_is_refused(names, message):
+    (sample,) = samples_of(tar_of(*((f"k.{name}", b"x") for name in names)))
+    with pytest.raises(SampleError, match=message):
+        sample.content(IMAGE)
+    assert (sample.image_error() is None) is (names == ["json"])
+
+
+def _special(name, kind, data=b""):
+    info = tarfile.TarInfo(name)
+    info.type, info.size = kind, len(data)
+    padding = bytes(-len(data) % 512)
+    return info.tobuf(tarfile.GNU_FORMAT) + data + padding
+
+
+def test_members_of_no_sample_are_passed_over():
+    passed = []
+    pieces = [
+        tar_of((name, b"0"))[:1024]
+        for name in ("README", "._x.jpg", ".DS_Store", "__MACOSX/x.cls")
+    ]
+    pieces += [
+        _special("volume", b"V"),
+        _special("folder", b"D", b"Yx.jpg\0" * 100),
+    ]
+    image, label = (
+        tar_of(("a/x.jpg", b"i"))[:1024],
+        tar_of(("a/x.cls", b"3"))[:1024],
+    )
+    data = image + b"".join(pieces) + label + b"".join(pieces) + bytes(1024)
+    (sample,) = samples_of(data, on_passed=passed.append)
+    assert sample.key == "a/x"
+    assert sample.members == {"jpg": b"i", "cls": b"3"}
+    assert len(passed) == 2 * len(pieces)
+    piece = data[sample.offset : sample.offset + sample.length]
+    assert samples_of(piece) == [sample]
+
+
+def test_bytes_behind_the_end_of_a_tar_are_refused():
+    first, second = tar_of(("a.jpg", b"a")), tar_of(("b.jpg", b"b"))
+    end = 1024 + 512
+    count = len(first) - end + 1025  # headers and content, without padding
+    message = f"byte {end}: {count - 512} bytes follow the tar's end"
+    with pytest.raises(UnsupportedError, match=message) as caught:
+        samples_of(first + second)
+    assert caught.value.code == "damaged_shard"
+    assert len(samples_of(first + bytes(100_000))) == 1
+
+
+def test_keys_of_other_encodings_do_not_collide():
+    names = [(f"{letter}.jpg".encode("latin-1"), b"x") for letter in "éè"]
+    data = b"".join(
+        tar_of((name.decode("utf-8", "surrogateescape"), content))[:1024]
+        for name, content in names
+    )
+    assert [s.key for s in samples_of(data)] == [r"\xe9", r"\xe8"]
 
 
 NO_FILES = (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE)
@@ -286,11 +366,12 @@ def test_kind_is_detected_by_magic_bytes(start, kind):
 )
 def test_missing_member_is_named(members, medium, words):
     sample = Sample(0, "a", 0, members=dict.fromkeys(members, b""))
-    assert sample.member(medium) is None
-    assert words in sample.missing_message(medium)
+    with pytest.raises(SampleError, match=re.escape(words)):
+        sample.content(medium)
 
 
 def test_medium_of_a_member_is_its_last_extension():
     members = {"left.NPY": b"array", "seg.png": b"image", "jpg.txt": b"text"}
     sample = Sample(0, "a", 0, members=members)
-    assert (sample.member(ARRAY), sample.member(IMAGE)) == (b"array", b"image")
+    assert sample.content(ARRAY) == b"array"
+    assert sample.content(IMAGE) == b"image"

@@ -42,12 +42,13 @@ def listing(*names):
     return Answer(200, json.dumps(entries).encode())
 
 
-def test_shards_belong_to_all_indexes_above_them(swift, connection):
+def test_shards_belong_to_the_nearest_index_above_them(swift, connection):
     names = (
         "all/hapi-index.arrow all/a.tar all/train/b.tar "
-        "all/train/hapi-index.arrow val/c.tar val/more/d.tar photo.jpg"
+        "all/train/hapi-index.arrow val/c.tar val/more/d.tar photo.jpg "
+        "val/._c.tar"
     )
-    both = index_of(**{"all/a.tar": "1", "all/train/b.tar": "1"})
+    both = index_of(**{"all/a.tar": "1"})
     stale = index_of(**{"all/train/b.tar": "2"})
     swift.script(
         listing(*names.split()),
@@ -59,7 +60,7 @@ def test_shards_belong_to_all_indexes_above_them(swift, connection):
         (str(e.location), e.index, e.num_shards, e.num_samples, e.length_bytes)
         for e in found
     ] == [
-        ("swift://c/all", "there", 2, 2, 10),
+        ("swift://c/all", "there", 1, 1, 5),
         ("swift://c/all/train", "stale", 1, 1, 5),
         ("swift://c/val", "missing", 1, None, 5),
         ("swift://c/val/more", "missing", 1, None, 5),

@@ -3,17 +3,26 @@
 import numpy as np
 import pytest
 
-from hapi_client.data.index import NamedRow, number_classes, sample_row
+from hapi_client.data.index import IndexOptions, checked_rows, sample_row
+from hapi_client.data.label_texts import (
+    JsonLabels,
+    LabelledRow,
+    label_text,
+    labelled_rows,
+    number_labels,
+)
 from hapi_client.data.labels import (
     OPTIONAL,
     UNLABELLED,
+    read_source,
     renumber_labels,
     span_labels,
 )
-from hapi_client.swift.account import ObjectInfo
-from hapi_protocol.data_index import IndexRow, Span
-from hapi_protocol.errors import ClientError, LabelError
+from hapi_protocol.data_index import DataIndex, IndexRow, Span
+from hapi_protocol.errors import ClientError, LabelError, UnsupportedError
 from hapi_protocol.shards import Sample
+
+NO_INDEX = DataIndex(())
 
 
 def span(*labels):
@@ -69,46 +78,127 @@ def test_unlabelled_samples_stay_so_under_other_class_numbers():
     assert found.tolist() == [1, UNLABELLED, 0]
 
 
-def test_unknown_string_is_refused():
-    with pytest.raises(ClientError, match="only string allowed is"):
-        span_labels([span(0)], "none")
-
-
-@pytest.mark.parametrize(
-    ("in_shards", "known", "class_names", "labels"),
-    [
-        ([["dog"], ["cat"]], (), ("cat", "dog"), [[1], [0]]),
-        ([["ant", "dog"]], ("dog",), ("dog", "ant"), [[1, 0]]),
-        ([[12]], (), (), [[12]]),
-    ],
-    ids=["sorted", "known", "integer"],
-)
-def test_classes_are_numbered_by_name(in_shards, known, class_names, labels):
-    def row(label):
-        if isinstance(label, int):
-            return NamedRow(IndexRow(0, "k", 0, 512, label), None)
-        return NamedRow(IndexRow(0, "k", 0, 512, None), label)
-
-    parts = [
-        (ObjectInfo("a", "e", 1), [row(each) for each in shard])
-        for shard in in_shards
+def rows_of(*texts):
+    return [
+        LabelledRow(IndexRow(n, f"k{n}", n * 512, 512, None), text)
+        for n, text in enumerate(texts)
     ]
-    shards, names = number_classes(parts, known)
-    assert names == class_names
-    assert [[row.label for row in s.rows] for s in shards] == labels
+
+
+def labels_of(index):
+    return [row.label for shard in index.shards for row in shard.rows]
 
 
 @pytest.mark.parametrize(
-    ("members", "label", "name"),
+    ("texts", "names", "labels"),
     [
-        ({"cls": b"7"}, 7, None),
-        ({"cls": b"dog\n"}, None, "dog"),
-        ({"json": b'{"cls": "dog"}'}, None, "dog"),
-        ({"json": b'{"cls": 3}'}, None, None),
-        ({"json": b"not json"}, None, None),
-        ({}, None, None),
+        (["12", "-3", None], (), [12, -3, None]),
+        (["dog", "cat", None], ("cat", "dog"), [1, 0, None]),
+        (["0", "other"], ("0", "other"), [0, 1]),
+        (["1_2", "12"], ("12", "1_2"), [1, 0]),
+        (["9.0", "10.0", "11.0"], ("10.0", "11.0", "9.0"), [2, 0, 1]),
+        (["007", "7"], ("007", "7"), [0, 1]),
+        (["9" * 40], ("9" * 40,), [0]),
+        (["\u0663"], ("\u0663",), [0]),
+    ],
+    ids=[
+        "integers",
+        "names",
+        "mixed",
+        "underscore",
+        "floats",
+        "zeros",
+        "long",
+        "digits",
     ],
 )
-def test_sample_has_a_label_or_a_class_name(members, label, name):
-    found = sample_row(Sample(0, "k", 0, 512, members))
-    assert (found.row.label, found.class_name) == (label, name)
+def test_texts_are_integers_only_if_all_are_plain_decimals(
+    texts, names, labels
+):
+    index = number_labels({"a": rows_of(*texts)}, {"a": "e"}, old=NO_INDEX)
+    assert (index.class_names, labels_of(index)) == (names, labels)
+    assert DataIndex.from_bytes(index.to_bytes()) == index
+
+
+@pytest.mark.parametrize(
+    ("old", "texts", "names", "labels"),
+    [
+        # Names keep their numbers.
+        ((["dog"], ()), ["ant", "dog"], ("dog", "ant"), [0, 1, 0]),
+        # Integers turn into names, because not all texts are integers.
+        ((["3", "1"], ()), ["x"], ("1", "3", "x"), [1, 0, 2]),
+        # Packed folders state positions in the names.
+        ((["1", "0"], ("10", "2")), ["1"], ("10", "2"), [1, 0, 1]),
+        ((["1", "0"], ("10", "2")), ["x"], ("10", "2", "x"), [1, 0, 2]),
+    ],
+    ids=["names", "integers", "positions", "positions and a name"],
+)
+def test_new_shards_join_those_of_an_index(old, texts, names, labels):
+    old_texts, packed_names = old
+    first = number_labels(
+        {"a": rows_of(*old_texts)},
+        {"a": "e"},
+        old=DataIndex((), packed_names),
+    )
+    rows = labelled_rows(first) | {"b": rows_of(*texts)}
+    index = number_labels(rows, {"a": "e", "b": "f"}, old=first)
+    assert (index.class_names, labels_of(index)) == (names, labels)
+
+
+JSON = b'{"cls": 2, "a": {"b": "dog"}, "flag": true, "f": 1.5, "n": null}'
+
+
+@pytest.mark.parametrize(
+    ("source", "members", "text"),
+    [
+        ("cls", {"cls": b"dog\n", "json": JSON}, "dog"),
+        ("cls", {"CLS": b"7"}, "7"),
+        ("cls", {"json": JSON}, "2"),
+        ("cls", {"json": b"not json"}, None),
+        ("cls", {"json": b'["dog"]'}, None),
+        ("cls", {"cls": b" "}, None),
+        ("cls", {}, None),
+        ("json:a.b", {"cls": b"7", "json": JSON}, "dog"),
+        ("json:a.c", {"json": JSON}, None),
+        ("json:n", {"json": JSON}, None),
+    ],
+)
+def test_text_of_a_label(source, members, text):
+    options = IndexOptions(labels=source)
+    found = sample_row(Sample(0, "k", 0, 512, members), "s.tar", options)
+    assert found.text == text
+
+
+@pytest.mark.parametrize("field", ["flag", "f", "a"])
+def test_label_that_is_no_integer_and_no_text_is_refused(field):
+    sample = Sample(0, "k", 0, 512, {"json": JSON})
+    with pytest.raises(LabelError, match=r"'k' of s.tar has the label"):
+        sample_row(sample, "s.tar", IndexOptions(labels=f"json:{field}"))
+
+
+def test_function_makes_labels_of_the_json():
+    labels = JsonLabels(lambda facts: facts["a"]["b"] + "!")
+    assert label_text(labels, "7", JSON.decode(), "k") == "dog!"
+
+
+@pytest.mark.parametrize("labels", ["none", "json:", "json:a..b", "cls "])
+def test_unknown_source_of_labels_is_refused(labels):
+    with pytest.raises(ClientError, match="'json:FIELD' a field"):
+        read_source(labels)
+    with pytest.raises(ClientError, match="'json:FIELD' a field"):
+        IndexOptions(labels=labels)
+
+
+def test_sample_with_two_images_is_refused_unless_one_is_named():
+    sample = Sample(0, "k", 0, 512, {"depth.png": b"d", "left.png": b"l"})
+    with pytest.raises(UnsupportedError, match=r"k\.depth\.png and k\.left"):
+        sample_row(sample, "s.tar", IndexOptions())
+    sample_row(sample, "s.tar", IndexOptions(image="left.png"))
+    with pytest.raises(UnsupportedError, match=r"no member 'jpg'"):
+        sample_row(sample, "s.tar", IndexOptions(image="jpg"))
+
+
+def test_members_that_are_not_together_are_refused():
+    rows = [LabelledRow(IndexRow(n, "k", n * 512, 512, None)) for n in (0, 1)]
+    with pytest.raises(UnsupportedError, match=r"'k' are not together \(byt"):
+        checked_rows("s.tar", rows)

@@ -47,7 +47,7 @@ def test_images_are_packed_with_the_number_of_their_class(folder):
     assert images.class_names == ("cat", "dog")
     assert [path.name for path in images.ignored] == ["notes.txt"]
     found = {
-        (sample.key, sample.member(IMAGE), sample.label_and_meta()[0])
+        (sample.key, sample.content(IMAGE), sample.label_and_meta()[0])
         for sample in samples(packed(images.files))
     }
     assert found == {
@@ -78,7 +78,7 @@ def test_keys_are_unique_and_contain_the_path(tmp_path):
     files = read_folder(tmp_path).files
     found = samples(packed(files))
     assert len(found) == 6
-    assert {each.member(IMAGE).decode() for each in found} == {*names, nested}
+    assert {each.content(IMAGE).decode() for each in found} == {*names, nested}
     assert "a/v1.0/1" in [file.key for file in files]
 
 

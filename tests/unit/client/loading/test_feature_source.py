@@ -42,11 +42,10 @@ from hapi_protocol.errors import (
 from hapi_protocol.feature_stream import Row, feature_schema
 from hapi_protocol.feature_writer import FeatureStreamWriter
 from hapi_protocol.headers import ByteRange, ModelPath
-from hapi_protocol.shards import iter_samples
+from hapi_protocol.shards import SampleError, iter_samples
 from hapi_protocol.transforms import Training
 from hapi_splitter.encodings import decode as decode_features
 from hapi_splitter.encodings import encode
-from hapi_splitter.inputs.image_decode import SampleError
 from hapi_splitter.inputs.sample_format import SampleForm
 from hapi_splitter.planner.problem import RAW_ROUTE
 from photos import tar_of

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 
 from array_networks import npy
+from hapi_protocol.shards import SampleError
 from hapi_splitter.inputs.array_transform import (
     MAX_HEADER_BYTES,
     STORABLE_DTYPES,
     ArrayTransform,
 )
-from hapi_splitter.inputs.image_decode import SampleError
 from hapi_splitter.inputs.sample_format import transform_from_json
 
 MATRIX = ArrayTransform((2, 3))

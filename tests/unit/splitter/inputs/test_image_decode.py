@@ -10,11 +10,12 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, features
 from torchvision.io import ImageReadMode, decode_jpeg
 
+from hapi_protocol.shards import IMAGE, SNIFF_BYTES, SampleError, sniff
 from hapi_splitter.inputs import image_decode
-from hapi_splitter.inputs.image_decode import SampleError, decode_image
+from hapi_splitter.inputs.image_decode import decode_image
 
 
 def picture(mode="RGB", kind="JPEG", size=(40, 30)):
@@ -30,7 +31,12 @@ def picture(mode="RGB", kind="JPEG", size=(40, 30)):
 @pytest.mark.parametrize(
     ("kind", "mode"),
     [("JPEG", mode) for mode in ("RGB", "L", "CMYK")]
-    + [("PNG", mode) for mode in ("RGB", "L", "P", "RGBA", "LA", "1")],
+    + [("PNG", mode) for mode in ("RGB", "L", "P", "RGBA", "LA", "1")]
+    + [("WEBP", mode) for mode in ("RGB", "RGBA")]
+    + [("GIF", mode) for mode in ("RGB", "L")]
+    + [("BMP", mode) for mode in ("RGB", "L", "P")]
+    + [("TIFF", mode) for mode in ("RGB", "L", "RGBA", "CMYK")]
+    + [("AVIF", "RGB")] * features.check("avif"),
 )
 def test_every_pixel_format_becomes_rgb_bytes(kind, mode):
     data = picture(mode, kind)
@@ -49,6 +55,37 @@ def test_16_bit_grey_becomes_its_upper_byte():
     expected = torch.from_numpy((grey >> 8).astype(np.uint8))
     assert image.dtype == torch.uint8
     assert torch.equal(image, expected.expand(3, -1, -1))
+
+
+@pytest.mark.parametrize("kind", ["GIF", "WEBP", "TIFF"])
+def test_first_frame_counts(kind):
+    frames = [Image.new("RGB", (8, 8), (value, 0, 0)) for value in (0, 255)]
+    buffer = io.BytesIO()
+    lossless = {"lossless": True} if kind == "WEBP" else {}
+    frames[0].save(
+        buffer, kind, save_all=True, append_images=frames[1:], **lossless
+    )
+    assert not decode_image(buffer.getvalue()).any()
+
+
+@pytest.mark.parametrize("kind", ["WEBP", "GIF", "BMP", "TIFF"])
+def test_other_formats_have_the_limits_of_png(kind):
+    data = picture(kind=kind)
+    with pytest.raises(SampleError, match="limit of 1199 pixels"):
+        decode_image(data, max_pixels=1199)
+    for length in (20, len(data) // 2):
+        with pytest.raises(SampleError, match=f"damaged {kind}|no image"):
+            decode_image(data[:length])
+    with pytest.raises(SampleError, match=f"format {kind}; the allowed .*PNG"):
+        decode_image(data, formats=("jpeg", "png"))
+
+
+@pytest.mark.parametrize("kind", image_decode.FORMATS)
+def test_formats_are_known_by_their_first_bytes(kind):
+    if kind == "avif" and not features.check("avif"):
+        pytest.skip("this Pillow cannot write AVIF")
+    assert sniff(picture(kind=kind.upper())[:SNIFF_BYTES]) == kind
+    assert kind in IMAGE.kinds
 
 
 def test_jpeg_equals_torchvision_bit_for_bit():
@@ -109,6 +146,18 @@ def test_progressive_jpeg_may_have_100_scans():
         decode_image(repeated(100 - num_scans + 2))
 
 
+def test_scans_outside_the_image_do_not_count():
+    chance = b"\xff\xda" * 200
+    image = Image.open(io.BytesIO(picture()))
+    exif = image.getexif()
+    exif[0x010E] = chance.decode("latin-1")
+    buffer = io.BytesIO()
+    image.save(buffer, "JPEG", exif=exif, comment=chance)
+    data = buffer.getvalue()
+    assert data.count(chance) >= 1
+    assert torch.equal(decode_image(data + chance), decode_image(data))
+
+
 def test_lack_of_memory_is_no_sample_error(monkeypatch):
     fail = Mock(side_effect=lambda *_, **__: torch.empty(2**60))
     monkeypatch.setattr(image_decode, "_jpeg_operator", lambda: fail)
@@ -141,8 +190,9 @@ def test_torchvision_without_a_decoder_is_named(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"", "neither a JPEG nor a PNG"),
-        (b"GIF89a" + bytes(100), "neither a JPEG nor a PNG"),
+        (b"", "no image; the allowed formats are JPEG, PNG,"),
+        (b"PK\x03\x04" + bytes(100), "of the format NPZ; the allowed"),
+        (b"GIF89a" + bytes(100), "damaged GIF"),
         (b"\xff\xd8\xff", "damaged JPEG"),
         (b"\xff\xd8\xff" + bytes(100), "damaged JPEG"),
         (b"\x89PNG\r\n\x1a\n", "damaged PNG"),

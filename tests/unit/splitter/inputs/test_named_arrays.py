@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from array_networks import npy
-from hapi_protocol.shards import ARCHIVE, Sample
+from hapi_protocol.shards import ARCHIVE, Sample, SampleError
 from hapi_splitter.inputs.array_transform import ArrayTransform
-from hapi_splitter.inputs.image_decode import SampleError
 from hapi_splitter.inputs.named_arrays import NamedArrays
 from hapi_splitter.inputs.sample_format import transform_from_json
 
@@ -58,8 +57,11 @@ def test_members_of_their_own_are_an_archive():
     with np.load(io.BytesIO(archive())) as arrays:
         members = {f"{k}.npy": npy(v) for k, v in arrays.items()}
     sample = Sample(0, "key", 0, members=members | {"cls": b"1"})
-    assert torch.equal(TEXT.read(sample.member(ARCHIVE)), TEXT.read(archive()))
-    assert Sample(0, "key", 0, members={"cls": b"1"}).member(ARCHIVE) is None
+    assert torch.equal(
+        TEXT.read(sample.content(ARCHIVE)), TEXT.read(archive())
+    )
+    with pytest.raises(SampleError, match="no array archive member"):
+        Sample(0, "key", 0, members={"cls": b"1"}).content(ARCHIVE)
 
 
 def test_mixed_types_are_joined_as_floats():

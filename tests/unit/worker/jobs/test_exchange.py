@@ -47,7 +47,7 @@ TRAIN = "train;seed=0;epoch=0"
 def computed_here(tar, cut):
     """The features of a shard's readable samples, one batch, eagerly."""
     samples = iter_samples(io.BytesIO(tar), name="here")
-    images = [sample.member(IMAGE) for sample in samples]
+    images = [sample.content(IMAGE) for sample in samples]
     return small_features(images, cut)
 
 

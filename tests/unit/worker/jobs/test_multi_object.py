@@ -88,8 +88,8 @@ def test_object_that_cannot_be_used_is_a_row_that_says_why(worker, package):
     assert list(errors) == [*contents, "gone"]
     assert errors["first"] is errors["second"] is None
     for name, said in {
-        "garbage": "neither a JPEG or PNG image nor a NumPy array",
-        "short": "neither a JPEG or PNG image nor a NumPy array",
+        "garbage": "neither an image nor a NumPy array",
+        "short": "neither an image nor a NumPy array",
         "empty": "it is empty",
         "tar": "a tar of samples",
         "npy": "a NumPy array (.npy), and the model takes images",

@@ -1,0 +1,189 @@
+"""From what shards say about a sample's class to the index's integers.
+
+A label's *text* is the sample's ``.cls`` member, or else the field ``cls`` of
+its ``.json`` member; ``json:FIELD`` takes another field.  If all texts of a
+data set are plain decimal integers, they are the labels.  Else all are names
+of classes, numbered in sorted order.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hapi_protocol.data_index import (
+    DEFAULT_LABELS,
+    DataIndex,
+    IndexRow,
+    ShardIndex,
+)
+from hapi_protocol.errors import ClientError, LabelError
+from hapi_protocol.shards import plain_integer
+
+JSON_PREFIX = "json:"
+_JSON_FIELD = re.compile(r"json:[^.]+(\.[^.]+)*")
+
+
+@dataclass(frozen=True)
+class JsonLabels:
+    """Labels that a function makes of each sample's ``.json`` member.
+
+    Args:
+        function: from the parsed JSON to an integer, a name, or None for no
+            label.
+    """
+
+    function: Callable[[Any], int | str | None]
+
+
+@dataclass(frozen=True)
+class LabelledRow:
+    """An index row, and the text of its label."""
+
+    row: IndexRow
+    text: str | None = None
+
+
+def check_label_source(source: str, more: str = "") -> None:
+    """Refuses a source of labels that is none.
+
+    Args:
+        source: the user's value.
+        more: what is allowed as well, for the message.
+
+    Raises:
+        ClientError: ``bad_configuration`` naming what is allowed.
+    """
+    if source != DEFAULT_LABELS and not _JSON_FIELD.fullmatch(source):
+        raise ClientError(
+            "bad_configuration",
+            f"labels is {source!r}; 'cls' takes .cls members, 'json:FIELD' a "
+            "field of .json members, where dots go deeper, as in "
+            f"'json:annotation.class'{more and f'; {more}'}",
+        )
+
+
+def label_text(
+    source: str | JsonLabels, cls: str | None, meta: str | None, where: str
+) -> str | None:
+    """The text of a sample's label; None without one.
+
+    Args:
+        source: ``cls``, ``json:FIELD``, or a function of the JSON.
+        cls: text of the sample's ``.cls`` member, if it has one.
+        meta: text of its ``.json`` member, if it has one.
+        where: shard and key, for errors.
+
+    Raises:
+        LabelError: ``missing_label``: the JSON is damaged, or the value is
+            neither an integer nor a text.
+    """
+    if source == DEFAULT_LABELS and cls is not None:
+        return cls.strip() or None
+    if meta is None:
+        return None
+    try:
+        value = json.loads(meta)
+    except ValueError as error:
+        if source == DEFAULT_LABELS:
+            return None
+        raise _error(where, f"has a damaged .json member: {error}") from error
+    if isinstance(source, JsonLabels):
+        value = source.function(value)
+    else:
+        for name in source.removeprefix(JSON_PREFIX).split("."):
+            value = value.get(name) if isinstance(value, dict) else None
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        if source == DEFAULT_LABELS:
+            return None
+        raise _error(
+            where,
+            f"has the label {value!r:.80}; integers and texts are allowed",
+        )
+    return str(value).strip() or None
+
+
+def _error(where: str, what: str) -> LabelError:
+    return LabelError("missing_label", f"sample {where} {what}")
+
+
+def labelled_rows(index: DataIndex) -> dict[str, list[LabelledRow]]:
+    """The rows of an index with the texts of their labels, by shard."""
+    names = index.class_names if index.labels_are_names else ()
+    return {
+        shard.name: [
+            LabelledRow(row, _text_of(row.label, names)) for row in shard.rows
+        ]
+        for shard in index.shards
+    }
+
+
+def _text_of(label: int | None, names: Sequence[str]) -> str | None:
+    if label is None:
+        return None
+    return names[label] if 0 <= label < len(names) else str(label)
+
+
+def number_labels(
+    shards: Mapping[str, Sequence[LabelledRow]],
+    etags: Mapping[str, str],
+    *,
+    old: DataIndex,
+    source: str = DEFAULT_LABELS,
+) -> DataIndex:
+    """Makes the index of a data set.
+
+    Args:
+        shards: all its rows, by shard.
+        etags: ETag of each shard.
+        old: an earlier index: its classes keep their numbers.
+        source: where the texts come from, which the index states.
+    """
+    rows = [row for each in shards.values() for row in each]
+    texts = {row.text for row in rows if row.text is not None}
+    known = list(old.class_names)
+    are_names = any(plain_integer(text) is None for text in texts)
+    if are_names and not old.labels_are_names:
+        # Until now texts were positions in the names, or had none.
+        positions = dict(zip(map(str, range(len(known))), known, strict=True))
+        shards = {
+            name: [
+                replace(row, text=positions.get(row.text or "", row.text))
+                for row in each
+            ]
+            for name, each in shards.items()
+        }
+        texts = {positions.get(text, text) for text in texts}
+    numbers: Mapping[str, int | None]
+    if are_names:
+        known += sorted(texts - {*known})
+        numbers = {name: number for number, name in enumerate(known)}
+    else:
+        numbers = {text: plain_integer(text) for text in texts}
+        known = [] if old.labels_are_names else known
+    return DataIndex(
+        tuple(
+            ShardIndex(
+                name,
+                etags[name],
+                tuple(_numbered(shards[name], numbers)),
+            )
+            for name in sorted(shards)
+        ),
+        tuple(known),
+        labels=source,
+        labels_are_names=are_names,
+    )
+
+
+def _numbered(
+    rows: Iterable[LabelledRow], numbers: Mapping[str, int | None]
+) -> Iterable[IndexRow]:
+    for each in rows:
+        label = None if each.text is None else numbers[each.text]
+        yield replace(each.row, label=label)
