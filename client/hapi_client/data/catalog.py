@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hapi_client.data.index import SHARD_SUFFIX, find_index
+from hapi_client.data.index import SHARD_SUFFIX, find_index, list_tars
 from hapi_client.swift.account import ObjectInfo
 from hapi_client.swift.connection import Connection
 from hapi_client.swift.swift_url import Location
 from hapi_protocol.data_index import INDEX_NAME, DataIndex
 from hapi_protocol.errors import DataIndexError
-from hapi_protocol.shards import is_hidden
 
 INDEX_THERE = "there"
 INDEX_STALE = "stale"
@@ -89,13 +88,7 @@ def list_data_sets(
     Raises:
         HapiError: if there is no such container, or it may not be listed.
     """
-    prefix = f"{location.prefix}/" if location.prefix else ""
-    objects = [
-        each
-        for each in connection.list(location.container, prefix)
-        if each.name.endswith((SHARD_SUFFIX, INDEX_NAME))
-        and not is_hidden(each.name)
-    ]
+    objects = list_tars(connection, location)
     indexed = {
         _folder_of(each.name)
         for each in objects

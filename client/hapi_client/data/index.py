@@ -189,12 +189,7 @@ def list_shards(connection: Connection, location: Location) -> Listing:
 
     Folders below it that have an index are other data sets.
     """
-    objects = [
-        each
-        for each in connection.list(location.container, _folder(location))
-        if each.name.endswith((SHARD_SUFFIX, INDEX_NAME))
-        and not is_hidden(each.name)
-    ]
+    objects = list_tars(connection, location)
     inner = {
         each.name.removesuffix(INDEX_NAME)
         for each in objects
@@ -212,6 +207,26 @@ def list_shards(connection: Connection, location: Location) -> Listing:
             for folder in sorted(inner)
         ),
     )
+
+
+def list_tars(connection: Connection, location: Location) -> list[ObjectInfo]:
+    """Lists all tar objects and indexes in a folder and below it, by name.
+
+    A dynamic large object is listed as an empty one, so those are asked for
+    themselves.
+    """
+    objects = (
+        each
+        for each in connection.list(location.container, _folder(location))
+        if each.name.endswith((SHARD_SUFFIX, INDEX_NAME))
+        and not is_hidden(each.name)
+    )
+    return [
+        each
+        if each.length_bytes
+        else connection.head(location.container, each.name) or each
+        for each in objects
+    ]
 
 
 def _folder(location: Location) -> str:

@@ -1,8 +1,10 @@
 """Packing of class folders: complete, labelled, reproducible."""
 
 import io
+import os
 
 import pytest
+from PIL import Image
 
 from hapi_client.data.shard_writer import (
     find_unreadable,
@@ -22,7 +24,7 @@ def fill(folder, *names):
         parent = path if name.endswith("/") else path.parent
         parent.mkdir(parents=True, exist_ok=True)
         if parent != path:
-            path.write_bytes(name.encode())
+            path.write_bytes(os.fsencode(name))
 
 
 @pytest.fixture
@@ -131,3 +133,48 @@ def test_images_with_unreadable_headers_are_found(tmp_path):
     found = {path.name for path in find_unreadable(read_folder(tmp_path))}
     assert {"text.jpg", "empty.png"} <= found
     assert "good.jpg" not in found
+
+
+def test_linked_folders_are_followed_and_loops_end(tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    fill(elsewhere, "more/2.jpg")
+    folder = tmp_path / "data"
+    fill(folder, "cat/1.jpg", "cat/._1.jpg", "cat/.hidden/3.jpg")
+    (folder / "cat" / "linked").symlink_to(elsewhere / "more")
+    (folder / "cat" / "loop").symlink_to(folder)
+    (folder / "cat" / "gone.jpg").symlink_to(tmp_path / "nowhere.jpg")
+    (folder / "dog").symlink_to(elsewhere)
+    found = read_folder(folder)
+    assert sorted(file.key for file in found.files) == [
+        "cat/1",
+        "cat/linked/2",
+        "cat/loop/dog/more/2",
+        "dog/more/2",
+    ]
+    assert {path.name for path in found.dangling} == {"cat", "gone.jpg"}
+
+
+def test_names_of_other_encodings_are_packed_under_escaped_keys(tmp_path):
+    for name in (b"caf\xe9.jpg", b"caf\xe8.jpg"):
+        fill(tmp_path, f"cat/{os.fsdecode(name)}")
+    files = read_folder(tmp_path).files
+    found = {sample.key for sample in samples(packed(files))}
+    assert found == {r"cat/caf\xe9", r"cat/caf\xe8"}
+
+
+def test_path_that_is_too_long_names_the_file(tmp_path):
+    fill(tmp_path, "cat/" + "/".join(["n" * 200] * 6) + "/1.jpg")
+    with pytest.raises(ClientError, match=r"1\.jpg gives a key of 1[0-9]+ by"):
+        read_folder(tmp_path)
+
+
+def test_other_formats_are_readable_and_unknown_ones_are_named(tmp_path):
+    (tmp_path / "cat").mkdir()
+    for name, kind in (
+        ("a.webp", "WEBP"),
+        ("b.tif", "TIFF"),
+        ("c.jpg", "PPM"),
+    ):
+        Image.new("RGB", (8, 8)).save(tmp_path / "cat" / name, kind)
+    found = find_unreadable(read_folder(tmp_path))
+    assert [path.name for path in found] == ["c.jpg"]

@@ -1,0 +1,302 @@
+"""Data sets made by other people's tools, from upload to training."""
+
+import gzip
+import io
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from hapi_client import JsonLabels
+from hapi_client.data import index as index_module
+from hapi_client.data.catalog import list_data_sets
+from hapi_client.data.index import (
+    IndexOptions,
+    find_index,
+    load_index,
+    update_index,
+)
+from hapi_client.data.upload import upload
+from hapi_client.progress import SilentReporter
+from hapi_client.swift.swift_url import Location
+from hapi_protocol.errors import (
+    ClientError,
+    HapiError,
+    LabelError,
+    UnsupportedError,
+)
+from jobs import small_job, upload_shards
+from photos import jpegs, shard, tar_of
+
+CONTAINER = "foreign"
+
+
+class Notes(SilentReporter):
+    """What an upload says."""
+
+    def __init__(self):
+        self.said = []
+
+    def note(self, text):
+        self.said.append(text)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def container(connection):
+    connection.put_container(CONTAINER)
+
+
+@pytest.fixture
+def place(request):
+    return Location(CONTAINER, request.node.name.replace("[", "-").strip("]"))
+
+
+def put(connection, place, name, data):
+    """Stores a shard without ``hapi upload``."""
+    connection.put(
+        place.container, place.object_name(name), io.BytesIO(data), len(data)
+    )
+
+
+def images(count, seed=0):
+    return [data for data, _ in jpegs(count, size=64, seed=seed)]
+
+
+def delivered(job):
+    features, labels = zip(*job.loader(), strict=True)
+    return torch.cat(features), torch.cat(labels)
+
+
+@pytest.mark.parametrize("route", ["upload", "index"])
+def test_image_is_the_exact_extension_or_named(
+    connection, place, tmp_path, route
+):
+    """A mask before the photograph was trained on, silently."""
+    photo, mask = images(2)
+    data = tar_of([("k.depth.png", mask), ("k.cls", b"1"), ("k.jpg", photo)])
+    two = tar_of([("k.depth.jpg", mask), ("k.cls", b"1"), ("k.in.jpg", photo)])
+    plain = tar_of([("k.jpg", photo), ("k.cls", b"1")])
+
+    def store(folder, shard, **options):
+        there = Location(CONTAINER, f"{place.prefix}/{folder}")
+        (tmp_path / f"{folder}.tar").write_bytes(shard)
+        if route == "upload":
+            source = [tmp_path / f"{folder}.tar"]
+            given = IndexOptions(**options)
+            upload(connection, there, source, SilentReporter(), options=given)
+        else:
+            put(connection, there, f"{folder}.tar", shard)
+            update_index(connection, there, options=IndexOptions(**options))
+        return there
+
+    places = [store("plain", plain), store("mask", data)]
+    with pytest.raises(UnsupportedError, match=r"k\.depth\.jpg and k\.in\.j"):
+        store("two", two)
+    found = []
+    for cut in ("freeze", "stream"):
+        for each in places:
+            with small_job(each, connection=connection, cut=cut) as job:
+                found.append(delivered(job)[0])
+        there = store("two", two, image="in.jpg")
+        with small_job(
+            there, connection=connection, cut=cut, image="IN.jpg"
+        ) as job:
+            found.append(delivered(job)[0])
+        with (
+            small_job(there, connection=connection, cut=cut) as job,
+            pytest.raises(HapiError, match="has several image members"),
+        ):
+            delivered(job)
+    for features in found[1:]:
+        torch.testing.assert_close(features, found[0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("route", ["upload", "index"])
+def test_labels_have_one_rule(connection, place, tmp_path, route):
+    """``0`` and ``other`` were both 0, and JSON labels could not be chosen."""
+    texts = [b"0", b"other", b"0"]
+    facts = [{"cls": 9, "a": {"b": name}} for name in ("x", "y", "y")]
+    members = []
+    for number, (text, fact) in enumerate(zip(texts, facts, strict=True)):
+        members += [
+            (f"k{number}.jpg", images(3)[number]),
+            (f"k{number}.cls", text),
+            (f"k{number}.json", json.dumps(fact).encode()),
+        ]
+    if route == "upload":
+        upload_shards(connection, place, tmp_path, {"a.tar": tar_of(members)})
+    else:
+        put(connection, place, "a.tar", tar_of(members))
+        update_index(connection, place)
+    index = load_index(connection, place)
+    assert index.class_names == ("0", "other")
+
+    def labels_of(labels=None):
+        options = {"connection": connection, "cut": "stream"}
+        with small_job(place, labels=labels, **options) as job:
+            return delivered(job)[1].tolist()
+
+    assert labels_of() == [0, 1, 0]
+    assert labels_of("json:a.b") == [0, 1, 1]
+    function = JsonLabels(lambda fact: 7 if fact["a"]["b"] == "x" else 3)
+    assert labels_of(function) == [7, 3, 3]
+    with pytest.raises(LabelError, match="has no label"):
+        labels_of("json:missing")
+    options = IndexOptions(labels="json:a.b")
+    assert update_index(connection, place, options=options).indexed == 1
+    assert load_index(connection, place).class_names == ("x", "y")
+    assert update_index(connection, place).skipped == 1
+    assert labels_of() == [0, 1, 1]
+
+
+def test_data_sets_inside_are_left_out(connection, place, tmp_path):
+    inside = Location(CONTAINER, f"{place.prefix}/val")
+    put(connection, place, "a.tar", shard(2, size=64))
+    put(connection, place, "._a.tar", b"resource fork")
+    upload_shards(connection, inside, tmp_path, {"v.tar": shard(3, size=64)})
+    report = update_index(connection, place)
+    assert (report.samples, report.inner) == (2, (str(inside),))
+    assert update_index(connection, inside).samples == 3
+    states = [
+        (each.num_samples, each.index)
+        for each in list_data_sets(connection, place)
+    ]
+    assert states == [(2, "there"), (3, "there")]
+
+
+def test_interrupted_index_goes_on(connection, place, monkeypatch):
+    for number in range(4):
+        data = shard(2, size=64, seed=number)
+        put(connection, place, f"{number}.tar", data)
+    put(connection, place, "3.tar", b"no tar" * 500)
+    monkeypatch.setattr(index_module, "SAVE_SECONDS", 0.0)
+    read = []
+    with pytest.raises(UnsupportedError, match=r"3\.tar"):
+        update_index(connection, place, read.append)
+    assert len(read) == 4
+    assert find_index(connection, place) is None
+    put(connection, place, "3.tar", shard(2, size=64, seed=3))
+    read.clear()
+    report = update_index(connection, place, read.append)
+    assert [name.rpartition("/")[2] for name in read] == ["3.tar"]
+    assert (report.indexed, report.samples) == (1, 8)
+    assert index_module.find_index(connection, place, ".part") is None
+
+
+def test_empty_shard_has_no_rows(connection, place, tmp_path):
+    """webdataset's own writer leaves such shards."""
+    notes = Notes()
+    (tmp_path / "a.tar").write_bytes(shard(2, size=64))
+    (tmp_path / "b.tar").write_bytes(tar_of([]))
+    upload(connection, place, [tmp_path], notes)
+    assert "b.tar: no sample" in notes.said
+    assert len(load_index(connection, place)) == 2
+    assert update_index(connection, place).skipped == 2
+    connection.delete(place.container, place.index_name)
+    report = update_index(connection, place)
+    assert report.empty == (place.object_name("b.tar"),)
+    assert (report.indexed, report.samples) == (2, 2)
+    assert update_index(connection, place).skipped == 2
+    with small_job(place, connection=connection, cut="freeze") as job:
+        assert len(delivered(job)[1]) == 2
+
+
+def test_dynamic_large_object_is_a_shard(connection, place, owner):
+    """Its listing states the ETag of an empty object."""
+    data = shard(4, size=64)
+    parts = Location(CONTAINER, f"{place.prefix}/parts")
+    middle = len(data) // 2
+    for number, part in enumerate((data[:middle], data[middle:])):
+        put(connection, parts, f"part-{number}", part)
+    owner.put(
+        f"{CONTAINER}/{place.object_name('a.tar')}",
+        b"",
+        {"X-Object-Manifest": f"{CONTAINER}/{parts.object_name('part-')}"},
+    )
+    assert update_index(connection, place).samples == 4
+    assert update_index(connection, place).skipped == 1
+    for cut in ("freeze", "stream"):
+        with small_job(place, connection=connection, cut=cut) as job:
+            assert len(delivered(job)[1]) == 4
+
+
+def test_members_that_are_not_together_are_named(connection, place, tmp_path):
+    photos = images(2)
+    members = [("a.jpg", photos[0]), ("b.jpg", photos[1]), ("a.cls", b"1")]
+    with pytest.raises(UnsupportedError, match=r"'a' are not together"):
+        upload_shards(connection, place, tmp_path, {"a.tar": tar_of(members)})
+    put(connection, place, "a.tar", tar_of(members))
+    with pytest.raises(UnsupportedError, match=r"'a' are not together"):
+        update_index(connection, place)
+
+
+def test_members_of_no_sample_are_told_once(connection, place, tmp_path):
+    (photo,) = images(1)
+    members = [("._k.jpg", b"fork"), ("k.jpg", photo), (".DS_Store", b"mac")]
+    members += [("k.cls", b"1"), ("README", b"text")]
+    notes = Notes()
+    (tmp_path / "a.tar").write_bytes(tar_of(members))
+    (tmp_path / "._a.tar").write_bytes(b"fork")
+    assert upload(connection, place, [tmp_path], notes).samples == 1
+    [said] = [each for each in notes.said if "left out" in each]
+    assert "3 members left out, because they belong to no sample" in said
+    uploaded = load_index(connection, place)
+    connection.delete(place.container, place.index_name)
+    update_index(connection, place)
+    assert load_index(connection, place) == uploaded
+
+
+def test_two_tars_in_one_file_are_refused(connection, place, tmp_path):
+    data = shard(2, size=64) + shard(2, size=64, seed=1)
+    message = "bytes follow the tar's end"
+    with pytest.raises(UnsupportedError, match=message):
+        upload_shards(connection, place, tmp_path, {"a.tar": data})
+    put(connection, place, "a.tar", data)
+    with pytest.raises(UnsupportedError, match=message):
+        update_index(connection, place)
+
+
+def test_compressed_tar_is_named_with_the_remedy(connection, place, tmp_path):
+    data = gzip.compress(shard(2, size=64))
+    for name in ("a.tar", "a.tar.gz"):
+        (tmp_path / name).write_bytes(data)
+        with pytest.raises(HapiError, match=r"compressed with gzip: .*gunzip"):
+            upload(connection, place, [tmp_path / name], SilentReporter())
+    put(connection, place, "a.tar", data)
+    with pytest.raises(UnsupportedError, match="compressed with gzip"):
+        update_index(connection, place)
+
+
+def test_shards_beside_class_folders_are_refused(connection, place, tmp_path):
+    (tmp_path / "a.tar").write_bytes(shard(2, size=64))
+    (tmp_path / "cat").mkdir()
+    (tmp_path / "cat" / "1.jpg").write_bytes(images(1)[0])
+    with pytest.raises(ClientError, match=r"\(a\.tar\) and class folders \(c"):
+        upload(connection, place, [tmp_path], SilentReporter())
+
+
+def test_other_formats_give_equal_features_on_both_tiers(
+    connection, place, tmp_path
+):
+    colours = np.random.default_rng(0).integers(0, 255, (6, 6, 3), np.uint8)
+    image = Image.fromarray(colours).resize((80, 60), Image.Resampling.BICUBIC)
+    kinds = ("webp", "gif", "bmp", "tiff", "png", "jpe")
+    members = []
+    for number, kind in enumerate(kinds):
+        sink = io.BytesIO()
+        image.save(sink, "JPEG" if kind == "jpe" else kind.upper())
+        members += [
+            (f"k{number}.{kind}", sink.getvalue()),
+            (f"k{number}.cls", str(number).encode()),
+        ]
+    upload_shards(connection, place, tmp_path, {"a.tar": tar_of(members)})
+    found = []
+    for cut in ("freeze", "stream"):
+        with small_job(place, connection=connection, cut=cut) as job:
+            features, labels = delivered(job)
+            assert labels.tolist() == list(range(len(kinds)))
+            assert job.stats.fallbacks == 0
+            found.append(features)
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
