@@ -86,11 +86,19 @@ class ShardIndex:
 
 @dataclass(frozen=True)
 class Span:
-    """Consecutive samples of one shard."""
+    """Consecutive samples of one shard.
+
+    Attributes:
+        shard: object name of the shard.
+        etag: bare ETag of the shard.
+        rows: the samples, in order.
+        container: the shard's container.
+    """
 
     shard: str
     etag: str
     rows: tuple[IndexRow, ...]
+    container: str = ""
 
     @property
     def samples(self) -> SampleRange:
@@ -101,6 +109,11 @@ class Span:
         last = self.rows[-1]
         return ByteRange(self.rows[0].offset, last.offset + last.length - 1)
 
+    @property
+    def path(self) -> str:
+        """``container/shard``."""
+        return f"{self.container}/{self.shard}"
+
     def __str__(self) -> str:
         """The span as text: ``train/0003.tar 0-63``."""
         return f"{self.shard} {self.samples}"
@@ -109,7 +122,7 @@ class Span:
         """The span of the rows ``first`` to ``stop - 1``."""
         if (first, stop) == (0, len(self.rows)):
             return self
-        return Span(self.shard, self.etag, self.rows[first:stop])
+        return replace(self, rows=self.rows[first:stop])
 
 
 @dataclass(frozen=True)
@@ -141,6 +154,8 @@ class DataIndex:
         self,
         max_samples: int = MAX_SPAN_SAMPLES,
         max_bytes: int = MAX_SPAN_BYTES,
+        *,
+        container: str = "",
     ) -> list[Span]:
         """The fixed partition of the data set into spans.
 
@@ -148,7 +163,7 @@ class DataIndex:
         ``max_bytes``; a sample larger than ``max_bytes`` is its own span.
         """
         return [
-            Span(shard.name, shard.etag, tuple(rows))
+            Span(shard.name, shard.etag, tuple(rows), container)
             for shard in self.shards
             for rows in _runs(shard.rows, max_samples, max_bytes)
         ]

@@ -389,7 +389,7 @@ def test_a_listing_finds_what_another_job_has_stored(
         tracker = tracker_of(job, connection)
         tracker.use([way])
         for each, found in ((reader, None), (connection, way)):
-            CacheListing(each, place.container, [spans], tracker).read()
+            CacheListing(each, [spans], tracker).read()
             for span in spans:
                 assert tracker.cached_route(span, None) == found
         # Gone between the listing and the read: computed, as if never there.

@@ -20,14 +20,14 @@ from hapi_client.data.index import (
 )
 from hapi_client.data.upload import upload
 from hapi_client.progress import SilentReporter
-from hapi_client.swift.swift_url import Location
+from hapi_client.swift.swift_url import Location, parse_location
 from hapi_protocol.errors import (
     ClientError,
     HapiError,
     LabelError,
     UnsupportedError,
 )
-from jobs import small_job, upload_shards
+from jobs import connected, small_job, upload_shards
 from photos import jpegs, shard, tar_of
 
 CONTAINER = "foreign"
@@ -220,6 +220,44 @@ def test_dynamic_large_object_is_a_shard(connection, place, owner):
     for cut in ("freeze", "stream"):
         with small_job(place, connection=connection, cut=cut) as job:
             assert len(delivered(job)[1]) == 4
+
+
+def test_containers_of_two_accounts_are_one_data_set(
+    connection, cluster, owner, place, tmp_path
+):
+    user = {"user": "test2:tester2", "key": "testing2"}
+    with connected(cluster, **user) as reader:
+        shared = Location("shared-with-others", place.prefix)
+        own = Location("own", place.prefix)
+        (tmp_path / "shared").mkdir()
+        (tmp_path / "own").mkdir()
+        upload_shards(
+            connection,
+            shared,
+            tmp_path / "shared",
+            {"a.tar": shard(5, size=64)},
+        )
+        upload_shards(
+            reader, own, tmp_path / "own", {"a.tar": shard(4, seed=1, size=64)}
+        )
+        readers = {"X-Container-Read": "test2:tester2,.rlistings"}
+        owner.request("POST", shared.container, readers)
+        account = connection.account
+        theirs = f"swift:///{account}/{shared.container}/{shared.prefix}"
+        found = {}
+        for cut in ("freeze", "stream", "auto"):
+            with small_job(
+                {"train": [str(own), theirs]}, connection=reader, cut=cut
+            ) as job:
+                found[cut] = delivered(job)
+                labels = sorted(found[cut][1].tolist())
+                assert labels == [0, 0, 0, 1, 1, 2, 2, 3, 3]
+                assert job.stats.fallbacks == 0
+        for cut in ("stream", "auto"):
+            torch.testing.assert_close(
+                found[cut], found["freeze"], rtol=1e-4, atol=1e-5
+            )
+        assert len(load_index(reader, parse_location(theirs))) == 5
 
 
 def test_members_that_are_not_together_are_named(connection, place, tmp_path):

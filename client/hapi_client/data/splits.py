@@ -47,14 +47,12 @@ class DataSet:
     """The samples of one split.
 
     Attributes:
-        container: container of its shards.
         spans: spans in the order of the shards.
         labels: labels of each span, ``[samples]`` int64.
         class_names: names of the labels, if they are those of the index and
             the first index has names.
     """
 
-    container: str
     spans: Sequence[Span]
     labels: Sequence[npt.NDArray[np.int64]]
     class_names: Sequence[str] = ()
@@ -73,11 +71,18 @@ class DataSet:
         """The largest label plus one."""
         return 1 + max((int(each.max()) for each in self.labels), default=-1)
 
+    @property
+    def containers(self) -> Sequence[str]:
+        """Containers of its shards, in the order of the shards."""
+        return list(dict.fromkeys(span.container for span in self.spans))
+
     def digest(self) -> str:
         """Returns a digest of the shards, their order and their content."""
-        found = hashlib.sha256(self.container.encode())
+        first, *others = self.containers
+        found = hashlib.sha256(first.encode())
         for span in self.spans:
-            found.update(f"\n{span.shard} {span.etag} {span.samples}".encode())
+            name = span.path if span.container in others else span.shard
+            found.update(f"\n{name} {span.etag} {span.samples}".encode())
         return found.hexdigest()
 
 
@@ -112,8 +117,7 @@ def load_splits(
     """Loads the indexes of all splits, with the class numbers of ``train``.
 
     Raises:
-        ClientError: ``bad_configuration`` for invalid shards, or shards in
-            several containers.
+        ClientError: ``bad_configuration`` for invalid shards.
         DataIndexError: naming a missing index, or shards it does not have.
         LabelError: if a sample has no label, or a class unknown to ``train``.
     """
@@ -129,26 +133,31 @@ def load_splits(
 def changed_shards(connection: Connection, data: DataSet) -> set[str]:
     """Returns the ETags of the index that the store no longer has.
 
-    One listing; a shard that differs there, as large objects and very recent
-    ones may, is asked for itself.
+    One listing of each container; a shard that differs there, as large
+    objects and very recent ones may, is asked for itself.
 
     Raises:
         HapiError: if the store does not answer.
     """
-    etags = {span.shard: span.etag for span in data.spans}
-    prefix = os.path.commonprefix(list(etags))  # noqa: RUF071
-    listed = {}
-    with suppress(RightsError):  # the container cannot be listed
-        listed = {
-            each.name: each.etag
-            for each in connection.list(data.container, prefix)
+    changed: set[str] = set()
+    for container in data.containers:
+        etags = {
+            span.shard: span.etag
+            for span in data.spans
+            if span.container == container
         }
-    changed = set()
-    for name, etag in etags.items():
-        if listed.get(name) != etag:
-            found = connection.head(data.container, name)
-            if found is None or found.etag != etag:
-                changed.add(etag)
+        prefix = os.path.commonprefix(list(etags))  # noqa: RUF071
+        listed = {}
+        with suppress(RightsError):  # the container cannot be listed
+            listed = {
+                each.name: each.etag
+                for each in connection.list(container, prefix)
+            }
+        for name, etag in etags.items():
+            if listed.get(name) != etag:
+                found = connection.head(container, name)
+                if found is None or found.etag != etag:
+                    changed.add(etag)
     return changed
 
 
@@ -160,14 +169,8 @@ def _load(
 ) -> DataSet:
     source = read_source(labels)
     parts = list(_parts(shards))
-    containers = {part.location.container for part in parts}
-    containers |= {like.container} if like else set()
-    if len(containers) != 1 or not parts:
-        raise ClientError(
-            "bad_configuration",
-            "a job's data must be in one container, not in "
-            f"{', '.join(sorted(containers)) or 'none'}",
-        )
+    if not parts:
+        raise ClientError("bad_configuration", "data names no data set")
     spans: list[Span] = []
     found: list[npt.NDArray[np.int64]] = []
     class_names = (
@@ -177,7 +180,7 @@ def _load(
         index = _chosen(load_index(connection, part.location), part)
         if source is not None and source != index.labels:
             index = read_label_texts(connection, part.location, index, source)
-        new = index.spans()
+        new = index.spans(container=part.location.container)
         spans += new
         numbers = span_labels(new, labels, index.class_names)
         if uses_index_labels(labels) and has_labels(numbers):
@@ -189,7 +192,7 @@ def _load(
         found += numbers
     _check_repeated(spans)
     names = class_names if uses_index_labels(labels) else None
-    return DataSet(containers.pop(), spans, found, names or ())
+    return DataSet(spans, found, names or ())
 
 
 def _parts(shards: Shards) -> Iterator[_Part]:
@@ -237,11 +240,11 @@ def _chosen(index: DataIndex, part: _Part) -> DataIndex:
 def _check_repeated(spans: Sequence[Span]) -> None:
     starts = set()
     for span in spans:
-        start = (span.shard, span.rows[0].sample)
+        start = (span.path, span.rows[0].sample)
         if start in starts:
             raise ClientError(
                 "bad_configuration",
-                f"shard {span.shard} is repeated in data; name it once",
-                object_name=span.shard,
+                f"shard {span.path} is repeated in data; name it once",
+                object_name=span.path,
             )
         starts.add(start)

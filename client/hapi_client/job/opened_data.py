@@ -148,7 +148,7 @@ def _early_reads(opened: OpenedData, read: ReadConfig) -> EarlyReads:
         train.spans[piece.span].part(piece.first, piece.stop)
         for piece in share.read_plan.pieces
     ]
-    return EarlyReads(opened.connection, train.container, spans, read)
+    return EarlyReads(opened.connection, spans, read)
 
 
 def _close(opened: Future[OpenedData]) -> None:

@@ -120,7 +120,6 @@ class FeaturePipeline:
         self._factory = LoaderFactory(
             self._connection,
             frozen,
-            train.container,
             self._read,
             CacheTracker(cache, self._augmented.variants),
             feature_caches(

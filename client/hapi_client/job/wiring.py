@@ -72,7 +72,6 @@ def make_planner(
     def read(max_bytes: float) -> ProbeSamples:
         return read_samples(
             connection,
-            data.container,
             data.spans,
             medium=region.transform.medium,
             seconds=PROBE_SECONDS,
@@ -116,7 +115,7 @@ def make_planner(
             region.cut_shape(last),
         )
         with connection.get_features(
-            data.container,
+            span.container,
             span.shard,
             spec.annotation(span),
             seconds=PROBE_SECONDS,
@@ -145,7 +144,7 @@ def make_planner(
             early_rate=lambda: factory.sources.early.bytes_per_second,
             early_samples=early_samples,
             tracker=tracker,
-            listing=CacheListing(connection, data.container, splits, tracker),
+            listing=CacheListing(connection, splits, tracker),
         ),
         CostEstimators(
             pushdown_concurrency=lambda: (

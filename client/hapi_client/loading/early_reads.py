@@ -35,7 +35,6 @@ class EarlyReads:
 
     Args:
         connection: connection to the account.
-        container: container of the shards.
         spans: spans in the order of the first epoch; none to read nothing.
         options: options of reading; ``ahead_bytes`` limits the memory.
     """
@@ -43,12 +42,10 @@ class EarlyReads:
     def __init__(
         self,
         connection: Connection,
-        container: str,
         spans: Sequence[Span],
         options: ReadConfig,
     ) -> None:
         self._connection = connection
-        self._container = container
         self._options = options
         self._scope = CancelScope()
         self._lock = threading.RLock()
@@ -75,7 +72,7 @@ class EarlyReads:
             try:
                 with self._connection.working_for(self._scope):
                     data = self._connection.get_range(
-                        self._container,
+                        span.container,
                         span.shard,
                         span.byte_range,
                         if_match=span.etag,
@@ -181,7 +178,7 @@ class EarlyReads:
 
 
 def _keys(span: Span) -> list[tuple[str, str, int]]:
-    return [(span.shard, span.etag, row.sample) for row in span.rows]
+    return [(span.path, span.etag, row.sample) for row in span.rows]
 
 
 def _bytes_of(row: IndexRow, span: Span, read: Future[bytes]) -> memoryview:

@@ -92,7 +92,6 @@ class FeatureSource:
 
     Args:
         connection: connection to the account.
-        container: container of the shards.
         spec: features to request.
         raw: source of the fallback.
         breaker: stops push-down after failures.
@@ -105,7 +104,6 @@ class FeatureSource:
     def __init__(
         self,
         connection: Connection,
-        container: str,
         spec: FeatureRequestSpec,
         raw: RawSource,
         breaker: PushdownCircuitBreaker,
@@ -115,7 +113,6 @@ class FeatureSource:
         tracker: CacheTracker | None = None,
     ) -> None:
         self._connection = connection
-        self._container = container
         self._tracker = tracker or CacheTracker()
         self._spec = spec
         self._raw = raw
@@ -297,7 +294,7 @@ class FeatureSource:
     def _request(self, span: Span, training: Training | None) -> LoadedSpan:
         try:
             body = self._connection.get_features(
-                self._container,
+                span.container,
                 span.shard,
                 self._spec.annotation(span, training),
                 retry=False,
@@ -306,11 +303,11 @@ class FeatureSource:
         except HapiError as error:
             if error.code == "source_changed":
                 raise source_changed(
-                    self._container, span.shard, error.trans_id
+                    span.container, span.shard, error.trans_id
                 ) from error
             raise
         state = body.headers.get(HEADER_CACHE, CACHE_OFF)
-        self._warn_of_no_cache(state)
+        self._warn_of_no_cache(state, span)
         with body:
             reader = read_features(body)
             batches = list(reader)
@@ -332,14 +329,14 @@ class FeatureSource:
             return replace(loaded, report=SpanMetrics(was_cached=True))
         return replace(loaded, report=_report(batches, reader.summary))
 
-    def _warn_of_no_cache(self, state: str) -> None:
+    def _warn_of_no_cache(self, state: str, span: Span) -> None:
         is_refused = self._spec.cache != CACHE_OFF and state == CACHE_OFF
         if is_refused and not self._has_warned:
             self._has_warned = True
             logger.warning(
                 "the store caches no features of %s: the operator has not "
                 "enabled the cache, or the shards are large objects",
-                self._container,
+                span.container,
             )
 
     def _note_saturated(self, count: int) -> None:
@@ -367,7 +364,7 @@ class FeatureSource:
         except ValueError as error:
             raise ClientError(
                 "truncated",
-                f"{self._container}/{span.shard} {span.samples}: {error}",
+                f"{span.path} {span.samples}: {error}",
             ) from error
         return LoadedSpan(span, self._spec.cut, features, failures)
 

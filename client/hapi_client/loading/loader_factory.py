@@ -48,7 +48,7 @@ def feature_caches(
     Args:
         connection: connection of the job.
         region: frozen region of its model.
-        splits: its data sets, of one container.
+        splits: its data sets.
         options: where features are cached.
         encodings: those in which features may arrive: rounded ones are no
             features of a job that wants them exact.
@@ -60,7 +60,9 @@ def feature_caches(
     def facts() -> dict[str, Any]:
         return {
             "storage": connection.storage_url,
-            "container": next(iter(splits)).container,
+            "container": " ".join(
+                sorted({each for data in splits for each in data.containers})
+            ),
             "model": region.digest,
             "encodings": sorted({Encoding.parse(e).dtype for e in encodings}),
             "numerics": numerics_tag(region.device.type),
@@ -82,7 +84,6 @@ class LoaderFactory:
     Args:
         connection: connection to the account; the caller closes it.
         region: computes frozen layers on the client.
-        container: container of the shards.
         options: options of reading.
         tracker: tracker of the store's cache.
         caches: features that are cached on this host; None for none.
@@ -100,7 +101,6 @@ class LoaderFactory:
         self,
         connection: Connection,
         region: ClientRegion,
-        container: str,
         options: ReadConfig,
         tracker: CacheTracker,
         caches: FeatureCaches | None = None,
@@ -126,7 +126,6 @@ class LoaderFactory:
         self.pool = DecodePool(region.decode, options.decode_threads)
         self.sources = SourceRegistry(
             connection,
-            container,
             region,
             self.pool,
             options,
@@ -135,7 +134,7 @@ class LoaderFactory:
             tracker,
             self._top_up,
             caches.samples if caches else lambda training: None,
-            early or EarlyReads(connection, container, (), options),
+            early or EarlyReads(connection, (), options),
         )
 
     def push(

@@ -49,7 +49,6 @@ class RawSource:
 
     Args:
         connection: connection to the account.
-        container: container of the shards.
         pool: decodes and transforms samples.
         form: shape and dtype of the model's input.
         limits: time limits of each span.
@@ -65,7 +64,6 @@ class RawSource:
     def __init__(
         self,
         connection: Connection,
-        container: str,
         pool: DecodePool,
         form: SampleForm,
         limits: SpanLimits,
@@ -81,7 +79,6 @@ class RawSource:
         self._early = early
         self._stored = stored
         self._connection = connection
-        self._container = container
         self._pool = pool
         self._form = form
         self._medium = medium
@@ -204,7 +201,7 @@ class RawSource:
             samples = list(
                 iter_samples(
                     io.BytesIO(data),
-                    name=f"{self._container}/{span.shard}",
+                    name=span.path,
                     first_index=span.rows[0].sample,
                     first_offset=span.rows[0].offset,
                 )
@@ -227,7 +224,7 @@ class RawSource:
     def _read(self, span: Span) -> bytes:
         with self._concurrency.reading(span.byte_range.length_bytes) as ending:
             return self._connection.get_range(
-                self._container,
+                span.container,
                 span.shard,
                 span.byte_range,
                 if_match=span.etag,
@@ -283,7 +280,7 @@ _SampleKey: TypeAlias = tuple[str, str, int, bool]
 
 def _sample_key(span: Span, row: int, training: Training | None) -> _SampleKey:
     # A sample may be decodable in evaluation only, or in training only.
-    return span.shard, span.etag, span.rows[row].sample, training is None
+    return span.path, span.etag, span.rows[row].sample, training is None
 
 
 def delay_seconds(backoff: Backoff, failures: int, error: HapiError) -> float:

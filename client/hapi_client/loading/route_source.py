@@ -50,7 +50,6 @@ class SourceRegistry:
 
     Args:
         connection: connection to the account.
-        container: container of the shards.
         region: computes frozen layers on the client.
         pool: decodes samples.
         options: options of reading.
@@ -75,7 +74,6 @@ class SourceRegistry:
     def __init__(
         self,
         connection: Connection,
-        container: str,
         region: ClientRegion,
         pool: DecodePool,
         options: ReadConfig,
@@ -91,7 +89,6 @@ class SourceRegistry:
         self.tracker = tracker
         self.model: ModelPath | None = None
         self._connection = connection
-        self._container = container
         self._region = region
         self._limits = options.span_limits
         self._counters = counters
@@ -103,7 +100,6 @@ class SourceRegistry:
         )
         self._raw = RawSource(
             connection,
-            container,
             pool,
             region.form,
             self._limits,
@@ -139,7 +135,6 @@ class SourceRegistry:
         cut, encoding = route
         return FeatureSource(
             self._connection,
-            self._container,
             FeatureRequestSpec(
                 self.model,
                 cut,

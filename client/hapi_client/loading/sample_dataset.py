@@ -73,7 +73,6 @@ def open_factory(parts: DatasetConfig) -> Iterator[LoaderFactory]:
             LoaderFactory(
                 connection,
                 parts.region,
-                parts.data.container,
                 replace(parts.options, decode_threads=threads),
                 CacheTracker(parts.cache, parts.augmented.variants),
                 feature_caches(
@@ -184,9 +183,9 @@ class SampleDataset(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         return self._factory
 
     def _remedy(self, span: Span, row: int) -> str:
-        wanted = span.shard, span.rows[row].sample
+        wanted = span.path, span.rows[row].sample
         places = (
-            (each.shard, row.sample)
+            (each.path, row.sample)
             for each in self._parts.data.spans
             for row in each.rows
         )

@@ -122,11 +122,10 @@ class StudyInputs:
         link = request.link
         if link is None:
             self._reporter.note("measuring the link")
-            link = measure_link(connection, location.container, spans)
+            link = measure_link(connection, spans)
         self._reporter.note(f"reading a few samples of {location}")
         probe = read_samples(
             connection,
-            location.container,
             spans,
             medium=self._region.transform.medium,
             max_bytes=READ_SECONDS * link,
@@ -198,9 +197,7 @@ def _require_hapi(connection: Connection) -> None:
         ) from error
 
 
-def measure_link(
-    connection: Connection, container: str, spans: Sequence[Span]
-) -> float:
+def measure_link(connection: Connection, spans: Sequence[Span]) -> float:
     """Returns the bytes per second of concurrent raw reads.
 
     Reads begin small, so that a slow link takes little longer than a fast one.
@@ -217,7 +214,7 @@ def measure_link(
         while time.monotonic() < deadline:
             span = spans[number % len(spans)]
             data = connection.get_range(
-                container,
+                span.container,
                 span.shard,
                 _beginning(span, max_bytes),
                 if_match=span.etag,

@@ -6,7 +6,7 @@ import logging
 import os.path
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from hapi_client.planning.cache_tracker import CacheTracker, Entry
 from hapi_client.swift.cache_admin import CacheAdminClient
@@ -30,7 +30,6 @@ class CacheListing:
 
     Args:
         connection: connection to the account.
-        container: container of the shards.
         splits: spans of each split of the data.
         tracker: tracker of the job.
     """
@@ -38,14 +37,12 @@ class CacheListing:
     def __init__(
         self,
         connection: Connection,
-        container: str,
         splits: Iterable[Sequence[Span]],
         tracker: CacheTracker,
     ) -> None:
         self._connection = connection
-        self._container = container
         self._sources = sorted(
-            {_source(container, spans) for spans in splits if spans}
+            {source for spans in splits for source in _sources(spans)}
         )
         self._tracker = tracker
         self._is_refused = False
@@ -86,13 +83,13 @@ class CacheListing:
                 logger.info(
                     "this user may not list the cache of %s: its cached "
                     "features are used after a response has reported them",
-                    self._container,
+                    ", ".join(self._sources),
                 )
             elif not self._has_warned:
                 self._has_warned = True
                 logger.warning(
                     "cannot list the cached features of %s: %s",
-                    self._container,
+                    ", ".join(self._sources),
                     error,
                 )
 
@@ -103,20 +100,23 @@ class CacheListing:
         for source in self._sources:
             left = LISTING_SECONDS - (time.monotonic() - started)
             for page in cache.pages(source, limit=PAGE_ENTRIES, seconds=left):
-                entries = {
-                    (each.source.partition("/")[2], each.key)
-                    for each in page.entries
-                }
+                entries = {(each.source, each.key) for each in page.entries}
                 self._tracker.add(entries)
                 found |= entries
         return found
 
 
-def _source(container: str, spans: Sequence[Span]) -> str:
-    """Returns the deepest folder that holds all shards of some spans."""
-    # Object names are no file paths: "a//b" is not "a/b".
-    common = os.path.commonprefix(  # noqa: RUF071
-        [span.shard for span in spans]
-    )
-    folder = common.rpartition("/")[0]
-    return f"{container}/{folder}/" if folder else container
+def _sources(spans: Sequence[Span]) -> Iterator[str]:
+    """Yields the deepest folder of each container that holds all its shards.
+
+    Only the owner of another account may list its cache.  Object names are no
+    file paths: ``a//b`` is not ``a/b``.
+    """
+    for container in {span.container for span in spans}:
+        if container.startswith("/"):
+            continue
+        common = os.path.commonprefix(  # noqa: RUF071
+            [span.shard for span in spans if span.container == container]
+        )
+        folder = common.rpartition("/")[0]
+        yield f"{container}/{folder}/" if folder else container

@@ -57,7 +57,6 @@ class ProbeSamples:
 
 def read_samples(
     connection: Connection,
-    container: str,
     spans: Sequence[Span],
     *,
     medium: Medium = IMAGE,
@@ -70,7 +69,6 @@ def read_samples(
 
     Args:
         connection: connection to the account.
-        container: container of the shards.
         spans: spans of the data set.
         medium: how samples are stored.
         seconds: deadline of each read; None for the connection's own.
@@ -91,7 +89,6 @@ def read_samples(
         span = spans[(2 * place + 1) * len(spans) // (2 * places)]
         samples += _read_first(
             connection,
-            container,
             span,
             MAX_SAMPLES // places,
             max_bytes / places,
@@ -114,7 +111,6 @@ def read_samples(
 
 def _read_first(
     connection: Connection,
-    container: str,
     span: Span,
     max_samples: int,
     max_bytes: float,
@@ -128,11 +124,11 @@ def _read_first(
         rows.append(row)
     part = ByteRange(rows[0].offset, rows[-1].offset + rows[-1].length - 1)
     data = connection.get_range(
-        container, span.shard, part, if_match=span.etag, seconds=seconds
+        span.container, span.shard, part, if_match=span.etag, seconds=seconds
     )
     return iter_samples(
         io.BytesIO(data),
-        name=f"{container}/{span.shard}",
+        name=span.path,
         first_index=rows[0].sample,
         first_offset=rows[0].offset,
     )

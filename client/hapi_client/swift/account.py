@@ -399,7 +399,15 @@ class SwiftAccount:
         )
 
     def _url(self, *parts: str, account: str | None = None) -> str:
+        """The URL of a container, or of an object in it.
+
+        A container of another account is ``/account/container``.
+        """
         url = self.storage_url
+        container, *rest = parts
+        if container.startswith("/"):
+            account, _, container = container[1:].partition("/")
+            parts = (container, *rest)
         if account is not None:
             url = f"{url.rpartition('/')[0]}/{quote(account)}"
         return url + "".join("/" + quote(part) for part in parts)

@@ -14,7 +14,8 @@ SCHEME = "swift://"
 class Location:
     """A container and a folder in it; prefix ``""`` is the container itself.
 
-    Shards and index of a data set are the objects ``<prefix>/<file>``.
+    Shards and index of a data set are the objects ``<prefix>/<file>``.  A
+    container of another account is ``/account/container``.
     """
 
     container: str
@@ -36,14 +37,22 @@ class Location:
 def parse_location(text: str) -> Location:
     """Parses ``swift://container/prefix`` or ``container/prefix``.
 
+    Another account is ``swift:///account/container/prefix``.
+
     Raises:
         ClientError: ``bad_configuration`` naming the value and the format.
     """
     rest = text.removeprefix(SCHEME)
+    account = ""
+    if rest.startswith("/"):
+        account, _, rest = rest[1:].partition("/")
+        account = f"/{account}/"
     container, _, prefix = rest.partition("/")
     prefix = prefix.strip("/")
     if (
         not container
+        or account == "//"
+        or ":" in account
         or ":" in container
         or container in (".", "..")
         or "//" in prefix
@@ -52,6 +61,7 @@ def parse_location(text: str) -> Location:
         raise ClientError(
             "bad_configuration",
             f"{text!r} is not a Swift location; write swift://CONTAINER or "
-            "swift://CONTAINER/PREFIX",
+            "swift://CONTAINER/PREFIX, or swift:///ACCOUNT/CONTAINER/PREFIX "
+            "for another account",
         )
-    return Location(container, prefix)
+    return Location(account + container, prefix)

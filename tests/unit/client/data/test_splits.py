@@ -27,6 +27,9 @@ def index_of(folder, names, labels, class_names=()):
     return DataIndex(tuple(map(shard, names)), class_names)
 
 
+CONTAINERS = ("photos", "/AUTH_other/photos")
+
+
 class Store:
     """A store with the indexes of data sets and nothing else."""
 
@@ -36,7 +39,7 @@ class Store:
     @contextlib.contextmanager
     def open(self, container, name):
         folder = name.rpartition("/")[0]
-        if container != "photos" or folder not in self.indexes:
+        if container not in CONTAINERS or folder not in self.indexes:
             raise RightsError("not_found", "no such object")
         yield io.BytesIO(self.indexes[folder].to_bytes())
 
@@ -128,8 +131,7 @@ def test_labels_of_the_user_override_the_indexes():
             "train/e.tar, train/f.tar, train/g.tar; run 'hapi index",
         ),
         ("photos/train/{a..d.tar", ClientError, "unbalanced braces"),
-        (["photos/train", "other/train"], ClientError, "not in other, photos"),
-        ([], ClientError, "in one container, not in none"),
+        ([], ClientError, "data names no data set"),
         ({}, ClientError, "data has the splits none; one .* 'train'"),
         ({"val": "photos/val"}, ClientError, "splits 'val'; one of them"),
         (
@@ -138,6 +140,7 @@ def test_labels_of_the_user_override_the_indexes():
             "train/a.tar is repeated",
         ),
         ("swift:///train", ClientError, "is not a Swift location"),
+        ("swift:////train/x", ClientError, "is not a Swift location"),
     ],
 )
 def test_invalid_data_is_refused(data, kind, message):
@@ -158,6 +161,18 @@ def test_digest_depends_on_shards_and_order():
         )
     }
     assert len(digests) == 4
+
+
+def test_data_may_be_in_several_containers_and_accounts():
+    data = ["photos/train/a.tar", "swift:///AUTH_other/photos/train/a.tar"]
+    found = load(data)["train"]
+    assert [span.path for span in found.spans] == [
+        "photos/train/a.tar",
+        "/AUTH_other/photos/train/a.tar",
+    ]
+    assert found.containers == list(CONTAINERS)
+    digests = {load(each)["train"].digest() for each in (data, data[::-1])}
+    assert len(digests | {load(data[0])["train"].digest()}) == 3
 
 
 @pytest.mark.parametrize("places", [["bare", "train"], ["train", "bare"]])

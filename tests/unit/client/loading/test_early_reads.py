@@ -61,7 +61,6 @@ def early(store):
         started.append(
             EarlyReads(
                 store,
-                "c",
                 SPANS,
                 ReadConfig(**{"num_threads": 1, **options}),
             )

@@ -76,7 +76,7 @@ def span_of(data):
         IndexRow(s.index, s.key, s.offset, s.length, 0)
         for s in iter_samples(io.BytesIO(data), name="s")
     )
-    return Span("a.tar", "etag", rows)
+    return Span("a.tar", "etag", rows, "c")
 
 
 KEYS = ["k0", "k1", "k2"]
@@ -169,7 +169,6 @@ class Bench:
         )
         self.raw = RawSource(
             self.connection,
-            "c",
             pool,
             SampleForm(SHAPE),
             LIMITS,
@@ -185,7 +184,6 @@ class Bench:
     def feature_source(self, spec, *tracker):
         return FeatureSource(
             self.connection,
-            "c",
             spec,
             self.raw,
             PushdownCircuitBreaker(lambda: self.now, 5),

@@ -43,7 +43,7 @@ def page(marker, *names):
 
 def spans(*shards):
     rows = (IndexRow(0, "k", 0, 512, None),)
-    return [Span(shard, "etag", rows) for shard in shards]
+    return [Span(shard, "etag", rows, "photos") for shard in shards]
 
 
 ONE_SPLIT = (spans("train/a.tar"),)
@@ -55,7 +55,7 @@ def listed(swift, connection):
 
     def queries(tracker, *answers, splits=ONE_SPLIT, times=1):
         swift.script(*answers)
-        listing = CacheListing(connection, "photos", splits, tracker)
+        listing = CacheListing(connection, splits, tracker)
         for _ in range(times):
             listing.read()
         paths = [urlsplit(each.path) for each in swift.requests]
@@ -143,7 +143,7 @@ def test_nothing_is_listed_without_a_cache_or_a_model(listed, mode):
 def test_a_listing_is_read_in_a_thread_of_its_own(swift, connection):
     tracker = Tracker()
     swift.script(INFO, page(None, "photos/train/a.tar"))
-    listing = CacheListing(connection, "photos", ONE_SPLIT, tracker)
+    listing = CacheListing(connection, ONE_SPLIT, tracker)
     listing.start(CancelScope())
     listing._thread.join(20)
     assert len(tracker.whole) == 1
