@@ -60,6 +60,9 @@ class IndexRow:
         offset: first byte of its members in the shard.
         length: number of bytes of its members, with headers and padding.
         label: integer label, if it has one.
+        etag: bare ETag of the object that the sample is, if its shard is a
+            group of objects; ``key`` is then the object's name, and offsets
+            count the bytes of the group.
     """
 
     sample: int
@@ -67,6 +70,7 @@ class IndexRow:
     offset: int
     length: int
     label: int | None
+    etag: str | None = None
 
 
 @dataclass(frozen=True)
@@ -108,6 +112,11 @@ class Span:
     def byte_range(self) -> ByteRange:
         last = self.rows[-1]
         return ByteRange(self.rows[0].offset, last.offset + last.length - 1)
+
+    @property
+    def is_group(self) -> bool:
+        """True if the samples are objects of their own."""
+        return self.rows[0].etag is not None
 
     @property
     def path(self) -> str:
@@ -178,6 +187,11 @@ class DataIndex:
             "labels": self.labels,
             "labels_are_names": self.labels_are_names,
             "empty": {s.name: s.etag for s in self.shards if not s.rows},
+            "objects": {
+                shard.name: [row.etag for row in shard.rows]
+                for shard in self.shards
+                if shard.rows and shard.rows[0].etag is not None
+            },
         }
         schema = _schema().with_metadata(
             {_METADATA: json.dumps(facts).encode()}
@@ -210,7 +224,13 @@ class DataIndex:
                 if reader.schema.names != _schema().names:
                     raise _bad_index(name, f"columns {reader.schema.names}")
                 rows = (row for batch in reader for row in batch.to_pylist())
-                shards = [*_group(rows, name)]
+                objects = facts.get("objects", {})
+                shards = [
+                    _with_etags(shard, objects[shard.name])
+                    if shard.name in objects
+                    else shard
+                    for shard in _group(rows, name)
+                ]
                 shards += _empty_shards(facts.get("empty", {}))
         except (pa.ArrowException, KeyError, ValueError, OSError) as error:
             raise _bad_index(name, str(error)) from error
@@ -233,6 +253,13 @@ def _bad_index(name: str, reason: str) -> DataIndexError:
         f"{name} is not an index of version {INDEX_VERSION}: {reason}; "
         "rewrite it with 'hapi index'",
         object_name=name,
+    )
+
+
+def _with_etags(shard: ShardIndex, etags: Sequence[object]) -> ShardIndex:
+    rows = zip(shard.rows, etags, strict=True)
+    return replace(
+        shard, rows=tuple(replace(row, etag=str(etag)) for row, etag in rows)
     )
 
 

@@ -25,6 +25,7 @@ from hapi_protocol.errors import (
     ClientError,
     HapiError,
     LabelError,
+    SourceChangedError,
     UnsupportedError,
 )
 from jobs import connected, small_job, upload_shards
@@ -258,6 +259,106 @@ def test_containers_of_two_accounts_are_one_data_set(
                 found[cut], found["freeze"], rtol=1e-4, atol=1e-5
             )
         assert len(load_index(reader, parse_location(theirs))) == 5
+
+
+@pytest.fixture(scope="module")
+def loose(connection):
+    """Loose images: two classes, and files that are no samples."""
+    place = Location(CONTAINER, "loose/images")
+    for number, data in enumerate(images(100)):
+        name = f"{'cat' if number % 3 else 'dog'}/{number:03d}.x.jpg"
+        put(connection, place, name, data)
+    put(connection, place, "cat/.DS_Store", b"mac")
+    put(connection, place, "README.txt", b"text")
+    return place
+
+
+def test_loose_images_are_a_data_set(connection, loose):
+    report = update_index(connection, loose)
+    assert (report.indexed, report.samples) == (2, 100)
+    assert update_index(connection, loose).skipped == 2
+    [entry] = list_data_sets(connection, loose)
+    assert (entry.index, entry.num_samples) == ("there", 100)
+    index = load_index(connection, loose)
+    assert index.class_names == ("cat", "dog")
+    found = {}
+    for cut in ("freeze", "stream", "auto"):
+        with small_job(
+            loose, connection=connection, cut=cut, batch_size=32
+        ) as job:
+            found[cut] = delivered(job)
+            assert job.stats.fallbacks == 0
+            if cut != "auto":
+                pushed = sum(
+                    count for c, count in job.stats.samples_by_cut.items() if c
+                )
+                assert pushed == (100 if cut == "freeze" else 0)
+            if cut == "freeze":
+                # One request for each group.
+                shuffled = [labels for _, labels in job.loader(0)]
+                assert len(torch.cat(shuffled)) == 100
+    labels = found["freeze"][1]
+    assert labels.sum() == 34
+    for cut in ("stream", "auto"):
+        assert torch.equal(found[cut][1], labels)
+        torch.testing.assert_close(
+            found[cut][0], found["freeze"][0], rtol=1e-4, atol=1e-5
+        )
+    with small_job(
+        loose, connection=connection, cut="stream", cache_memory_bytes=1 << 26
+    ) as job:
+        for _ in range(2):
+            again = delivered(job)
+            torch.testing.assert_close(again[0], found["stream"][0])
+
+
+@pytest.mark.parametrize("cut", ["freeze", "stream"])
+def test_changed_loose_image_is_named(connection, place, cut):
+    for number, data in enumerate(images(5)):
+        put(connection, place, f"cat/{number}.jpg", data)
+    update_index(connection, place)
+    put(connection, place, "cat/3.jpg", images(1, seed=9)[0])
+    [entry] = list_data_sets(connection, place)
+    assert entry.index == "stale"
+    with (
+        small_job(place, connection=connection, cut=cut) as job,
+        pytest.raises(SourceChangedError, match=r"cat/3\.jpg"),
+    ):
+        delivered(job)
+    assert update_index(connection, place).indexed == 1
+    with small_job(place, connection=connection, cut=cut) as job:
+        assert len(delivered(job)[1]) == 5
+
+
+@pytest.mark.parametrize(
+    ("name", "table"),
+    [
+        ("labels.csv", "file_name,label,kind\n0.jpg,3,b\n1.jpg,1,a\n"),
+        (
+            "labels.jsonl",
+            '{"file_name": "1.jpg", "label": 1, "kind": "a"}\n\n'
+            '{"file_name": "0.jpg", "label": 3, "kind": "b"}\n',
+        ),
+    ],
+)
+def test_table_labels_loose_images(connection, place, name, table):
+    for number, data in enumerate(images(2)):
+        put(connection, place, f"{number}.jpg", data)
+    put(connection, place, name, table.encode())
+
+    def labels_of(source):
+        update_index(connection, place, options=IndexOptions(labels=source))
+        index = load_index(connection, place)
+        rows = {row.key: row for shard in index.shards for row in shard.rows}
+        names = sorted(rows)
+        return [rows[name].label for name in names], index.class_names
+
+    assert labels_of(name) == ([3, 1], ())
+    assert labels_of(f"{name}:kind") == ([1, 0], ("a", "b"))
+    with pytest.raises(LabelError, match="has no field 'colour'"):
+        labels_of(f"{name}:colour")
+    with pytest.raises(ClientError, match="samples of .* are loose objects"):
+        labels_of("json:a")
 
 
 def test_members_that_are_not_together_are_named(connection, place, tmp_path):

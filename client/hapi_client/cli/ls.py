@@ -13,7 +13,8 @@ from hapi_client.cli.context import (
     write_json,
 )
 from hapi_client.data.catalog import CatalogEntry, list_data_sets
-from hapi_client.data.index import find_index, list_shards, load_index
+from hapi_client.data.index import find_index, load_index
+from hapi_client.data.listing import list_data
 from hapi_client.reports.terminal import ConsoleReporter
 from hapi_client.swift.connection import Connection
 from hapi_client.swift.swift_url import Location, parse_location
@@ -148,7 +149,7 @@ def _list_unindexed(
             "bytes": shard.length_bytes,
             "etag": shard.etag,
         }
-        for shard in list_shards(connection, location).shards
+        for shard in list_data(connection, location).shards
     ]
     _print_shards(shards)
     with ConsoleReporter() as reporter:

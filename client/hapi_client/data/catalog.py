@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hapi_client.data.index import SHARD_SUFFIX, find_index, list_tars
+from hapi_client.data.index import find_index
+from hapi_client.data.listing import SHARD_SUFFIX, Listing, list_objects
 from hapi_client.swift.account import ObjectInfo
 from hapi_client.swift.connection import Connection
 from hapi_client.swift.swift_url import Location
@@ -88,26 +89,27 @@ def list_data_sets(
     Raises:
         HapiError: if there is no such container, or it may not be listed.
     """
-    objects = list_tars(connection, location)
+    objects = list_objects(connection, location)
     indexed = {
         _folder_of(each.name)
         for each in objects
         if each.name.rpartition("/")[2] == INDEX_NAME
     }
-    shards: dict[str, list[ObjectInfo]] = {folder: [] for folder in indexed}
+    found: dict[str, list[ObjectInfo]] = {folder: [] for folder in indexed}
     for each in objects:
-        if each.name.endswith(SHARD_SUFFIX):
-            own = _folder_of(each.name)
-            nearest = max(indexed & _ancestors(own), key=len, default=own)
-            shards.setdefault(nearest, []).append(each)
+        own = _folder_of(each.name)
+        nearest = max(indexed & _ancestors(own), key=len, default=None)
+        if nearest is not None:
+            found[nearest].append(each)
+        elif each.name.endswith(SHARD_SUFFIX):
+            found.setdefault(own, []).append(each)
     return [
         _catalog_entry(
             connection,
-            Location(location.container, folder),
-            objects,
-            is_indexed=folder in indexed,
+            place := Location(location.container, folder),
+            Listing.of(place, found[folder]),
         )
-        for folder, objects in sorted(shards.items())
+        for folder in sorted(found)
     ]
 
 
@@ -124,23 +126,22 @@ def _ancestors(folder: str) -> set[str]:
 def _catalog_entry(
     connection: Connection,
     location: Location,
-    shards: list[ObjectInfo],
-    *,
-    is_indexed: bool,
+    listing: Listing,
 ) -> CatalogEntry:
     index, state = None, INDEX_MISSING
-    if is_indexed:
+    if listing.index is not None:
         index, state = _read_index(connection, location)
-    if index is not None:
-        etags = {each.name: each.etag for each in shards}
-        if IndexDifference.between(index, etags).is_stale:
-            state = INDEX_STALE
+    if (
+        index is not None
+        and IndexDifference.between(index, listing.etags).is_stale
+    ):
+        state = INDEX_STALE
     return CatalogEntry(
         location,
         state,
-        num_shards=len(shards),
+        num_shards=len(listing.shards),
         num_samples=None if index is None else len(index),
-        length_bytes=sum(each.length_bytes for each in shards),
+        length_bytes=sum(each.length_bytes for each in listing.shards),
     )
 
 

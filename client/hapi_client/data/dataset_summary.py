@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import io
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hapi_client.data.catalog import INDEX_STALE, INDEX_THERE, IndexDifference
-from hapi_client.data.index import SHARD_SUFFIX, load_index
-from hapi_client.swift.account import ObjectInfo
+from hapi_client.data.index import load_index
+from hapi_client.data.listing import Listing, list_data
+from hapi_client.data.span_bytes import read_span, span_samples
 from hapi_client.swift.connection import Connection
 from hapi_client.swift.swift_url import Location
 from hapi_protocol.data_index import INDEX_VERSION, DataIndex, Span
 from hapi_protocol.errors import RightsError
-from hapi_protocol.shards import iter_samples
 
 INDEX_UNKNOWN = "unknown"
 MAX_READ = 8
@@ -74,24 +73,21 @@ def summarize_data_set(
     """
     index = load_index(connection, location)
     listed = _listed(connection, location)
-    etags = _etags(listed) if listed is not None else index.etags
-    spans = index.spans()
-    kinds, num_read = _kinds(connection, location, _spread(spans), etags)
+    etags = index.etags if listed is None else listed.etags
+    spans = index.spans(container=location.container)
+    kinds, num_read = _kinds(connection, _spread(spans), etags)
     rows = [row for shard in index.shards for row in shard.rows]
     return DataSetSummary(
         location=location,
         index=_state(index, listed),
         index_version=INDEX_VERSION,
-        stored=next(
-            (e.stored for e in listed or () if e.name == location.index_name),
-            "",
-        ),
+        stored=listed.index.stored if listed and listed.index else "",
         shards=len(index.shards),
         samples=len(rows),
         spans=len(spans),
         shard_bytes=None
         if listed is None
-        else sum(e.length_bytes for e in listed if e.name in etags),
+        else sum(each.length_bytes for each in listed.shards),
         sample_bytes=sum(row.length for row in rows),
         classes=_classes(index),
         unlabelled=sum(row.label is None for row in rows),
@@ -100,29 +96,21 @@ def summarize_data_set(
     )
 
 
-def _listed(
-    connection: Connection, location: Location
-) -> list[ObjectInfo] | None:
+def _listed(connection: Connection, location: Location) -> Listing | None:
     """Lists the objects; returns None if that is not permitted."""
-    prefix = f"{location.prefix}/" if location.prefix else ""
     try:
-        return list(connection.list(location.container, prefix))
+        return list_data(connection, location)
     except RightsError as error:
         if error.status not in (401, 403):
             raise
         return None
 
 
-def _state(index: DataIndex, listed: Sequence[ObjectInfo] | None) -> str:
+def _state(index: DataIndex, listed: Listing | None) -> str:
     if listed is None:
         return INDEX_UNKNOWN
-    is_stale = IndexDifference.between(index, _etags(listed)).is_stale
+    is_stale = IndexDifference.between(index, listed.etags).is_stale
     return INDEX_STALE if is_stale else INDEX_THERE
-
-
-def _etags(listed: Sequence[ObjectInfo]) -> dict[str, str]:
-    """Returns the ETags of the shards among the objects, by name."""
-    return {e.name: e.etag for e in listed if e.name.endswith(SHARD_SUFFIX)}
 
 
 def _classes(index: DataIndex) -> dict[str, int]:
@@ -148,7 +136,6 @@ def _spread(spans: Sequence[Span]) -> list[Span]:
 
 def _kinds(
     connection: Connection,
-    location: Location,
     samples: Sequence[Span],
     etags: Mapping[str, str],
 ) -> tuple[dict[str, int], int]:
@@ -157,10 +144,7 @@ def _kinds(
     for span in samples:
         if etags.get(span.shard) != span.etag:
             continue  # reported as a stale index
-        data = connection.get_range(
-            location.container, span.shard, span.byte_range, if_match=span.etag
-        )
-        for sample in iter_samples(io.BytesIO(data), name=span.shard):
+        for sample in span_samples(span, read_span(connection, span)):
             counts.update(list(sample.members))
             num_read += 1
     return dict(sorted(counts.items())), num_read

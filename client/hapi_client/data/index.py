@@ -18,6 +18,8 @@ from hapi_client.data.label_texts import (
     labelled_rows,
     number_labels,
 )
+from hapi_client.data.listing import SHARD_SUFFIX, folder_of, list_data
+from hapi_client.data.loose_objects import group_rows, object_labels
 from hapi_client.swift.account import ObjectInfo
 from hapi_client.swift.connection import Connection
 from hapi_client.swift.retry import is_retryable
@@ -36,10 +38,10 @@ from hapi_protocol.errors import (
 )
 from hapi_protocol.headers import Annotation
 from hapi_protocol.shards import (
+    IMAGE,
     LABEL_EXTENSION,
     META_EXTENSION,
     Sample,
-    is_hidden,
 )
 
 if TYPE_CHECKING:
@@ -47,7 +49,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-SHARD_SUFFIX = ".tar"
 CONTENT_TYPE_INDEX = "application/vnd.apache.arrow.stream"
 PARTIAL_SUFFIX = ".part"
 """Ending of the name of an index that is being made."""
@@ -95,12 +96,12 @@ def _missing_index_text(connection: Connection, location: Location) -> str:
     """
     remedy = (
         f"{location} has no index; repeat 'hapi upload' if it was "
-        f"interrupted, or run 'hapi index {location}' for shards that were "
-        "stored in another way"
+        f"interrupted, or run 'hapi index {location}' for shards, or images, "
+        "that were stored in another way"
     )
     try:
         if any(
-            name.endswith(SHARD_SUFFIX)
+            name.endswith(SHARD_SUFFIX) or IMAGE.has(name)
             for name in _some_names(connection, location)
         ):
             return remedy
@@ -171,71 +172,9 @@ def store_index(
     )
 
 
-@dataclass(frozen=True)
-class Listing:
-    """The tar objects of a data set, by name.
-
-    Attributes:
-        shards: without those of data sets inside it.
-        inner: folders below it that have an index of their own.
-    """
-
-    shards: tuple[ObjectInfo, ...]
-    inner: tuple[Location, ...]
-
-
-def list_shards(connection: Connection, location: Location) -> Listing:
-    """Lists a data set's shards.
-
-    Folders below it that have an index are other data sets.
-    """
-    objects = list_tars(connection, location)
-    inner = {
-        each.name.removesuffix(INDEX_NAME)
-        for each in objects
-        if each.name.endswith(f"/{INDEX_NAME}")
-    } - {_folder(location)}
-    return Listing(
-        tuple(
-            each
-            for each in objects
-            if each.name.endswith(SHARD_SUFFIX)
-            and not each.name.startswith(tuple(inner))
-        ),
-        tuple(
-            Location(location.container, folder.rstrip("/"))
-            for folder in sorted(inner)
-        ),
-    )
-
-
-def list_tars(connection: Connection, location: Location) -> list[ObjectInfo]:
-    """Lists all tar objects and indexes in a folder and below it, by name.
-
-    A dynamic large object is listed as an empty one, so those are asked for
-    themselves.
-    """
-    objects = (
-        each
-        for each in connection.list(location.container, _folder(location))
-        if each.name.endswith((SHARD_SUFFIX, INDEX_NAME))
-        and not is_hidden(each.name)
-    )
-    return [
-        each
-        if each.length_bytes
-        else connection.head(location.container, each.name) or each
-        for each in objects
-    ]
-
-
-def _folder(location: Location) -> str:
-    return f"{location.prefix}/" if location.prefix else ""
-
-
 def _some_names(connection: Connection, location: Location) -> Iterator[str]:
     """Yields the first object names of the data set."""
-    listed = connection.list(location.container, _folder(location))
+    listed = connection.list(location.container, folder_of(location))
     return (each.name for each in islice(listed, MAX_LISTED))
 
 
@@ -313,9 +252,9 @@ def update_index(
 ) -> IndexReport:
     """Updates the index of a data set; the store reads the shards.
 
-    Shards whose ETag is in the index are skipped.  The index is stored at
-    the end; until then an object beside it has what was read, from which the
-    next call continues.
+    Loose objects are listed only.  Shards whose ETag is in the index are
+    skipped.  The index is stored at the end; until then an object beside it
+    has what was read, from which the next call continues.
 
     Args:
         connection: connection to the account.
@@ -328,13 +267,15 @@ def update_index(
         HapiError: naming the shard that cannot be read.
     """
     options = options or IndexOptions()
-    connection.require_hapi()
-    listing = list_shards(connection, location)
+    listing = list_data(connection, location)
     if not listing.shards:
         raise DataIndexError(
             "bad_index",
-            f"{location} has no object ending in {SHARD_SUFFIX}",
+            f"{location} has no object ending in {SHARD_SUFFIX}, and no "
+            "image or array",
         )
+    if not listing.groups:
+        connection.require_hapi()
     old = find_index(connection, location) or DataIndex(())
     source = options.labels or old.labels
     partial = _partial_index(connection, location)
@@ -359,13 +300,22 @@ def update_index(
         except HapiError as error:
             logger.warning("the rows so far were not saved: %s", error)
 
+    text_of = (
+        object_labels(connection, location, source)
+        if listing.groups
+        else lambda name: None
+    )
     saved = time.monotonic()
     has_partial = bool(partial.shards)
     try:
         for name in sorted(now.keys() - unchanged):
             on_shard(name)
-            rows[name] = _read_rows(
-                connection, location, now[name], source, options.image
+            rows[name] = (
+                group_rows(listing.groups[name], text_of)
+                if listing.groups
+                else _read_rows(
+                    connection, location, now[name], source, options.image
+                )
             )
             if time.monotonic() - saved > SAVE_SECONDS:
                 save()

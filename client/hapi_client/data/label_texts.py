@@ -3,7 +3,7 @@
 A label's *text* is the sample's ``.cls`` member, or else the field ``cls`` of
 its ``.json`` member; ``json:FIELD`` takes another field.  If all texts of a
 data set are plain decimal integers, they are the labels.  Else all are names
-of classes, numbered in sorted order.
+of classes, numbered in sorted order.  Loose objects have folders or a table.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from hapi_protocol.errors import ClientError, LabelError
 from hapi_protocol.shards import plain_integer
 
 JSON_PREFIX = "json:"
+LABEL_TABLE = re.compile(r"([^:]+\.(?:csv|jsonl))(?::(.+))?")
+"""A table of labels of loose objects, and the field to take."""
 _JSON_FIELD = re.compile(r"json:[^.]+(\.[^.]+)*")
 
 
@@ -57,12 +59,15 @@ def check_label_source(source: str, more: str = "") -> None:
     Raises:
         ClientError: ``bad_configuration`` naming what is allowed.
     """
-    if source != DEFAULT_LABELS and not _JSON_FIELD.fullmatch(source):
+    if source != DEFAULT_LABELS and not (
+        _JSON_FIELD.fullmatch(source) or LABEL_TABLE.fullmatch(source)
+    ):
         raise ClientError(
             "bad_configuration",
             f"labels is {source!r}; 'cls' takes .cls members, 'json:FIELD' a "
             "field of .json members, where dots go deeper, as in "
-            f"'json:annotation.class'{more and f'; {more}'}",
+            "'json:annotation.class', and 'labels.csv' or 'labels.jsonl' a "
+            f"table of loose objects{more and f'; {more}'}",
         )
 
 

@@ -14,7 +14,6 @@ import numpy.typing as npt
 from braceexpand import braceexpand
 
 from hapi_client.data.index import (
-    SHARD_SUFFIX,
     load_index,
     read_label_texts,
 )
@@ -26,6 +25,7 @@ from hapi_client.data.labels import (
     span_labels,
     uses_index_labels,
 )
+from hapi_client.data.listing import SHARD_SUFFIX
 from hapi_client.swift.connection import Connection
 from hapi_client.swift.swift_url import Location, parse_location
 from hapi_protocol.data_index import DataIndex, Span
@@ -141,11 +141,15 @@ def changed_shards(connection: Connection, data: DataSet) -> set[str]:
     """
     changed: set[str] = set()
     for container in data.containers:
-        etags = {
-            span.shard: span.etag
-            for span in data.spans
-            if span.container == container
-        }
+        spans = [s for s in data.spans if s.container == container]
+        etags: dict[str, tuple[str, str]] = {}
+        """ETag of an object, and of its shard, by the object's name."""
+        for span in spans:
+            if span.is_group:
+                for row in span.rows:
+                    etags[row.key] = str(row.etag), span.etag
+            else:
+                etags[span.shard] = span.etag, span.etag
         prefix = os.path.commonprefix(list(etags))  # noqa: RUF071
         listed = {}
         with suppress(RightsError):  # the container cannot be listed
@@ -153,11 +157,11 @@ def changed_shards(connection: Connection, data: DataSet) -> set[str]:
                 each.name: each.etag
                 for each in connection.list(container, prefix)
             }
-        for name, etag in etags.items():
-            if listed.get(name) != etag:
+        for name, (etag, of_shard) in etags.items():
+            if of_shard not in changed and listed.get(name) != etag:
                 found = connection.head(container, name)
                 if found is None or found.etag != etag:
-                    changed.add(etag)
+                    changed.add(of_shard)
     return changed
 
 

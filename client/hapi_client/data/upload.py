@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import BinaryIO
 
 from hapi_client.data.index import (
-    SHARD_SUFFIX,
     IndexOptions,
     checked_rows,
     find_index,
@@ -24,6 +23,7 @@ from hapi_client.data.label_texts import (
     labelled_rows,
     number_labels,
 )
+from hapi_client.data.listing import SHARD_SUFFIX
 from hapi_client.data.shard_writer import (
     DEFAULT_SHARD_BYTES,
     DEFAULT_SHARD_SAMPLES,

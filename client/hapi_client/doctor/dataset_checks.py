@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from hapi_client.data.catalog import IndexDifference
-from hapi_client.data.index import list_shards, load_index
+from hapi_client.data.index import load_index
+from hapi_client.data.listing import list_data
+from hapi_client.data.span_bytes import read_span
 from hapi_client.doctor.check_runner import (
     FAILURE,
     SKIPPED,
@@ -18,7 +20,6 @@ from hapi_client.swift.connection import Connection
 from hapi_client.swift.swift_url import Location
 from hapi_protocol.data_index import DataIndex
 from hapi_protocol.errors import HapiError
-from hapi_protocol.headers import ByteRange
 
 MAX_NAMED = 3
 _NO_RIGHT_TO_READ = "ask its owner for the right to read (X-Container-Read)"
@@ -88,18 +89,13 @@ class DataSetChecks:
     def _read_a_byte(self) -> str:
         """Reads a byte of the first shard of the index."""
         assert self._index is not None, "index comes first"
-        shard = self._index.shards[0]
-        self._get_connection().get_range(
-            self._location.container,
-            shard.name,
-            ByteRange(0, 0),
-            if_match=shard.etag,
-        )
-        return f"{shard.name} can be read"
+        span = self._index.spans(container=self._location.container)[0]
+        read_span(self._get_connection(), span.part(0, 1), max_bytes=1)
+        return f"{span.shard} can be read"
 
     def _list_shards(self) -> Finding | str:
         try:
-            shards = list_shards(self._get_connection(), self._location).shards
+            shards = list_data(self._get_connection(), self._location).shards
         except HapiError as error:
             if error.status not in (401, 403):
                 raise

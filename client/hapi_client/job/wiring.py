@@ -114,12 +114,7 @@ def make_planner(
             encodings(region.device_graph.cuts[-1].dtype)[0],
             region.cut_shape(last),
         )
-        with connection.get_features(
-            span.container,
-            span.shard,
-            spec.annotation(span),
-            seconds=PROBE_SECONDS,
-        ) as body:
+        with spec.open(connection, span, seconds=PROBE_SECONDS) as body:
             for _ in read_features(body):
                 pass
             body.drain()

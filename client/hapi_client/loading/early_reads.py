@@ -15,6 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, nullcontext
 from typing import TypeAlias
 
+from hapi_client.data.span_bytes import read_span
 from hapi_client.loading.prefetcher import ReadConfig
 from hapi_client.swift.connection import Connection
 from hapi_client.swift.transport import CancelScope
@@ -71,11 +72,9 @@ class EarlyReads:
             span, future = begun
             try:
                 with self._connection.working_for(self._scope):
-                    data = self._connection.get_range(
-                        span.container,
-                        span.shard,
-                        span.byte_range,
-                        if_match=span.etag,
+                    data = read_span(
+                        self._connection,
+                        span,
                         seconds=self._options.span_seconds,
                     )
             except Exception as error:

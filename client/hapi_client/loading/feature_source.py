@@ -29,13 +29,20 @@ from hapi_client.metrics.window_metrics import SpanMetrics
 from hapi_client.planning.cache_tracker import CacheTracker
 from hapi_client.swift.account import source_changed
 from hapi_client.swift.connection import Connection
-from hapi_client.swift.retry import is_retryable
+from hapi_client.swift.multi_object import object_status
+from hapi_client.swift.response_body import ResponseBody
+from hapi_client.swift.retry import RETRYABLE_STATUSES, is_retryable
 from hapi_client.swift.transport import CancelScope
 from hapi_protocol.data_index import Span
 from hapi_protocol.encodings import Encoding
-from hapi_protocol.errors import ClientError, HapiError
+from hapi_protocol.errors import ClientError, HapiError, UnavailableError
 from hapi_protocol.feature_reader import read_features
-from hapi_protocol.feature_stream import CLOCK_STAGES, STAGES, FeatureBatch
+from hapi_protocol.feature_stream import (
+    CLOCK_STAGES,
+    STAGES,
+    FeatureBatch,
+    Row,
+)
 from hapi_protocol.headers import (
     CACHE_HIT,
     CACHE_MISS,
@@ -72,15 +79,43 @@ class FeatureRequestSpec:
     def annotation(
         self, span: Span, training: Training | None = None
     ) -> Annotation:
-        return Annotation(
+        computation = Annotation(
             model=self.model,
             cut=self.cut,
             encoding=self.encoding,
             transform=transform_text(training),
+        )
+        if span.is_group:
+            return computation
+        return replace(
+            computation,
             samples=span.samples,
             byte_range=span.byte_range,
             if_source_etag=span.etag,
             cache=self.cache,
+        )
+
+    def open(
+        self,
+        connection: Connection,
+        span: Span,
+        training: Training | None = None,
+        *,
+        seconds: float,
+    ) -> ResponseBody:
+        """Opens the feature stream of a span; it is not retried."""
+        annotation = self.annotation(span, training)
+        if span.is_group:
+            names = [row.key for row in span.rows]
+            return connection.open_many(
+                span.container, names, annotation, seconds=seconds
+            )
+        return connection.get_features(
+            span.container,
+            span.shard,
+            annotation,
+            retry=False,
+            seconds=seconds,
         )
 
 
@@ -293,12 +328,8 @@ class FeatureSource:
 
     def _request(self, span: Span, training: Training | None) -> LoadedSpan:
         try:
-            body = self._connection.get_features(
-                span.container,
-                span.shard,
-                self._spec.annotation(span, training),
-                retry=False,
-                seconds=self._limits.seconds,
+            body = self._spec.open(
+                self._connection, span, training, seconds=self._limits.seconds
             )
         except HapiError as error:
             if error.code == "source_changed":
@@ -307,7 +338,8 @@ class FeatureSource:
                 ) from error
             raise
         state = body.headers.get(HEADER_CACHE, CACHE_OFF)
-        self._warn_of_no_cache(state, span)
+        if not span.is_group:
+            self._warn_of_no_cache(state, span)
         with body:
             reader = read_features(body)
             batches = list(reader)
@@ -352,7 +384,11 @@ class FeatureSource:
         self, span: Span, batches: Sequence[FeatureBatch]
     ) -> LoadedSpan:
         rows = [row for batch in batches for row in batch.rows]
-        check_keys(span, [(row.index, row.key) for row in rows])
+        first = 0
+        if span.is_group:
+            first = span.rows[0].sample
+            _check_objects(span, rows)
+        check_keys(span, [(first + row.index, row.key) for row in rows])
         failures = {
             number: row.error
             for number, row in enumerate(rows)
@@ -389,6 +425,25 @@ class FeatureSource:
         if len(rest):
             raise ValueError(f"features of {len(rest)} samples are missing")
         return features
+
+
+def _check_objects(span: Span, rows: Sequence[Row]) -> None:
+    """Checks that the objects of a group are those of the index.
+
+    Raises:
+        SourceChangedError: an object has another ETag by now, or is gone.
+        UnavailableError: an object could not be read just now.
+    """
+    for expected, row in zip(span.rows, rows, strict=False):
+        found = object_status(row)
+        if found.status == 404 or found.etag not in (None, expected.etag):
+            raise source_changed(span.container, expected.key, None)
+        if found.status in RETRYABLE_STATUSES:
+            raise UnavailableError(
+                "worker_unavailable",
+                f"{span.container}/{expected.key}: {row.error}",
+                object_name=expected.key,
+            )
 
 
 def _report(batches: Sequence[FeatureBatch], summary: Summary) -> SpanMetrics:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -13,6 +12,7 @@ from typing import TypeAlias
 import torch
 
 from hapi_client.caching.stored_bytes import SampleCache
+from hapi_client.data.span_bytes import read_span, span_samples
 from hapi_client.loading.decode_pool import DecodePool
 from hapi_client.loading.early_reads import EarlyReads
 from hapi_client.loading.read_concurrency import ReadConcurrency
@@ -38,7 +38,6 @@ from hapi_protocol.shards import (
     Medium,
     Sample,
     SampleError,
-    iter_samples,
 )
 from hapi_protocol.transforms import Training
 from hapi_splitter.inputs.sample_format import SampleForm
@@ -198,14 +197,7 @@ class RawSource:
             if stored:
                 stored.put(span, data)
         with self._concurrency.decoding():
-            samples = list(
-                iter_samples(
-                    io.BytesIO(data),
-                    name=span.path,
-                    first_index=span.rows[0].sample,
-                    first_offset=span.rows[0].offset,
-                )
-            )
+            samples = span_samples(span, data)
             check_keys(span, [(each.index, each.key) for each in samples])
             loaded, decode_cpu_seconds = self._decode(
                 span, samples, scope, training
@@ -223,11 +215,9 @@ class RawSource:
 
     def _read(self, span: Span) -> bytes:
         with self._concurrency.reading(span.byte_range.length_bytes) as ending:
-            return self._connection.get_range(
-                span.container,
-                span.shard,
-                span.byte_range,
-                if_match=span.etag,
+            return read_span(
+                self._connection,
+                span,
                 seconds=self._limits.seconds,
                 reading=self._reading,
                 ending=ending,

@@ -13,6 +13,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from hapi_client.data.index import load_index
+from hapi_client.data.span_bytes import read_span
 from hapi_client.model.frozen_region import FrozenRegion
 from hapi_client.model.package_store import DEFAULT_MODELS_CONTAINER
 from hapi_client.planning.device_profile import LocalFacts
@@ -28,7 +29,7 @@ from hapi_client.swift.connection import Connection
 from hapi_client.swift.swift_url import Location
 from hapi_protocol.data_index import Span
 from hapi_protocol.errors import ClientError
-from hapi_protocol.headers import ByteRange, ModelPath
+from hapi_protocol.headers import ModelPath
 from hapi_protocol.profiles import ModelProfile
 from hapi_protocol.shards import IMAGE
 from hapi_splitter.planner.costs import StartupCost
@@ -118,7 +119,7 @@ class StudyInputs:
         if request.upload:
             _require_hapi(connection)
         index = load_index(connection, location)
-        spans = index.spans()
+        spans = index.spans(container=location.container)
         link = request.link
         if link is None:
             self._reporter.note("measuring the link")
@@ -213,13 +214,7 @@ def measure_link(connection: Connection, spans: Sequence[Span]) -> float:
         max_bytes = FIRST_PART_BYTES
         while time.monotonic() < deadline:
             span = spans[number % len(spans)]
-            data = connection.get_range(
-                span.container,
-                span.shard,
-                _beginning(span, max_bytes),
-                if_match=span.etag,
-            )
-            count += len(data)
+            count += len(read_span(connection, span, max_bytes=max_bytes))
             number += LINK_FLOWS
             max_bytes = min(2 * max_bytes, MAX_PART_BYTES)
         return count
@@ -228,11 +223,6 @@ def measure_link(connection: Connection, spans: Sequence[Span]) -> float:
     with ThreadPoolExecutor(LINK_FLOWS) as pool:
         total = sum(pool.map(read, range(LINK_FLOWS)))
     return total / (time.monotonic() - started)
-
-
-def _beginning(span: Span, max_bytes: int) -> ByteRange:
-    whole = span.byte_range
-    return ByteRange(whole.first, min(whole.last, whole.first + max_bytes - 1))
 
 
 def train_seconds(region: FrozenRegion, batch_size: int) -> float:

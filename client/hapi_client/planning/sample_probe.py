@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import io
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hapi_client.data.span_bytes import read_span, span_samples
 from hapi_client.model.frozen_region import FrozenRegion
 from hapi_client.swift.connection import Connection
 from hapi_protocol.data_index import MAX_SPAN_SAMPLES, Span
-from hapi_protocol.headers import ByteRange
 from hapi_protocol.shards import (
     IMAGE,
     Medium,
     Sample,
     SampleError,
-    iter_samples,
 )
 from hapi_splitter.inputs.array_transform import ArrayTransform
 from hapi_splitter.inputs.reference_image import reference_image
@@ -115,23 +113,15 @@ def _read_first(
     max_samples: int,
     max_bytes: float,
     seconds: float | None,
-) -> Iterator[Sample]:
+) -> Sequence[Sample]:
     """Reads the first samples of a span, at least one."""
     rows = [span.rows[0]]
     for row in span.rows[1:max_samples]:
         if row.offset + row.length - rows[0].offset > max_bytes:
             break
         rows.append(row)
-    part = ByteRange(rows[0].offset, rows[-1].offset + rows[-1].length - 1)
-    data = connection.get_range(
-        span.container, span.shard, part, if_match=span.etag, seconds=seconds
-    )
-    return iter_samples(
-        io.BytesIO(data),
-        name=span.path,
-        first_index=rows[0].sample,
-        first_offset=rows[0].offset,
-    )
+    part = span.part(0, len(rows))
+    return span_samples(part, read_span(connection, part, seconds=seconds))
 
 
 def reference_samples(region: FrozenRegion) -> ProbeSamples:

@@ -117,6 +117,18 @@ class Connection(SwiftAccount):
         """
         from hapi_client.swift.multi_object import read_objects
 
+        body = self.open_many(container, names, annotation, seconds=seconds)
+        return read_objects(body, names, annotation.encoding)
+
+    def open_many(
+        self,
+        container: str,
+        names: Sequence[str],
+        annotation: Annotation,
+        *,
+        seconds: float | None = None,
+    ) -> ResponseBody:
+        """Opens the feature stream of many objects, as :meth:`get_many`."""
         text = "\n".join(map(quote, names)).encode()
         body = self._open(
             "POST",
@@ -127,7 +139,7 @@ class Connection(SwiftAccount):
             seconds=seconds,
         )
         _check_type(body, container, CONTENT_TYPE_STREAM, "feature stream")
-        return read_objects(body, names, annotation.encoding)
+        return body
 
     def get_profile(
         self,

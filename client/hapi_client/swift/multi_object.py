@@ -81,17 +81,30 @@ def _objects(batch: FeatureBatch, encoding: str) -> Iterator[ObjectFeatures]:
             decode(batch.features, encoding, batch.scale, batch.zero)
         )
     for row in batch.rows:
-        status, etag = _status(row)
+        found = object_status(row)
         features = next(decoded) if row.error is None else None
         yield ObjectFeatures(
-            row.index, row.key, status, etag, features, row.error
+            row.index, row.key, found.status, found.etag, features, row.error
         )
 
 
-def _status(row: Row) -> tuple[int, str | None]:
+@dataclass(frozen=True)
+class ObjectStatus:
+    """Status and ETag of the GET of one object."""
+
+    status: int
+    etag: str | None
+
+
+def object_status(row: Row) -> ObjectStatus:
+    """Reads the status of an object from its row.
+
+    Raises:
+        TruncatedStreamError: the row has none.
+    """
     try:
         meta = json.loads(row.meta or "")
-        return int(meta["status"]), meta["etag"]
+        return ObjectStatus(int(meta["status"]), meta["etag"])
     except (ValueError, KeyError, TypeError) as error:
         raise TruncatedStreamError(
             "truncated", f"row {row.index} has no status: {row.meta!r:.100}"
