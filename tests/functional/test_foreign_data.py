@@ -212,7 +212,7 @@ def test_dynamic_large_object_is_a_shard(connection, place, owner):
     for number, part in enumerate((data[:middle], data[middle:])):
         put(connection, parts, f"part-{number}", part)
     owner.put(
-        f"{CONTAINER}/{place.object_name('a.tar')}",
+        f"/{connection.account}/{CONTAINER}/{place.object_name('a.tar')}",
         b"",
         {"X-Object-Manifest": f"{CONTAINER}/{parts.object_name('part-')}"},
     )
@@ -242,8 +242,8 @@ def test_containers_of_two_accounts_are_one_data_set(
             reader, own, tmp_path / "own", {"a.tar": shard(4, seed=1, size=64)}
         )
         readers = {"X-Container-Read": "test2:tester2,.rlistings"}
-        owner.request("POST", shared.container, readers)
         account = connection.account
+        owner.request("POST", f"/{account}/{shared.container}", readers)
         theirs = f"swift:///{account}/{shared.container}/{shared.prefix}"
         found = {}
         for cut in ("freeze", "stream", "auto"):

@@ -325,7 +325,7 @@ def update_index(
         if len(rows) > len(unchanged):
             save()
         raise
-    index = numbered(old)
+    index = numbered(old if old.labels == source else DataIndex(()))
     store_index(connection, location, index)
     if has_partial:
         connection.delete(

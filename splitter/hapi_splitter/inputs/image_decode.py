@@ -139,7 +139,7 @@ def _decode(data: bytes, kind: str) -> torch.Tensor:
         if kind == "jpeg":
             return _decode_jpeg(data)
         return _decode_with_pillow(data, kind)
-    except MemoryError:
+    except (MemoryError, ImportError):
         raise
     except Exception as error:  # Pillow's decoders raise many types
         if any(words in str(error) for words in _OUT_OF_MEMORY):

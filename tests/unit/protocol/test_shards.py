@@ -359,7 +359,7 @@ def test_kind_is_detected_by_magic_bytes(start, kind):
 @pytest.mark.parametrize(
     ("members", "medium", "words"),
     [
-        (["txt"], IMAGE, "has no image member (jpg, jpeg, png) but only: txt"),
+        (["txt"], IMAGE, "tif, tiff, avif) but only: txt"),
         (["jpg", "cls"], ARRAY, "no array member (npy) but only: jpg, cls"),
         (["npy"], IMAGE, "npy; give the job an ArrayTransform for arrays"),
     ],

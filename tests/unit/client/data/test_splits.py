@@ -78,7 +78,7 @@ def test_data_is_a_whole_data_set_or_some_shards(data, expected):
     found = load(data)["train"]
     places = [each if "/" in each else f"train/{each}" for each in expected]
     assert [s.shard for s in found.spans] == [f"{each}.tar" for each in places]
-    assert found.container == "photos"
+    assert found.containers == ["photos"]
     assert found.sizes == [2] * len(expected)
 
 

@@ -77,7 +77,7 @@ def test_all_pages_are_read_and_tracked_at_once(listed):
         page(None, "photos/train/b.tar"),
     )
     found = {
-        (f"train/{name}.tar", f"key of photos/train/{name}.tar")
+        (f"photos/train/{name}.tar", f"key of photos/train/{name}.tar")
         for name in "ab"
     }
     assert tracker.whole == found

@@ -34,7 +34,7 @@ def entry(span, transform="eval", tag="exact"):
         samples=span.samples,
         numerics_tag=tag,
     )
-    return span.shard, cache_key(etag, span.byte_range)
+    return span.path, cache_key(etag, span.byte_range)
 
 
 @pytest.fixture
