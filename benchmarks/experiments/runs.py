@@ -194,7 +194,7 @@ EXPERIMENT = Experiment(
     name="runs",
     title="Whole runs from cold",
     minutes=85,
-    quick_minutes=3,
+    quick_minutes=5,
     measure=measure,
     goals=goals,
 )
