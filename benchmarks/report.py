@@ -20,7 +20,14 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from benchmarks.record import load
 from benchmarks.rendering.figures import write_figures
-from benchmarks.rendering.tables import TABLES, Record, Table, goals
+from benchmarks.rendering.tables import (
+    TABLES,
+    TIERS,
+    Record,
+    Table,
+    goals,
+    later_speeds,
+)
 
 FOLDER = Path(__file__).parent
 TEMPLATES = FOLDER / "rendering"
@@ -103,6 +110,8 @@ def write_rst(record: Record, source: Path, page: Path, images: Path) -> None:
             source=source,
             images=os.path.relpath(images, page.parent),
             tables=tables_of(record),
+            later_speeds=later_speeds,
+            tiers=TIERS,
             models=models(),
             processors=sorted({x["processor"] for x in record["begun"]}),
         )

@@ -10,6 +10,7 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from benchmarks.rendering.tables import NAMES, Record, entries
 
@@ -75,8 +76,9 @@ def _plain_ticks(
 def runs(record: Record) -> Figure:
     """Seconds from the start to the end of each epoch, by cell."""
     cells = sorted(entries(record, "runs"), key=lambda each: str(each["name"]))
-    figure = Figure(figsize=(7.5, 5.2), layout="constrained")
-    axes = figure.subplots(2, 2, squeeze=False).flat
+    num_rows = -(-max(4, len(cells)) // 2)
+    figure = Figure(figsize=(7.5, 2.6 * num_rows), layout="constrained")
+    axes = figure.subplots(num_rows, 2, squeeze=False).flat
     for ax, cell in zip(axes, cells, strict=False):
         for name, colour in COLOURS.items():
             found = cell["cumulative"].get(name)
@@ -94,7 +96,7 @@ def runs(record: Record) -> Figure:
                 linestyle="-" if ours else "--",
             )
         ax.set(title=cell["name"], ylim=(0, None))
-        ax.set_xticks(range(1, 6))
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
         ax.set(xlabel="epochs", ylabel="seconds")
     if cells:
         figure.legend(

@@ -25,6 +25,14 @@ NAMES: Mapping[str, str] = MappingProxyType(
     }
 )
 """Contenders of the whole runs, in the order of the table."""
+TIERS: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "memory": ("in client memory", "the default"),
+        "disk": ("in a directory of the client", "``cache_directory``"),
+        "store": ("in the store", '``cut="freeze"``, ``cache="readwrite"``'),
+    }
+)
+"""Place of cached features, and the options that use it."""
 
 
 @dataclass(frozen=True)
@@ -79,25 +87,45 @@ def grid(record: Record) -> Table:
 
 
 def runs(record: Record) -> Table:
-    """Whole runs: seconds of one epoch and of all, by contender and cell."""
+    """Whole runs: seconds by contender and cell, and ratios to the best."""
     cells = sorted(entries(record, "runs"), key=_order)
-    rows = []
-    for name, shown in NAMES.items():
-        row = [shown]
-        for cell in cells:
-            found = cell["cumulative"].get(name)
-            if found is None:
-                row.append("not run")
-                continue
-            once = "auto-1" if name == "auto" else name
-            first = cell["cumulative"][once]["seconds"][0]
-            row.append(f"{first:.1f} / {found['seconds'][-1]:.1f}")
-        rows.append(row)
+    rows = [
+        [shown, *(_run_seconds(cell["cumulative"], name) for cell in cells)]
+        for name, shown in NAMES.items()
+    ]
+    if any("epochs" in cell for cell in cells):
+        over = [
+            " / ".join(f"{x['auto_over_best']:.2f}" for x in epochs.values())
+            for epochs in (cell.get("epochs", {}) for cell in cells)
+        ]
+        rows.append(["HAPI auto over the best loader", *over])
     columns = (
         "contender",
         *(each["name"].replace("/", " ") for each in cells),
     )
-    return Table("Seconds of a run of 1 and of 5 epochs", columns, rows)
+    return Table("Seconds of a run of 1, 5 and 20 epochs", columns, rows)
+
+
+def _run_seconds(cumulative: Mapping[str, Any], name: str) -> str:
+    """Seconds of whole runs, as far as there are any."""
+    found = []
+    for count in (1, 5, 20):
+        run = cumulative.get(f"{name}-{count}", cumulative.get(name))
+        if run is not None and len(run["seconds"]) >= count:
+            found.append(f"{run['seconds'][count - 1]:.1f}")
+    return " / ".join(found) or "not run"
+
+
+def later_speeds(cell: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Later epochs over epoch 1 of streaming, by tier of the cache.
+
+    Records of before these tiers have only that of the store.
+    """
+    if "later_over_stream_first" in cell:
+        found: Mapping[str, Any] = cell["later_over_stream_first"]
+        return found
+    cached = cell["speedup"].get("freeze-cache")
+    return {"store": cached["stream"]} if cached else {}
 
 
 def tenants(record: Record) -> Table:

@@ -44,10 +44,12 @@ MOMENTUM = 0.9
 STEADY_EPOCHS = 100_000
 """So many epochs that no startup cost matters to the plan."""
 # The steady state is measured, and a wide shuffle buffer fills slowly.
-# One partition, as narrow as the shuffle buffer.
+# A partition for each rank, as narrow as the shuffle buffer.
 # No cache on the client: most experiments compare epochs of a fixed cut.
 READ_CONFIG = ReadConfig(
-    buffer_spans=1, partition=EpochPartition(1), cache_memory_bytes=0
+    buffer_spans=1,
+    partition=EpochPartition(int(os.environ.get("WORLD_SIZE", "1"))),
+    cache_memory_bytes=0,
 )
 
 
@@ -116,6 +118,7 @@ class ClientTier:
         cache: str = CACHE_OFF,
         container: str | None = None,
         cache_memory_bytes: int | None = 0,
+        cache_directory: str | None = None,
     ) -> None:
         """Creates a job with a connection of its own.
 
@@ -136,7 +139,9 @@ class ClientTier:
                     device=client_device(),
                     plan=replace(self._plan, encoding=encoding),
                     read=replace(
-                        READ_CONFIG, cache_memory_bytes=cache_memory_bytes
+                        READ_CONFIG,
+                        cache_memory_bytes=cache_memory_bytes,
+                        cache_directory=cache_directory,
                     ),
                     swift=SwiftConfig(connection),
                     split_cache_directory="",

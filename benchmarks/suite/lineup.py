@@ -11,6 +11,7 @@ from typing import Any
 
 from benchmarks.opponents.training import Place
 from benchmarks.suite.contenders import (
+    RESIZED,
     STORED_AS,
     TAR_STREAM,
     Opponent,
@@ -32,8 +33,10 @@ from benchmarks.testbed.two_tiers import Testbed
 SLOW = "slow"
 """Settings for links that carry less than streaming could use."""
 SLOW_LINK = 0.25
-TUNED_AS: Mapping[str, str] = MappingProxyType({"local-features": TAR_STREAM})
-"""Opponent whose settings another one shares."""
+TUNED_AS: Mapping[str, str] = MappingProxyType(
+    {"local-features": TAR_STREAM, RESIZED: TAR_STREAM}
+)
+"""Opponent whose settings another one, which comes later, shares."""
 
 Settings = Mapping[str, Any]
 
@@ -49,13 +52,15 @@ def options_at(settings: Settings, link: Link) -> Settings:
 class Lineup:
     """Opponents with their data and settings, for several workloads.
 
-    ``context.section["opponents"]`` gets the settings.
+    ``context.section["opponents"]`` gets the settings, also for slow links if
+    ``tunes_slow``.
     """
 
     bed: Testbed
     context: Context
     workload: Workload
     opponents: Mapping[str, Opponent]
+    tunes_slow: bool = True
     _places: dict[tuple[str, int], Place] = field(default_factory=dict)
 
     @property
@@ -91,7 +96,8 @@ class Lineup:
         for name, opponent in self.opponents.items():
             if name in self.settings:
                 continue
-            found = known.get(TUNED_AS.get(name, name))
+            tuned_as = TUNED_AS.get(name, name)
+            found = known.get(tuned_as) or self.settings.get(tuned_as)
             if found is None:
                 found = self._tuned(opponent)
             self.settings[name] = found
@@ -116,7 +122,7 @@ class Lineup:
             "versions": dict(opponent.versions),
             **self._fastest(opponent, LONG),
         }
-        if self.bed.shaped and not self.context.quick:
+        if self.bed.shaped and self.tunes_slow and not self.context.quick:
             fast = self._epoch(opponent, found["options"], LONG)
             rate = SLOW_LINK * fast["samples_per_second"]
             self.bed.set_link(rate * fast["down_bytes"])

@@ -44,6 +44,7 @@ class Remote:
         self._process = process
         self._name = name
         self._received = b""
+        self._lock = threading.Lock()
 
     @property
     def pid(self) -> int:
@@ -51,6 +52,8 @@ class Remote:
 
     def ask(self, do: str, *, seconds: float, **arguments: Any) -> Any:
         """Calls the handler ``do`` of the other process; returns its answer.
+
+        Calls of several threads are answered one after the other.
 
         Args:
             do: the handler's name.
@@ -62,12 +65,13 @@ class Remote:
         """
         assert self._process.stdin is not None
         line = json.dumps({"do": do, "arguments": arguments}) + "\n"
-        try:
-            self._process.stdin.write(line.encode())
-            self._process.stdin.flush()
-        except BrokenPipeError as error:
-            raise self._gone(do) from error
-        answer = json.loads(self._read_line(do, seconds))
+        with self._lock:
+            try:
+                self._process.stdin.write(line.encode())
+                self._process.stdin.flush()
+            except BrokenPipeError as error:
+                raise self._gone(do) from error
+            answer = json.loads(self._read_line(do, seconds))
         if "error" in answer:
             raise RemoteError(f"{self._name}: {do}: {answer['error']}")
         return answer["value"]

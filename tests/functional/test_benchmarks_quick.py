@@ -76,6 +76,15 @@ def test_regret_compares_auto_with_fixed_cuts(photographs, tmp_path):
 @needs_minutes
 def test_runs_start_from_cold(photographs, tmp_path):
     [cell] = experiment("runs", photographs, tmp_path)["entries"]
+    assert cell["epochs"].keys() == {"1", "5", "20"}
+    for each in cell["epochs"].values():
+        low, high = each["interval"]
+        assert 0 < low <= each["auto_over_best"] <= high
+        assert each["best"] in cell["runs"]
+    tiers = cell["later_over_stream_first"]
+    assert tiers.keys() == {"memory", "disk", "store"}
+    measured = {n: len(run[0]["epochs"]) for n, run in cell["runs"].items()}
+    assert (measured["auto-20"], measured["tar-stream"]) == (20, 3)
     [cached] = cell["runs"]["freeze-cache"]
     assert cached["epochs"][-1]["cached"] == cell["samples"]
     packages = [cached["before"], *cached["epochs"]]

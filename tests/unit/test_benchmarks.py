@@ -4,7 +4,7 @@ import copy
 from pathlib import Path
 
 import pytest
-from benchmarks.experiments import regret_cell, run_summary, verdict
+from benchmarks.experiments import regret_cell, run_summary, runs, verdict
 from benchmarks.micro.contention import SCENARIOS
 from benchmarks.micro.contention import judge as judge_fairness
 from benchmarks.micro.fair_shares import jain_index, max_min_shares
@@ -109,25 +109,86 @@ def test_regret_is_missed_only_beyond_its_interval():
     assert judged([11.0] * 5)["above_best_static"]
 
 
-def test_run_summary_counts_from_the_start_of_a_run():
-    def run(before, *seconds):
-        return {
-            "before": {"seconds": before},
-            "epochs": [{"seconds": each} for each in seconds],
-        }
+def whole_run(before, *seconds):
+    return {
+        "before": {"seconds": before},
+        "epochs": [{"seconds": each} for each in seconds],
+    }
 
-    found = run_summary.summarise(
-        {
-            "auto": [run(2.0, 10.0, 4.0, 6.0)],
-            "auto-1": [run(1.0, 9.0)],
-            "stream": [run(1.0, 10.0, 10.0, 10.0)],
-            "tar-stream": [run(0.0, 8.0, 8.0, 8.0)],
-        }
-    )
-    assert found["cumulative"]["auto"]["seconds"] == [12.0, 16.0, 22.0]
-    assert found["auto_over_stream"]["1"]["median"] == 10.0 / 11.0
-    assert found["auto_over_best"]["3"]["median"] == 22.0 / 24.0
-    assert found["speedup"]["auto"]["stream"]["median"] == 2.0
+
+def whole_runs():
+    """One round of a cell."""
+    return {
+        "auto-1": [whole_run(1.0, 9.0)],
+        "auto-5": [whole_run(2.0, 6.0, *[1.0] * 4)],
+        "auto-20": [whole_run(2.0, 7.0, *[0.5] * 19)],
+        "stream": [whole_run(1.0, 10.0, 10.0, 10.0)],
+        "auto-disk": [whole_run(1.0, 10.0, 0.25, 0.25)],
+        "auto-cache": [whole_run(1.0, 10.0, 4.0, 2.0)],
+        "freeze-cache": [whole_run(1.0, 6.0, 0.4, 0.4)],
+        "tar-stream": [whole_run(0.5, 7.5, 8.0, 10.0)],
+        "mosaic": [whole_run(0.5, 9.0, *[2.0] * 4)],
+        "local-features": [whole_run(0.5, 8.0, *[0.5, 0.5, 0.5, 1.5])],
+        "tar-stream-resized": [whole_run(0.0, 1.0, 1.0, 1.0)],
+    }
+
+
+def test_run_summary_derives_the_seconds_of_longer_runs():
+    found = run_summary.summarise(whole_runs(), (1, 5, 20))
+    epochs = found["epochs"]
+    assert list(epochs) == ["1", "5", "20"]
+    best = [each["best"] for each in epochs.values()]
+    assert best == ["tar-stream", "local-features", "local-features"]
+    assert epochs["1"]["auto_over_best"] == 10.0 / 8.0
+    assert epochs["5"]["auto_over_best"] == 12.0 / 11.5
+    assert epochs["20"]["auto_over_best"] == 18.5 / (8.5 + 19 * 0.75)
+    assert epochs["20"]["interval"] == [18.5 / 22.75] * 2
+    over = epochs["20"]["over"]
+    assert over["tar-stream"]["median"] == 18.5 / (8.0 + 19 * 9.0)
+    assert over["tar-stream-resized"]["median"] == 18.5 / 20.0
+    speeds = found["later_over_stream_first"]
+    speeds = {tier: each["median"] for tier, each in speeds.items()}
+    assert speeds == {"memory": 20.0, "disk": 40.0, "store": 25.0}
+    seconds = {n: x["seconds"] for n, x in found["cumulative"].items()}
+    assert seconds["auto"] == seconds["auto-20"]
+    assert seconds["auto-5"] == [8.0, 9.0, 10.0, 11.0, 12.0]
+    assert seconds["tar-stream"][2:4] == [26.0, 8.0 + 3 * 9.0]
+    assert len(seconds["tar-stream"]) == 20
+
+
+def test_later_rounds_repeat_only_what_ratios_need():
+    found = whole_runs()
+    again = run_summary.repeated(found, (1, 5, 20))
+    kept = {name: epochs for name, epochs in again.items() if epochs}
+    dropped = {"mosaic", "auto-cache", "tar-stream-resized"}
+    assert kept.keys() == found.keys() - dropped
+    assert (kept["tar-stream"], kept["stream"]) == (1, 1)
+    assert (kept["local-features"], kept["auto-20"]) == (5, 20)
+    for name, count in kept.items():
+        first = found[name][0]
+        seconds = [2 * x["seconds"] for x in first["epochs"][:count]]
+        found[name].append(whole_run(first["before"]["seconds"], *seconds))
+    epochs = run_summary.summarise(found, (1, 5, 20))["epochs"]
+    assert epochs["1"]["best"] == "tar-stream"
+    assert epochs["5"]["interval"] == [12.0 / 11.5, 22.0 / 22.5][::-1]
+    # In one round only: its ratio is that of the round.
+    assert epochs["20"]["over"]["mosaic"]["median"] == 18.5 / 47.5
+
+
+def test_goals_of_whole_runs_hold_in_all_cells():
+    cell = {
+        **run_summary.summarise(whole_runs(), (1, 5, 20)),
+        **{"freeze": "backbone", "link": 0.25, "complete": True},
+    }
+    assert list(runs.goals({"entries": [cell]}).values()) == [
+        False,
+        False,
+        True,
+    ]
+    for each in cell["epochs"].values():
+        each["auto_over_best"] = 0.75
+    assert all(runs.goals({"entries": [cell]}).values())
+    assert set(runs.goals({"entries": []}).values()) == {None}
 
 
 def test_record_is_continued_only_with_equal_settings(tmp_path):

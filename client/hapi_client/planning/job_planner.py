@@ -67,6 +67,9 @@ MIN_REMAINING_SECONDS = 8.0
 RETRY_SECONDS = 30.0
 """First pause after a failed attempt; it doubles with each."""
 MAX_RETRY_SECONDS = 600.0
+QUICK_UPLOAD_SECONDS = 0.5
+"""An upload that takes less does not wait for measurements: while the worker
+loads the package, the job is measured."""
 MIN_EARLY_GAIN = 1.5
 """Minimum speed-up of the rest, startup included, to store the package before
 client and loop are known: the upload slows raw reads, and the time to load the
@@ -111,6 +114,7 @@ class JobPlanner:
         self._spans_before = 0
         self._compared_bytes = False
         self._link_sample_seconds = 0.0
+        self._early_rate = 0.0
         self.no_plan_reason = "it has not trained for long enough"
         self._replanner: Replanner | None = None
         self._settled = threading.Event()
@@ -344,17 +348,21 @@ class JobPlanner:
 
         Asked once, if the link's speed is known from reads during the
         split: the package is then stored before client and loop are
-        measured.
+        measured.  So it is if its upload takes hardly any time.
         """
         rate = None if self._compared_bytes else self._parts.early_rate()
         if rate is None:
             return False
         self._compared_bytes = True
+        self._early_rate = rate
         self._estimates.link.bytes_per_second = rate
         facts = self._parts.observe(None)
+        if facts is not None:
+            self._link_sample_seconds = facts.samples.raw_bytes / rate
+        if self._worker.upload_bytes() < QUICK_UPLOAD_SECONDS * rate:
+            return True
         if facts is None:
             return False
-        self._link_sample_seconds = facts.samples.raw_bytes / rate
         self._problem.expect_startup(rate)
         best, streaming = self._problem.best_case(
             facts, self._estimates.conditions()
@@ -373,11 +381,8 @@ class JobPlanner:
             window = self._metrics.take()
         # If the link was never saturated, the received bytes are a lower
         # bound of the upload's throughput.
-        self._problem.expect_startup(
-            window.received_bytes / window.seconds
-            if window.received_bytes
-            else None
-        )
+        rate = max(window.received_bytes / window.seconds, self._early_rate)
+        self._problem.expect_startup(rate or None)
         server = self._server or unlimited_worker(facts.client)
         estimates.observe_start(
             window,

@@ -202,6 +202,33 @@ def test_package_is_stored_early_if_that_pays_clearly(
     assert not planner._pays_by_bytes()  # asked once
 
 
+def test_package_whose_upload_is_quick_does_not_wait(monkeypatch):
+    planner = planner_of(None)
+    planner._parts.early_rate = lambda: 20e6
+    planner._parts.observe = lambda window: None
+    monkeypatch.setattr(planner._worker, "upload_bytes", lambda: 9e6)
+    assert planner._pays_by_bytes()
+    assert not planner._pays_by_bytes()  # asked once
+
+
+@pytest.mark.parametrize("received_bytes", [0, 100, 90_000_000])
+def test_reads_of_the_split_are_a_bound_of_the_upload(
+    monkeypatch, received_bytes
+):
+    """A window after them may have had little left to read."""
+    planner = planner_of(None)
+    expected = []
+    monkeypatch.setattr(planner, "_early_rate", 5e6)
+    monkeypatch.setattr(planner._problem, "expect_startup", expected.append)
+    monkeypatch.setattr(planner._problem, "build", lambda *_: None)
+    monkeypatch.setattr(planner._estimates, "observe_start", lambda *_: None)
+    monkeypatch.setattr(planning, "layer_threads", lambda _: None)
+    monkeypatch.setattr(planning, "unlimited_worker", lambda _: None)
+    planner._first_window = WindowMetrics(9.0, received_bytes=received_bytes)
+    planner._observe_start(SimpleNamespace(client=None))
+    assert expected == [max(5e6, received_bytes / 9)]
+
+
 @pytest.mark.parametrize(
     ("pushed", "one_off_seconds", "reason"),
     [
