@@ -147,7 +147,10 @@ class EpochLoader:
 
     Attributes:
         sampler: this object, for trainers that look for ``set_epoch`` there.
+        batch_sampler: None; trainers ask for it where there is a sampler.
     """
+
+    batch_sampler = None
 
     def __init__(self, job: FeaturePipeline, split: str) -> None:
         self._job = job

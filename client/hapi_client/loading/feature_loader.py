@@ -151,7 +151,9 @@ class _Delivery:
         """
         if self._thread is not None:
             raise RuntimeError(
-                "a loader serves one epoch; call job.loader(epoch) again"
+                "a loader serves one epoch; call job.loader again, or give a "
+                "trainer, such as Lightning's, job.train_loader and "
+                "job.val_loader, which serve all of them"
             )
 
     def close_from_outside(self) -> bool:
