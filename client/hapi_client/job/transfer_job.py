@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -55,10 +55,6 @@ class TransferJob(FeaturePipeline):
         seed: of the order of samples; not negative.
         config: the other options.
 
-    Attributes:
-        tail: the trainable rest of ``model``; its parameters are those of
-            ``model``.
-
     Raises:
         HapiError: naming what is wrong and the remedy.
     """
@@ -100,7 +96,6 @@ class TransferJob(FeaturePipeline):
                 cache_directory=config.split_cache_directory,
                 exporting=opening.begin_reading,
             )
-            self.tail = frozen.tail
             super().__init__(
                 frozen,
                 data,
@@ -118,6 +113,14 @@ class TransferJob(FeaturePipeline):
             opening.discard()
             raise
         self.train_loader = EpochLoader(self, TRAIN)
+
+    @cached_property
+    def tail(self) -> torch.nn.Module:
+        """The trainable rest of the model, with the model's parameters.
+
+        There is a warning if none of them is to be trained.
+        """
+        return self.frozen.trainable_tail()
 
     @property
     def val_loader(self) -> EpochLoader:

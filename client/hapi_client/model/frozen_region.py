@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import logging
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -27,6 +28,8 @@ from hapi_splitter.inputs.image_transform import ImageTransform
 from hapi_splitter.inputs.sample_format import InputTransform
 from hapi_splitter.package.weights import tensor_bytes
 from hapi_splitter.package.writer import digest_of, write_package
+
+logger = logging.getLogger(__name__)
 
 AUTO = "auto"
 FREEZE = "freeze"
@@ -106,6 +109,17 @@ class FrozenRegion(ClientRegion):
             "transform": transform,
             "augmentation": augmentation,
         }
+
+    def trainable_tail(self) -> torch.nn.Module:
+        """Returns the tail to train, with a warning if there is nothing to."""
+        if not any(each.requires_grad for each in self.tail.parameters()):
+            logger.warning(
+                "freeze %r leaves nothing to train: no parameter after it has "
+                "requires_grad; freeze an earlier module, or train a module "
+                "of your own on the features",
+                self.freeze,
+            )
+        return self.tail
 
     def check_encodings(
         self, encodings: Callable[[str], Sequence[str]]
@@ -250,7 +264,7 @@ def split_model(
         augment_period_epochs=augment_period_epochs,
         cache_directory=cache_directory,
     )
-    return frozen, frozen.tail
+    return frozen, frozen.trainable_tail()
 
 
 def _frozen_weights(

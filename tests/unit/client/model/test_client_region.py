@@ -55,6 +55,19 @@ def region_of(transform=SMALL, device=CPU, **options):
     return FrozenRegion(model, None, transform, device, **options)
 
 
+@pytest.mark.parametrize("frozen", ["head", "body and head", "none"])
+def test_split_that_leaves_nothing_to_train_is_a_warning(frozen, caplog):
+    network = small_network()
+    network.requires_grad_(frozen != "body and head")
+    name = "head" if frozen == "head" else "body"
+    _, tail = split_model(network, name, transform=SMALL, cache_directory="")
+    trained = [each for each in tail.parameters() if each.requires_grad]
+    assert bool(trained) == (frozen == "none")
+    warnings = [each.getMessage() for each in caplog.records]
+    assert len(warnings) == (frozen != "none")
+    assert all(f"{name!r} leaves nothing to train" in w for w in warnings)
+
+
 def test_suffix_of_every_cut_gives_contiguous_features():
     region = region_of(forward_samples=2)
     images = torch.randn(3, 3, 32, 32)
