@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from torch.nn import Module
@@ -13,6 +14,7 @@ from hapi_client.atomic_file import check_writable
 from hapi_client.cli.context import print_table
 from hapi_client.cli.options import describe_cut, parse_cut
 from hapi_client.cli.train_options import TrainOptions
+from hapi_client.job.opened_data import OpenedData, open_data
 from hapi_client.job.options import JobConfig, PlanConfig, SwiftConfig
 from hapi_client.job.transfer_job import TransferJob
 from hapi_client.loading.prefetcher import ReadConfig
@@ -110,6 +112,7 @@ def train(
         transform=transform,
         seed=options.seed,
         config=config,
+        opening=partial(_open, options, config),
     ) as job:
         history = _train_job(job, network, options, reporter)
         return TrainResult(
@@ -125,18 +128,36 @@ def train(
         )
 
 
+def _open(options: TrainOptions, config: JobConfig) -> OpenedData:
+    """Opens the data, unless the head has too few outputs for it.
+
+    Raises:
+        LabelError: naming the number of classes.
+        HapiError: as :func:`.open_data`.
+    """
+    opened = open_data(
+        options.data,
+        None,
+        options.batch_size,
+        options.seed,
+        config.read,
+        config.swift.connection,
+    )
+    if opened.num_classes > options.classes:
+        raise LabelError(
+            "missing_label",
+            f"--classes is {options.classes}, but the data set has labels up "
+            f"to {opened.num_classes - 1}; give at least {opened.num_classes}",
+        )
+    return opened
+
+
 def _train_job(
     job: TransferJob,
     network: Module,
     options: TrainOptions,
     reporter: Reporter,
 ) -> History:
-    if job.num_classes > options.classes:
-        raise LabelError(
-            "missing_label",
-            f"--classes is {options.classes}, but the data set has labels up "
-            f"to {job.num_classes - 1}; give at least {job.num_classes}",
-        )
     if options.resume:
         # The optimizer's momentum is as large as the tail.
         check_writable(options.resume, 2 * num_bytes_of(job.tail))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from threading import Thread
@@ -19,6 +19,9 @@ from hapi_client.sampling.partition import Reader
 from hapi_client.swift.connection import Connection
 from hapi_client.swift.traffic_counters import TrafficCount
 from hapi_protocol.errors import ClientError
+
+CHECK_SECONDS = 2.0
+"""Maximum wait for mistakes in the data before a model is split."""
 
 
 @dataclass
@@ -40,6 +43,11 @@ class OpenedData:
     splits: Mapping[str, DataSet]
     epochs: Epochs
     early: EarlyReads | None = None
+
+    @property
+    def num_classes(self) -> int:
+        """One more than the largest label of any split."""
+        return max(each.num_classes for each in self.splits.values())
 
     def close(self) -> None:
         """Ends the early reads, and the connection if it is the job's."""
@@ -67,16 +75,13 @@ def open_data(
     Raises:
         HapiError: naming what is wrong and the remedy.
     """
+    options = EpochOptions(batch_size, seed, read.partition, read.buffer_spans)
     opened = connection or Connection()
     try:
         traffic_before = opened.traffic.count()
         splits = load_splits(opened, data, labels)
         train = splits[TRAIN]
-        epochs = Epochs(
-            train.sizes,
-            train.digest(),
-            EpochOptions(batch_size, seed, read.partition, read.buffer_spans),
-        )
+        epochs = Epochs(train.sizes, train.digest(), options)
     except BaseException:
         if connection is None:
             opened.close()
@@ -104,8 +109,14 @@ class EarlyOpening:
         Thread(target=self._run, name="hapi-open", daemon=True).start()
 
     def begin_reading(self) -> None:
-        """Begins to read: the split takes seconds, as it is not cached."""
+        """Begins to read: the split takes seconds, as it is not cached.
+
+        Raises:
+            HapiError: as :func:`open_data`, if it has failed already.
+        """
         self._decide(reads=True)
+        if wait([self._opened], CHECK_SECONDS).done:
+            self._opened.result()
 
     def _decide(self, reads: bool) -> None:
         if not self._may_read.done():

@@ -260,7 +260,7 @@ class FeaturePipeline:
     @property
     def num_classes(self) -> int:
         """Number of classes, one more than the largest label of any split."""
-        return max(each.num_classes for each in self._splits.values())
+        return self._opened.num_classes
 
     @property
     def epochs(self) -> Epochs:

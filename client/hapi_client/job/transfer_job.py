@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import cached_property, partial
 from typing import Any
@@ -12,12 +13,14 @@ import torch
 from hapi_client.data.labels import Labels
 from hapi_client.data.splits import TRAIN, Data
 from hapi_client.job.feature_dataset import FeatureDataset
-from hapi_client.job.opened_data import EarlyOpening, open_data
+from hapi_client.job.opened_data import EarlyOpening, OpenedData, open_data
 from hapi_client.job.options import JobConfig
 from hapi_client.job.pipeline import FeaturePipeline
 from hapi_client.loading.loader_plan import LabelledBatch
 from hapi_client.model.frozen_region import AUTO, STREAM, FrozenRegion
 from hapi_splitter.freezing.freeze_selector import Freeze
+
+logger = logging.getLogger(__name__)
 
 _READING_CUTS = (AUTO, STREAM, 0)
 """Cuts with which a job begins with raw reads."""
@@ -54,6 +57,7 @@ class TransferJob(FeaturePipeline):
         labels: as for :class:`FeaturePipeline`.
         seed: of the order of samples; not negative.
         config: the other options.
+        opening: opens the data; None for :func:`.open_data`.
 
     Raises:
         HapiError: naming what is wrong and the remedy.
@@ -70,11 +74,13 @@ class TransferJob(FeaturePipeline):
         labels: Labels = None,
         seed: int = 0,
         config: JobConfig | None = None,
+        opening: Callable[[], OpenedData] | None = None,
     ) -> None:
         config = config or JobConfig()
         reads_early = config.read.read_early and config.cut in _READING_CUTS
-        opening = EarlyOpening(
-            partial(
+        early = EarlyOpening(
+            opening
+            or partial(
                 open_data,
                 data,
                 labels,
@@ -90,12 +96,13 @@ class TransferJob(FeaturePipeline):
                 model,
                 freeze,
                 transform,
-                torch.device(config.device),
+                config.device,
                 augment=config.augment,
                 augment_period_epochs=config.augment_period_epochs,
                 cache_directory=config.split_cache_directory,
-                exporting=opening.begin_reading,
+                exporting=early.begin_reading,
             )
+            _check_classes(early.result(), frozen)
             super().__init__(
                 frozen,
                 data,
@@ -107,10 +114,10 @@ class TransferJob(FeaturePipeline):
                 plan=config.plan,
                 read=config.read,
                 swift=config.swift,
-                opening=opening.result,
+                opening=early.result,
             )
         except BaseException:
-            opening.discard()
+            early.discard()
             raise
         self.train_loader = EpochLoader(self, TRAIN)
 
@@ -139,6 +146,21 @@ class TransferJob(FeaturePipeline):
             drop_last: leave out a shorter last batch.
         """
         return FeatureDataset.of_pipeline(self, drop_last=drop_last)
+
+
+def _check_classes(opened: OpenedData, frozen: FrozenRegion) -> None:
+    """Warns if cross entropy would not take the labels of the data."""
+    num_classes, num_outputs = opened.num_classes, frozen.num_outputs
+    # One output may be a logit of two classes.
+    if num_outputs is not None and 1 < num_outputs < num_classes:
+        logger.warning(
+            "the data has labels up to %d, but the tail yields %d numbers for "
+            "a sample, too few for cross entropy; give the model %d outputs, "
+            "or the job other labels",
+            num_classes - 1,
+            num_outputs,
+            num_classes,
+        )
 
 
 class EpochLoader:

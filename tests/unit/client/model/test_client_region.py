@@ -55,6 +55,35 @@ def region_of(transform=SMALL, device=CPU, **options):
     return FrozenRegion(model, None, transform, device, **options)
 
 
+class Odd(Flat):
+    """A tail whose output is no vector, or that fails."""
+
+    def __init__(self, outputs):
+        super().__init__()
+        self.outputs = outputs
+
+    def forward(self, features):
+        return self.outputs(super().forward(features))
+
+
+@pytest.mark.parametrize(
+    ("outputs", "count"),
+    [
+        (nn.Dropout(), 3),
+        (lambda scores: scores[:, 0], None),
+        (lambda scores: {"logits": scores}, None),
+        (lambda scores: scores[9], None),
+    ],
+)
+def test_outputs_of_a_tail_are_counted_without_a_trace(outputs, count):
+    tail = Odd(outputs).train()
+    region = FrozenRegion((frozen_part(), tail), None, SMALL, CPU)
+    before = torch.get_rng_state()
+    assert region.num_outputs == count
+    assert tail.training
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 @pytest.mark.parametrize("frozen", ["head", "body and head", "none"])
 def test_split_that_leaves_nothing_to_train_is_a_warning(frozen, caplog):
     network = small_network()
