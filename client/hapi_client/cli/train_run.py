@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import Any
 
 from torch.nn import Module
@@ -14,7 +13,6 @@ from hapi_client.atomic_file import check_writable
 from hapi_client.cli.context import print_table
 from hapi_client.cli.options import describe_cut, parse_cut
 from hapi_client.cli.train_options import TrainOptions
-from hapi_client.job.opened_data import OpenedData, open_data
 from hapi_client.job.options import JobConfig, PlanConfig, SwiftConfig
 from hapi_client.job.transfer_job import TransferJob
 from hapi_client.loading.prefetcher import ReadConfig
@@ -28,7 +26,6 @@ from hapi_client.progress import Reporter
 from hapi_client.reports.epoch_report import EpochReport, report_body
 from hapi_client.reports.run_tables import essentials
 from hapi_client.swift.connection import Connection
-from hapi_protocol.errors import LabelError
 from hapi_protocol.headers import CACHE_OFF
 from hapi_splitter.inputs.augmentation import Augmentation
 from hapi_splitter.units import bytes_text, count_text
@@ -74,6 +71,7 @@ def train(
     config = JobConfig(
         cut=parse_cut(options.cut),
         cache=options.cache,
+        num_classes=options.classes,
         augment=Augmentation() if options.augment else None,
         augment_period_epochs=options.augment_period_epochs,
         plan=PlanConfig(
@@ -112,7 +110,6 @@ def train(
         transform=transform,
         seed=options.seed,
         config=config,
-        opening=partial(_open, options, config),
     ) as job:
         history = _train_job(job, network, options, reporter)
         return TrainResult(
@@ -126,30 +123,6 @@ def train(
             plan_changes=job.plan_changes,
             reports=job.reports,
         )
-
-
-def _open(options: TrainOptions, config: JobConfig) -> OpenedData:
-    """Opens the data, unless the head has too few outputs for it.
-
-    Raises:
-        LabelError: naming the number of classes.
-        HapiError: as :func:`.open_data`.
-    """
-    opened = open_data(
-        options.data,
-        None,
-        options.batch_size,
-        options.seed,
-        config.read,
-        config.swift.connection,
-    )
-    if opened.num_classes > options.classes:
-        raise LabelError(
-            "missing_label",
-            f"--classes is {options.classes}, but the data set has labels up "
-            f"to {opened.num_classes - 1}; give at least {opened.num_classes}",
-        )
-    return opened
 
 
 def _train_job(

@@ -18,7 +18,7 @@ from hapi_client.sampling.epochs import EpochOptions, Epochs
 from hapi_client.sampling.partition import Reader
 from hapi_client.swift.connection import Connection
 from hapi_client.swift.traffic_counters import TrafficCount
-from hapi_protocol.errors import ClientError
+from hapi_protocol.errors import ClientError, LabelError
 
 CHECK_SECONDS = 2.0
 """Maximum wait for mistakes in the data before a model is split."""
@@ -64,6 +64,7 @@ def open_data(
     seed: int,
     read: ReadConfig,
     connection: Connection | None,
+    num_classes: int | None = None,
 ) -> OpenedData:
     """Connects and loads the indexes.
 
@@ -71,6 +72,8 @@ def open_data(
         data, labels, batch_size, seed, read: as for
             :class:`hapi_client.job.pipeline.FeaturePipeline`.
         connection: None opens one from the environment.
+        num_classes: number of classes, which labels must not exceed; None
+            for any.
 
     Raises:
         HapiError: naming what is wrong and the remedy.
@@ -82,13 +85,21 @@ def open_data(
         splits = load_splits(opened, data, labels)
         train = splits[TRAIN]
         epochs = Epochs(train.sizes, train.digest(), options)
+        found = OpenedData(
+            opened, connection is None, traffic_before, splits, epochs
+        )
+        if num_classes is not None and found.num_classes > num_classes:
+            raise LabelError(
+                "missing_label",
+                f"num_classes (--classes) is {num_classes}, but the data has "
+                f"labels up to {found.num_classes - 1}; give at least "
+                f"{found.num_classes}",
+            )
     except BaseException:
         if connection is None:
             opened.close()
         raise
-    return OpenedData(
-        opened, connection is None, traffic_before, splits, epochs
-    )
+    return found
 
 
 class EarlyOpening:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from functools import cached_property, partial
 from typing import Any
@@ -57,7 +57,6 @@ class TransferJob(FeaturePipeline):
         labels: as for :class:`FeaturePipeline`.
         seed: of the order of samples; not negative.
         config: the other options.
-        opening: opens the data; None for :func:`.open_data`.
 
     Raises:
         HapiError: naming what is wrong and the remedy.
@@ -74,13 +73,11 @@ class TransferJob(FeaturePipeline):
         labels: Labels = None,
         seed: int = 0,
         config: JobConfig | None = None,
-        opening: Callable[[], OpenedData] | None = None,
     ) -> None:
         config = config or JobConfig()
         reads_early = config.read.read_early and config.cut in _READING_CUTS
         early = EarlyOpening(
-            opening
-            or partial(
+            partial(
                 open_data,
                 data,
                 labels,
@@ -88,6 +85,7 @@ class TransferJob(FeaturePipeline):
                 seed,
                 config.read,
                 config.swift.connection,
+                config.num_classes,
             ),
             config.read if reads_early else None,
         )

@@ -125,4 +125,4 @@ def test_train_compares_classes_before_the_split(
     swift.script(Answer(200), Answer(200, index_of(0, 5)))
     words = ("--data", "c/p", "--classes", 2, "--freeze", "body")
     assert hapi("train", *words) == 1
-    assert "--classes is 2" in capsys.readouterr().err
+    assert "(--classes) is 2" in capsys.readouterr().err
