@@ -1,5 +1,6 @@
 """Cut 0 over a real Swift: uploads, order, changes, closing."""
 
+import logging
 import re
 import threading
 from pathlib import Path
@@ -242,20 +243,27 @@ def test_samples_by_number_leave_out_what_cannot_be_decoded(store, job_of):
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_left_out_samples_are_told_once_with_their_count(
-    store, job_of, caplog, capfd, num_workers
+    store, job_of, tmp_path, num_workers
 ):
     tar = with_corrupt_member(shard(4), "s0-0001")
     store(a=tar, b=with_corrupt_member(shard(4, seed=1), "s1-0002"))
-    with job_of(on_error="skip", batch_size=4) as job:
-        data = job.dataset()
-        loader = DataLoader(data, batch_size=None, num_workers=num_workers)
-        for epoch in range(3):
-            data.set_epoch(epoch)
-            assert sum(len(labels) for _, labels in loader) == 6
-    # Loader workers log to standard error.
-    output = caplog.text + capfd.readouterr().err
-    assert output.count("s0-0001") + output.count("s1-0002") == 1
-    assert "left out 2 of 8 samples" in output
+    # Loader workers log to it, too.
+    log = logging.FileHandler(tmp_path / "log")
+    logging.getLogger("hapi_client").addHandler(log)
+    try:
+        with job_of(on_error="skip", batch_size=4) as job:
+            data = job.dataset()
+            loader = DataLoader(data, batch_size=None, num_workers=num_workers)
+            for epoch in range(3):
+                data.set_epoch(epoch)
+                assert sum(len(labels) for _, labels in loader) == 6
+    finally:
+        logging.getLogger("hapi_client").removeHandler(log)
+        log.close()
+    lines = (tmp_path / "log").read_text().splitlines()
+    told = [line for line in lines if "s0-0001" in line or "s1-0002" in line]
+    assert len(told) == 1
+    assert "left out 2 of 8 samples" in told[0]
 
 
 def test_leaving_the_loop_and_the_job_leaves_no_thread(store, job_of):

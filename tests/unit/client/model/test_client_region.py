@@ -72,7 +72,7 @@ class Odd(Flat):
         (nn.Dropout(), 3),
         (lambda scores: scores[:, 0], None),
         (lambda scores: {"logits": scores}, None),
-        (lambda scores: scores[9], None),
+        (lambda scores: scores[1], None),  # fails for one sample
     ],
 )
 def test_outputs_of_a_tail_are_counted_without_a_trace(outputs, count):
@@ -92,7 +92,11 @@ def test_split_that_leaves_nothing_to_train_is_a_warning(frozen, caplog):
     _, tail = split_model(network, name, transform=SMALL, cache_directory="")
     trained = [each for each in tail.parameters() if each.requires_grad]
     assert bool(trained) == (frozen == "none")
-    warnings = [each.getMessage() for each in caplog.records]
+    warnings = [
+        each.getMessage()
+        for each in caplog.records
+        if each.levelname == "WARNING"
+    ]
     assert len(warnings) == (frozen != "none")
     assert all(f"{name!r} leaves nothing to train" in w for w in warnings)
 
