@@ -107,7 +107,7 @@ def train_tail(
         HapiError: of the job's loader.
         KeyboardInterrupt: after the step in which the interrupt came.
     """
-    if not any(p.requires_grad for p in job.tail.parameters()):
+    if not any(p.requires_grad for p in job.frozen.tail.parameters()):
         raise ClientError(
             "bad_configuration",
             "there is no parameter to train after the freeze point; freeze "

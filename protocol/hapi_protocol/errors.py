@@ -4,7 +4,8 @@
 
     HapiError
     ├── AnnotationError      400  the request's annotation is wrong
-    ├── RightsError          401, 403, 404  as Swift answers the plain GET
+    ├── RightsError          401, 403  as Swift answers the plain GET
+    │   └── NotFoundError    404  no such object, or it may not be seen
     ├── MethodError          405  the resource does not have this method
     ├── ConflictError        409  the model's bytes are not the expected ones
     ├── SourceChangedError   412  the shard is not the one of the index
@@ -198,7 +199,11 @@ class AnnotationError(HapiError):
 
 
 class RightsError(HapiError):
-    """401, 403 or 404, exactly as Swift's plain GET answers."""
+    """401 or 403, exactly as Swift's plain GET answers."""
+
+
+class NotFoundError(RightsError):
+    """404: there is no such container or object, or it may not be seen."""
 
 
 class MethodError(HapiError):
@@ -271,7 +276,7 @@ _BY_STATUS: Mapping[int, type[HapiError]] = MappingProxyType(
         400: AnnotationError,
         401: RightsError,
         403: RightsError,
-        404: RightsError,
+        404: NotFoundError,
         405: MethodError,
         409: ConflictError,
         412: SourceChangedError,

@@ -1,11 +1,13 @@
 """Cut 0 over a real Swift: uploads, order, changes, closing."""
 
+import logging
 import re
 import threading
 from pathlib import Path
 
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from hapi_client import ReadConfig
 from hapi_client.data.index import list_shards, load_index
@@ -204,12 +206,9 @@ def test_a_damaged_shard_is_refused_before_it_is_sent(
     assert list_shards(connection, place) == []
 
 
-@pytest.mark.parametrize("on_error", ["raise", "skip"])
-def test_undecodable_image_of_a_sampler_tells_its_number(
-    store, job_of, on_error
-):
+def test_undecodable_image_of_a_sampler_tells_its_number(store, job_of):
     store(a=shard(3), b=with_corrupt_member(shard(4, seed=1), "s1-0002"))
-    with job_of(on_error=on_error) as job:
+    with job_of() as job:
         samples = job.samples()
         with pytest.raises(ClientError) as caught:
             samples.__getitems__([6, 5, 0])
@@ -219,6 +218,52 @@ def test_undecodable_image_of_a_sampler_tells_its_number(
     message = caught.value.message
     assert re.search(r"s1-0002.*b\.tar.* its number, 5, from", message)
     assert "--skip-bad-samples" not in message
+
+
+def test_samples_by_number_leave_out_what_cannot_be_decoded(store, job_of):
+    store(
+        a=with_corrupt_member(shard(3), "s0-0001"),
+        b=with_corrupt_member(shard(4, seed=1), "s1-0002"),
+    )
+    with job_of(on_error="skip") as job:
+        everything, _ = zip(*job.loader(), strict=True)
+        reports = len(job.reports)
+        samples, again = job.samples(), job.samples(epoch=0)
+        assert len(job.reports) == reports + 1  # the data are read once
+        loader = DataLoader(samples, batch_size=2, num_workers=1)
+        found = torch.cat([features for features, _ in loader])
+        with pytest.raises(IndexError, match="sample 5 of 5"):
+            samples[5]
+        assert len(again) == 5
+        samples.close()
+    torch.testing.assert_close(
+        found, torch.cat(everything), rtol=1e-4, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_left_out_samples_are_told_once_with_their_count(
+    store, job_of, tmp_path, num_workers
+):
+    tar = with_corrupt_member(shard(4), "s0-0001")
+    store(a=tar, b=with_corrupt_member(shard(4, seed=1), "s1-0002"))
+    # Loader workers log to it, too.
+    log = logging.FileHandler(tmp_path / "log")
+    logging.getLogger("hapi_client").addHandler(log)
+    try:
+        with job_of(on_error="skip", batch_size=4) as job:
+            data = job.dataset()
+            loader = DataLoader(data, batch_size=None, num_workers=num_workers)
+            for epoch in range(3):
+                data.set_epoch(epoch)
+                assert sum(len(labels) for _, labels in loader) == 6
+    finally:
+        logging.getLogger("hapi_client").removeHandler(log)
+        log.close()
+    lines = (tmp_path / "log").read_text().splitlines()
+    told = [line for line in lines if "s0-0001" in line or "s1-0002" in line]
+    assert len(told) == 1
+    assert "left out 2 of 8 samples" in told[0]
 
 
 def test_leaving_the_loop_and_the_job_leaves_no_thread(store, job_of):

@@ -97,7 +97,17 @@ class TailWithoutHook(Tail):
     on_train_epoch_start = lightning.LightningModule.on_train_epoch_start
 
 
-def fit(tail, loader, folder, *callbacks, checkpoint=None):
+class TailWithValidation(Tail):
+    def __init__(self, tail):
+        super().__init__(tail)
+        self.num_validated = 0
+
+    def validation_step(self, batch, number):
+        if not self.trainer.sanity_checking:
+            self.num_validated += len(batch[1])
+
+
+def fit(tail, loader, folder, *callbacks, checkpoint=None, validation=None):
     trainer = lightning.Trainer(
         max_epochs=EPOCHS,
         accelerator="cpu",
@@ -109,7 +119,7 @@ def fit(tail, loader, folder, *callbacks, checkpoint=None):
         callbacks=list(callbacks),
     )
     with contextlib.suppress(Left):
-        trainer.fit(tail, loader, ckpt_path=checkpoint)
+        trainer.fit(tail, loader, validation, ckpt_path=checkpoint)
     return tail.losses
 
 
@@ -130,6 +140,33 @@ def test_lightning_sets_the_epoch_of_a_train_loader(
         losses = fit(TailWithoutHook(job.tail), job.train_loader, tmp_path)
     assert len(losses) == len(local)
     assert largest_difference(local, losses) <= TOLERANCE
+
+
+def test_lightning_validates_with_its_sanity_check(
+    connection, local, tmp_path
+):
+    with job_of(connection, "stream") as job:
+        tail = TailWithValidation(job.tail)
+        losses = fit(
+            tail, job.train_loader, tmp_path, validation=job.val_loader
+        )
+    assert tail.num_validated == EPOCHS * sum(COUNTS)
+    assert largest_difference(local, losses) <= TOLERANCE
+
+
+def test_loader_of_one_epoch_names_those_for_lightning(
+    connection, local, tmp_path
+):
+    with (
+        job_of(connection, "stream") as job,
+        pytest.raises(RuntimeError, match=r"job\.val_loader"),
+    ):
+        fit(
+            TailWithValidation(job.tail),
+            job.train_loader,
+            tmp_path,
+            validation=job.loader(split="val"),
+        )
 
 
 @pytest.mark.parametrize("step", [1, STEPS_PER_EPOCH + 3, 2 * STEPS_PER_EPOCH])

@@ -157,6 +157,20 @@ def connect(context: typer.Context) -> Connection:
     return Connection(find_login(context).credentials())
 
 
+def check_data(connection: Connection, data: str) -> None:
+    """Checks by a short request that a data set has an index.
+
+    Commands call it before they import torch, too.
+
+    Raises:
+        HapiError: naming what is there instead.
+    """
+    # It imports NumPy.
+    from hapi_client.data.splits import check_indexes
+
+    check_indexes(connection, data)
+
+
 def write_json(output: JsonOutput | None, facts: Mapping[str, Any]) -> None:
     """Writes ``facts`` if the command line has ``--json``.
 

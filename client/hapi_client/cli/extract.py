@@ -10,6 +10,7 @@ import typer
 
 from hapi_client.cli.context import (
     GroupedJsonPath,
+    check_data,
     connect,
     print_table,
     write_json,
@@ -102,6 +103,7 @@ def extract_command(context: typer.Context, options: ExtractOptions) -> None:
     """
     parse_location(options.data)
     with connect(context) as connection, ConsoleReporter() as reporter:
+        check_data(connection, options.data)
         extraction, stats = extract_features(options, connection, reporter)
     _print(extraction, stats)
     write_json(options.json_path, _facts(extraction, stats))
@@ -121,12 +123,8 @@ def extract_features(
     from hapi_client.job.options import JobConfig, PlanConfig, SwiftConfig
     from hapi_client.job.transfer_job import TransferJob
     from hapi_client.loading.prefetcher import ReadConfig
-    from hapi_client.model.frozen_region import input_transform
-    from hapi_client.model.registry import (
-        ModelSource,
-        parse_device,
-        parse_freeze,
-    )
+    from hapi_client.model.frozen_region import input_transform, parse_device
+    from hapi_client.model.registry import ModelSource, parse_freeze
 
     config = JobConfig(
         cut=parse_cut(options.cut),

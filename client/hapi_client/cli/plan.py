@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,6 +11,7 @@ import typer
 
 from hapi_client.cli.context import (
     GroupedJsonPath,
+    check_data,
     checked_path,
     connect,
     say,
@@ -183,12 +185,14 @@ def plan_command(context: typer.Context, options: PlanOptions) -> None:
     client_limit_bytes.
     """
     check_options(options)
-    with ConsoleReporter() as reporter:
-        if options.data is None:
-            result = study(options, reporter)
-        else:
-            with connect(context) as connection:
-                result = study(options, reporter, connection)
+    opened: AbstractContextManager[Connection | None] = nullcontext()
+    if options.data is not None:
+        opened = connect(context)
+    with opened as connection, ConsoleReporter() as reporter:
+        check_plot(options.plot)
+        if connection is not None and options.data is not None:
+            check_data(connection, options.data)
+        result = study(options, reporter, connection)
     print_study(result, options.all_cuts)
     write_json(options.json_path, study_facts(options, result))
     if options.plot is not None:
@@ -196,20 +200,12 @@ def plan_command(context: typer.Context, options: PlanOptions) -> None:
 
 
 def check_options(options: PlanOptions) -> None:
-    """Checks what can be checked without torch.
+    """Checks what can be checked without torch and SciPy.
 
     Raises:
         BadParameter: for options that exclude each other.
         ClientError: ``bad_configuration`` naming a wrong value.
     """
-    if options.plot is not None:
-        # Imported late: it imports SciPy.
-        from hapi_client.plan_report.plan_tables import check_plot_path
-
-        try:
-            check_plot_path(options.plot)
-        except ValueError as error:
-            raise typer.BadParameter(str(error)) from error
     if options.measure and options.data is None:
         raise typer.BadParameter(
             "--measure reads from a data set: name it with --data"
@@ -226,6 +222,22 @@ def check_options(options: PlanOptions) -> None:
         )
     if options.data is not None:
         parse_location(options.data)
+
+
+def check_plot(path: Path | None) -> None:
+    """Checks the suffix of ``--plot``; imports SciPy.
+
+    Raises:
+        BadParameter: naming the allowed suffixes.
+    """
+    if path is None:
+        return
+    from hapi_client.plan_report.plan_tables import check_plot_path
+
+    try:
+        check_plot_path(path)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
 
 
 def study(

@@ -6,6 +6,7 @@ import typer
 
 from hapi_client.atomic_file import check_writable
 from hapi_client.cli.context import (
+    check_data,
     connect,
     write_json,
 )
@@ -51,8 +52,10 @@ def train_command(context: typer.Context, options: TrainOptions) -> None:
     documentation's page "Following a run" has their keys).
     """
     parse_location(options.data)
-    check_files(options)
     with connect(context) as connection, ConsoleReporter() as reporter:
+        check_files(options)
+        check_data(connection, options.data)
+        # torch takes seconds to import.
         from hapi_client.cli import train_run
 
         result = train_run.train(options, connection, reporter)

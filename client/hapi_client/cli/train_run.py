@@ -26,7 +26,6 @@ from hapi_client.progress import Reporter
 from hapi_client.reports.epoch_report import EpochReport, report_body
 from hapi_client.reports.run_tables import essentials
 from hapi_client.swift.connection import Connection
-from hapi_protocol.errors import LabelError
 from hapi_protocol.headers import CACHE_OFF
 from hapi_splitter.inputs.augmentation import Augmentation
 from hapi_splitter.units import bytes_text, count_text
@@ -72,6 +71,7 @@ def train(
     config = JobConfig(
         cut=parse_cut(options.cut),
         cache=options.cache,
+        num_classes=options.classes,
         augment=Augmentation() if options.augment else None,
         augment_period_epochs=options.augment_period_epochs,
         image=options.image,
@@ -133,12 +133,6 @@ def _train_job(
     options: TrainOptions,
     reporter: Reporter,
 ) -> History:
-    if job.num_classes > options.classes:
-        raise LabelError(
-            "missing_label",
-            f"--classes is {options.classes}, but the data set has labels up "
-            f"to {job.num_classes - 1}; give at least {job.num_classes}",
-        )
     if options.resume:
         # The optimizer's momentum is as large as the tail.
         check_writable(options.resume, 2 * num_bytes_of(job.tail))

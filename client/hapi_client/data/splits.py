@@ -130,6 +130,19 @@ def load_splits(
     return found
 
 
+def check_indexes(connection: Connection, data: Data) -> None:
+    """Checks by one short request each that all data sets have an index.
+
+    Raises:
+        HapiError: as :func:`load_splits`.
+    """
+    for shards in normalize_splits(data).values():
+        for location in dict.fromkeys(p.location for p in _parts(shards)):
+            name = location.index_name
+            if connection.head(location.container, name) is None:
+                load_index(connection, location)  # says what is there
+
+
 def changed_shards(connection: Connection, data: DataSet) -> set[str]:
     """Returns the ETags of the index that the store no longer has.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from threading import Thread
@@ -18,7 +18,10 @@ from hapi_client.sampling.epochs import EpochOptions, Epochs
 from hapi_client.sampling.partition import Reader
 from hapi_client.swift.connection import Connection
 from hapi_client.swift.traffic_counters import TrafficCount
-from hapi_protocol.errors import ClientError
+from hapi_protocol.errors import ClientError, LabelError
+
+CHECK_SECONDS = 2.0
+"""Maximum wait for mistakes in the data before a model is split."""
 
 
 @dataclass
@@ -41,6 +44,11 @@ class OpenedData:
     epochs: Epochs
     early: EarlyReads | None = None
 
+    @property
+    def num_classes(self) -> int:
+        """One more than the largest label of any split."""
+        return max(each.num_classes for each in self.splits.values())
+
     def close(self) -> None:
         """Ends the early reads, and the connection if it is the job's."""
         if self.early is not None:
@@ -56,6 +64,7 @@ def open_data(
     seed: int,
     read: ReadConfig,
     connection: Connection | None,
+    num_classes: int | None = None,
 ) -> OpenedData:
     """Connects and loads the indexes.
 
@@ -63,27 +72,34 @@ def open_data(
         data, labels, batch_size, seed, read: as for
             :class:`hapi_client.job.pipeline.FeaturePipeline`.
         connection: None opens one from the environment.
+        num_classes: number of classes, which labels must not exceed; None
+            for any.
 
     Raises:
         HapiError: naming what is wrong and the remedy.
     """
+    options = EpochOptions(batch_size, seed, read.partition, read.buffer_spans)
     opened = connection or Connection()
     try:
         traffic_before = opened.traffic.count()
         splits = load_splits(opened, data, labels)
         train = splits[TRAIN]
-        epochs = Epochs(
-            train.sizes,
-            train.digest(),
-            EpochOptions(batch_size, seed, read.partition, read.buffer_spans),
+        epochs = Epochs(train.sizes, train.digest(), options)
+        found = OpenedData(
+            opened, connection is None, traffic_before, splits, epochs
         )
+        if num_classes is not None and found.num_classes > num_classes:
+            raise LabelError(
+                "missing_label",
+                f"num_classes (--classes) is {num_classes}, but the data has "
+                f"labels up to {found.num_classes - 1}; give at least "
+                f"{found.num_classes}",
+            )
     except BaseException:
         if connection is None:
             opened.close()
         raise
-    return OpenedData(
-        opened, connection is None, traffic_before, splits, epochs
-    )
+    return found
 
 
 class EarlyOpening:
@@ -104,8 +120,14 @@ class EarlyOpening:
         Thread(target=self._run, name="hapi-open", daemon=True).start()
 
     def begin_reading(self) -> None:
-        """Begins to read: the split takes seconds, as it is not cached."""
+        """Begins to read: the split takes seconds, as it is not cached.
+
+        Raises:
+            HapiError: as :func:`open_data`, if it has failed already.
+        """
         self._decide(reads=True)
+        if wait([self._opened], CHECK_SECONDS).done:
+            self._opened.result()
 
     def _decide(self, reads: bool) -> None:
         if not self._may_read.done():

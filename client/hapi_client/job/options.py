@@ -123,6 +123,8 @@ class JobConfig:
         split_cache_directory: directory on this machine in which splits of
             models are cached; None for ``HAPI_CACHE_DIR``, else
             ``~/.cache/hapi``; "" for none.
+        num_classes: of the tail: data with more classes is an error before
+            the model is split.  None warns if the tail has too few outputs.
     """
 
     cut: int | str = AUTO
@@ -135,6 +137,7 @@ class JobConfig:
     read: ReadConfig = field(default_factory=ReadConfig)
     swift: SwiftConfig = field(default_factory=SwiftConfig)
     split_cache_directory: str | Path | None = None
+    num_classes: int | None = None
 
     def __post_init__(self) -> None:
         check_cut(self.cut)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -136,6 +138,7 @@ class FeaturePipeline:
             wanted, self._factory.scheduler, self._connection.traffic
         )
         self._planner: JobPlanner | None = None
+        self._read_whole: set[str] = set()
         self._num_ranks = 1
         self._samples_at_load = 0
         self._batch_size = batch_size
@@ -260,7 +263,7 @@ class FeaturePipeline:
     @property
     def num_classes(self) -> int:
         """Number of classes, one more than the largest label of any split."""
-        return max(each.num_classes for each in self._splits.values())
+        return self._opened.num_classes
 
     @property
     def epochs(self) -> Epochs:
@@ -397,14 +400,26 @@ class FeaturePipeline:
     ) -> SampleDataset:
         """Returns single samples by number, for torch's samplers.
 
+        With ``on_error="skip"``, the first call reads the split once, in
+        order, to leave out samples that cannot be decoded.
+
         Args:
             split: name of the split.
             epoch: number of the training epoch whose random changes the
                 images have; None for none.
         """
+        data = self._split(split, epoch)
+        left_out: Sequence[int] = ()
+        if self._read.on_error == "skip":
+            if split not in self._read_whole:
+                with closing(self.loader(split=split, shared=False)) as loader:
+                    deque(loader, maxlen=0)
+                self._read_whole.add(split)
+            left_out = self._factory.skipped.numbers(data)
         return SampleDataset(
-            self.dataset_config(self._split(split, epoch)),
+            self.dataset_config(data),
             self._augmented.training(epoch),
+            left_out,
         )
 
     def dataset_config(self, data: DataSet) -> DatasetConfig:
@@ -422,6 +437,7 @@ class FeaturePipeline:
             options=self._read,
             encodings=self.encodings,
             augmented=self._augmented,
+            skipped=self._factory.skipped,
         )
 
     def _split(self, name: str, epoch: int | None) -> DataSet:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import closing
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -12,12 +13,14 @@ import torch
 from hapi_client.data.labels import Labels
 from hapi_client.data.splits import TRAIN, Data
 from hapi_client.job.feature_dataset import FeatureDataset
-from hapi_client.job.opened_data import EarlyOpening, open_data
+from hapi_client.job.opened_data import EarlyOpening, OpenedData, open_data
 from hapi_client.job.options import JobConfig
 from hapi_client.job.pipeline import FeaturePipeline
 from hapi_client.loading.loader_plan import LabelledBatch
 from hapi_client.model.frozen_region import AUTO, STREAM, FrozenRegion
 from hapi_splitter.freezing.freeze_selector import Freeze
+
+logger = logging.getLogger(__name__)
 
 _READING_CUTS = (AUTO, STREAM, 0)
 """Cuts with which a job begins with raw reads."""
@@ -55,10 +58,6 @@ class TransferJob(FeaturePipeline):
         seed: of the order of samples; not negative.
         config: the other options.
 
-    Attributes:
-        tail: the trainable rest of ``model``; its parameters are those of
-            ``model``.
-
     Raises:
         HapiError: naming what is wrong and the remedy.
     """
@@ -77,7 +76,7 @@ class TransferJob(FeaturePipeline):
     ) -> None:
         config = config or JobConfig()
         reads_early = config.read.read_early and config.cut in _READING_CUTS
-        opening = EarlyOpening(
+        early = EarlyOpening(
             partial(
                 open_data,
                 data,
@@ -86,6 +85,7 @@ class TransferJob(FeaturePipeline):
                 seed,
                 config.read,
                 config.swift.connection,
+                config.num_classes,
             ),
             config.read if reads_early else None,
         )
@@ -94,14 +94,14 @@ class TransferJob(FeaturePipeline):
                 model,
                 freeze,
                 transform,
-                torch.device(config.device),
+                config.device,
                 augment=config.augment,
                 image=config.image,
                 augment_period_epochs=config.augment_period_epochs,
                 cache_directory=config.split_cache_directory,
-                exporting=opening.begin_reading,
+                exporting=early.begin_reading,
             )
-            self.tail = frozen.tail
+            _check_classes(early.result(), frozen)
             super().__init__(
                 frozen,
                 data,
@@ -113,12 +113,20 @@ class TransferJob(FeaturePipeline):
                 plan=config.plan,
                 read=config.read,
                 swift=config.swift,
-                opening=opening.result,
+                opening=early.result,
             )
         except BaseException:
-            opening.discard()
+            early.discard()
             raise
         self.train_loader = EpochLoader(self, TRAIN)
+
+    @cached_property
+    def tail(self) -> torch.nn.Module:
+        """The trainable rest of the model, with the model's parameters.
+
+        There is a warning if none of them is to be trained.
+        """
+        return self.frozen.trainable_tail()
 
     @property
     def val_loader(self) -> EpochLoader:
@@ -139,6 +147,21 @@ class TransferJob(FeaturePipeline):
         return FeatureDataset.of_pipeline(self, drop_last=drop_last)
 
 
+def _check_classes(opened: OpenedData, frozen: FrozenRegion) -> None:
+    """Warns if cross entropy would not take the labels of the data."""
+    num_classes, num_outputs = opened.num_classes, frozen.num_outputs
+    # One output may be a logit of two classes.
+    if num_outputs is not None and 1 < num_outputs < num_classes:
+        logger.warning(
+            "the data has labels up to %d, but the tail yields %d numbers for "
+            "a sample, too few for cross entropy; give the model %d outputs, "
+            "or the job other labels",
+            num_classes - 1,
+            num_outputs,
+            num_classes,
+        )
+
+
 class EpochLoader:
     """Batches of a split, epoch after epoch.
 
@@ -148,7 +171,10 @@ class EpochLoader:
 
     Attributes:
         sampler: this object, for trainers that look for ``set_epoch`` there.
+        batch_sampler: None; trainers ask for it where there is a sampler.
     """
+
+    batch_sampler = None
 
     def __init__(self, job: FeaturePipeline, split: str) -> None:
         self._job = job

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -17,8 +16,6 @@ from hapi_client.reports.epoch_report import LAYERS
 from hapi_client.sampling.sampler import Batch, ReadPlan
 from hapi_protocol.data_index import IndexRow, Span
 from hapi_protocol.errors import ClientError, HapiError
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -144,12 +141,18 @@ class BatchAssembler:
             raise failure.error(f"{failure}; {remedy}")
         self._plan.counters.add(skipped=len(ready.failures))
         self._num_failures += len(ready.failures)
-        if self._first_failure is None:
-            self._first_failure = failure
-            logger.warning(
-                "skipped %s; further samples of this epoch are only counted "
-                "(job.stats.skipped)",
-                failure,
+        self._first_failure = self._first_failure or failure
+        for row in ready.failures:
+            self._plan.skipped.add(ready.span, row)
+
+    def tell_skipped(self) -> None:
+        """Says, once in a job, how many samples were left out."""
+        if self._first_failure is not None and self.last_rows:
+            total = sum(map(len, self._reading.pieces))
+            self._plan.skipped.tell(
+                f"left out {self._num_failures} of {total} samples, which "
+                f"cannot be decoded; the first is {self._first_failure}; "
+                "later epochs only count them (job.stats.skipped)"
             )
 
     def gather(self, batch: Batch) -> LabelledBatch | None:

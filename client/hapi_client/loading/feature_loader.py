@@ -151,7 +151,9 @@ class _Delivery:
         """
         if self._thread is not None:
             raise RuntimeError(
-                "a loader serves one epoch; call job.loader(epoch) again"
+                "a loader serves one epoch; call job.loader again, or give a "
+                "trainer, such as Lightning's, job.train_loader and "
+                "job.val_loader, which serve all of them"
             )
 
     def close_from_outside(self) -> bool:
@@ -243,22 +245,24 @@ class _Delivery:
         prefetcher = self._prefetcher = self._open_spans(
             [self._plan.span_of(pieces[position]) for position in to_load]
         )
+        assembler = BatchAssembler(self._plan, self.reading, self._device)
         try:
             self._enter()
             with self._plan.metrics.loading():
                 loaded = ((to_load[index], span) for index, span in prefetcher)
-                yield from self._deliver(loaded, cached)
+                yield from self._deliver(assembler, loaded, cached)
         finally:
+            assembler.tell_skipped()
             prefetcher.close()
             # Frees the spans that were read ahead.
             self._prefetcher = None
 
     def _deliver(
         self,
+        assembler: BatchAssembler,
         loaded: Iterator[tuple[int, LoadedSpan]],
         cached: Set[int],
     ) -> Iterator[LabelledBatch]:
-        assembler = BatchAssembler(self._plan, self.reading, self._device)
         metrics, recorder = self._plan.metrics, self._plan.recorder
         next_position = 0
         any_delivered = False

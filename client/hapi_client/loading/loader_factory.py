@@ -17,6 +17,7 @@ from hapi_client.loading.feature_loader import FeatureLoader
 from hapi_client.loading.loader_plan import LoaderPlan, skip_remedy
 from hapi_client.loading.prefetcher import Prefetcher, ReadConfig
 from hapi_client.loading.route_source import RoutingSource, SourceRegistry
+from hapi_client.loading.skipped_samples import SkippedSamples
 from hapi_client.loading.span_source import SpanSource
 from hapi_client.metrics.counters import JobCounters
 from hapi_client.metrics.window_collector import MetricsCollector
@@ -88,8 +89,10 @@ class LoaderFactory:
         tracker: tracker of the store's cache.
         caches: features that are cached on this host; None for none.
         early: spans that were read early; None for none.
+        skipped: samples that the job leaves out; None for none so far.
 
     Attributes:
+        skipped: samples that the job leaves out.
         counters: counters of all loaders.
         metrics: collects the windows of all loaders.
         pool: decodes samples.
@@ -105,6 +108,7 @@ class LoaderFactory:
         tracker: CacheTracker,
         caches: FeatureCaches | None = None,
         early: EarlyReads | None = None,
+        skipped: SkippedSamples | None = None,
     ) -> None:
         self._caches = caches
         self._connection = connection
@@ -116,6 +120,7 @@ class LoaderFactory:
         # Reentrant: the garbage collector may close a job in this thread.
         self._lock = threading.RLock()
         self._prefetchers: weakref.WeakSet[Prefetcher] = weakref.WeakSet()
+        self.skipped = skipped or SkippedSamples()
         self.counters = JobCounters()
         self.metrics = MetricsCollector(
             lambda: connection.traffic.count().received_bytes
@@ -191,6 +196,7 @@ class LoaderFactory:
             remedy=remedy,
             recorder=recorder,
             cache=cache,
+            skipped=self.skipped,
         )
         source = RoutingSource(
             self.scheduler, self.sources, self.metrics, recorder, training

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 
 from hapi_client.caching.feature_cache import FeatureCache
+from hapi_client.loading.skipped_samples import SkippedSamples
 from hapi_client.metrics.counters import JobCounters
 from hapi_client.metrics.window_collector import MetricsCollector
 from hapi_client.reports.epoch_recorder import EpochRecorder
@@ -48,6 +49,7 @@ class LoaderPlan:
             span and row.
         recorder: records this epoch.
         cache: cached features of the data set; None for none.
+        skipped: samples that the job leaves out.
     """
 
     spans: Sequence[Span]
@@ -61,6 +63,7 @@ class LoaderPlan:
     remedy: Callable[[Span, int], str] = skip_remedy
     recorder: EpochRecorder = field(default_factory=EpochRecorder)
     cache: FeatureCache | None = None
+    skipped: SkippedSamples = field(default_factory=SkippedSamples)
 
     def span_of(self, piece: SpanSlice) -> Span:
         """Returns the part of a span that a slice covers."""

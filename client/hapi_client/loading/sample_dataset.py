@@ -7,11 +7,12 @@ the process that iterates.  So they can be pickled and forked at any time.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import Dataset, get_worker_info
 
@@ -19,6 +20,7 @@ from hapi_client.data.augmentation_schedule import AugmentationSchedule
 from hapi_client.data.splits import DataSet
 from hapi_client.loading.loader_factory import LoaderFactory, feature_caches
 from hapi_client.loading.prefetcher import ReadConfig
+from hapi_client.loading.skipped_samples import SkippedSamples
 from hapi_client.model.client_region import ClientRegion
 from hapi_client.planning.cache_tracker import CacheTracker
 from hapi_client.sampling.epochs import ReaderShare
@@ -49,6 +51,7 @@ class DatasetConfig:
         options: options of reading.
         encodings: encodings in which features may arrive.
         augmented: random changes of the epochs.
+        skipped: samples that the job leaves out.
     """
 
     credentials: Credentials
@@ -62,6 +65,7 @@ class DatasetConfig:
     options: ReadConfig
     encodings: Sequence[str]
     augmented: AugmentationSchedule
+    skipped: SkippedSamples
 
 
 @contextmanager
@@ -85,6 +89,7 @@ def open_factory(parts: DatasetConfig) -> Iterator[LoaderFactory]:
                     parts.encodings,
                     parts.augmented.variants,
                 ),
+                skipped=parts.skipped,
             )
         ) as factory,
     ):
@@ -107,19 +112,23 @@ class SampleDataset(Dataset[tuple[torch.Tensor, torch.Tensor]]):
     shuffled batch needs a request per sample, so that training is several
     times as fast with :class:`FeatureDataset`.
 
-    A sample that cannot be decoded is an error even with
-    ``on_error="skip"``: a sampler's samples cannot be skipped.
-
     Args:
         parts: configuration of the process.
         training: seed and epoch of random changes; None for none.
+        left_out: positions in the index of samples that have no number here.
     """
 
     def __init__(
-        self, parts: DatasetConfig, training: Training | None = None
+        self,
+        parts: DatasetConfig,
+        training: Training | None = None,
+        left_out: Collection[int] = (),
     ) -> None:
         self._parts = parts
         self._training = training
+        self._kept = np.setdiff1d(
+            np.arange(parts.data.num_samples), list(left_out)
+        )
         self._ends = torch.tensor([0, *parts.data.sizes]).cumsum(0)
         self._opened = self._inherited = ExitStack()
         self._factory: LoaderFactory | None = None
@@ -130,7 +139,7 @@ class SampleDataset(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         return {**self.__dict__, **nothing, "_factory": None}
 
     def __len__(self) -> int:
-        return self._parts.data.num_samples
+        return len(self._kept)
 
     def __getitem__(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns features and label of a sample.
@@ -189,11 +198,11 @@ class SampleDataset(Dataset[tuple[torch.Tensor, torch.Tensor]]):
             for each in self._parts.data.spans
             for row in each.rows
         )
-        number = next(n for n, each in enumerate(places) if each == wanted)
+        position = next(n for n, each in enumerate(places) if each == wanted)
+        number = int(np.searchsorted(self._kept, position))
         return (
-            f"remove its number, {number}, from the sampler, or repair it; "
-            "job.loader and job.dataset can skip such samples "
-            "(on_error='skip')"
+            f"remove its number, {number}, from the sampler, or repair it, or "
+            "leave such samples out with on_error='skip'"
         )
 
     def _place(self, number: int) -> tuple[int, int]:
@@ -201,6 +210,6 @@ class SampleDataset(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         count = len(self)
         if not -count <= number < count:
             raise IndexError(f"sample {number} of {count}")
-        number %= count
+        number = int(self._kept[number])
         span = int(torch.searchsorted(self._ends, number, right=True)) - 1
         return span, number - int(self._ends[span])

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import logging
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -20,6 +22,7 @@ from hapi_protocol.errors import ClientError
 from hapi_protocol.headers import ModelPath
 from hapi_splitter.freezing.freeze_selector import Freeze
 from hapi_splitter.freezing.model_checks import unwrapped
+from hapi_splitter.freezing.preserved_state import preserved_state
 from hapi_splitter.freezing.split_model import split
 from hapi_splitter.inputs.array_transform import ArrayTransform
 from hapi_splitter.inputs.augmentation import Augmentation
@@ -27,6 +30,8 @@ from hapi_splitter.inputs.image_transform import ImageTransform
 from hapi_splitter.inputs.sample_format import InputTransform
 from hapi_splitter.package.weights import tensor_bytes
 from hapi_splitter.package.writer import digest_of, write_package
+
+logger = logging.getLogger(__name__)
 
 AUTO = "auto"
 FREEZE = "freeze"
@@ -64,6 +69,7 @@ class FrozenRegion(ClientRegion):
 
     Raises:
         FreezeError: naming the value and valid names.
+        ClientError: ``bad_configuration`` naming device or transform.
     """
 
     def __init__(
@@ -71,7 +77,7 @@ class FrozenRegion(ClientRegion):
         model: torch.nn.Module | tuple[torch.nn.Module, torch.nn.Module],
         freeze: Freeze | None,
         transform: Any,
-        device: torch.device,
+        device: torch.device | str,
         forward_samples: int | None = None,
         augment: Augmentation | None = None,
         augment_period_epochs: int | None = None,
@@ -79,6 +85,7 @@ class FrozenRegion(ClientRegion):
         exporting: Callable[[], None] = lambda: None,
         image: str | None = None,
     ) -> None:
+        device = parse_device(device)
         parts = split(
             model,
             freeze,
@@ -109,6 +116,39 @@ class FrozenRegion(ClientRegion):
             "transform": transform,
             "augmentation": augmentation,
         }
+
+    def trainable_tail(self) -> torch.nn.Module:
+        """Returns the tail to train, with a warning if there is nothing to."""
+        if not any(each.requires_grad for each in self.tail.parameters()):
+            logger.warning(
+                "freeze %r leaves nothing to train: no parameter after it has "
+                "requires_grad; freeze an earlier module, or train a module "
+                "of your own on the features",
+                self.freeze,
+            )
+        return self.tail
+
+    @functools.cached_property
+    def num_outputs(self) -> int | None:
+        """Numbers that the tail yields for a sample; None if not a vector."""
+        last = self.num_cuts
+        features = torch.zeros(
+            1,
+            *self.cut_shape(last),
+            dtype=self.cut_dtype(last),
+            device=self.device,
+        )
+        with (
+            preserved_state(self.tail) as writes,
+            torch.compiler.set_stance("force_eager"),
+            torch.no_grad(),
+            suppress(Exception),  # of the user's code
+            writes,
+        ):
+            output = self.tail.eval()(features)
+            if isinstance(output, torch.Tensor) and output.dim() == 2:
+                return output.shape[1]
+        return None
 
     def check_encodings(
         self, encodings: Callable[[str], Sequence[str]]
@@ -248,12 +288,12 @@ def split_model(
         model,
         freeze,
         transform,
-        torch.device(device),
+        device,
         augment=augment,
         augment_period_epochs=augment_period_epochs,
         cache_directory=cache_directory,
     )
-    return frozen, frozen.tail
+    return frozen, frozen.trainable_tail()
 
 
 def _frozen_weights(
@@ -326,3 +366,21 @@ def input_transform(
             f"{error}; or give weights.transforms(), or an ArrayTransform "
             "for arrays",
         ) from error
+
+
+def parse_device(device: torch.device | str) -> torch.device:
+    """Returns a device of this machine, and allocates on it once.
+
+    Raises:
+        ClientError: ``bad_configuration`` for an unavailable device.
+    """
+    try:
+        found = torch.device(device)
+        torch.empty(0, device=found)
+    except (RuntimeError, AssertionError, TypeError) as error:
+        raise ClientError(
+            "bad_configuration",
+            f"device is {str(device)!r}: {error}; give 'cpu', or a GPU of "
+            "this machine, 'cuda' or 'cuda:1'",
+        ) from error
+    return found

@@ -17,6 +17,7 @@ from hapi_client.swift.connection import Connection
 from hapi_protocol.errors import (
     ClientError,
     HapiError,
+    NotFoundError,
     PackageError,
     RightsError,
     SourceChangedError,
@@ -98,7 +99,7 @@ def read_heads(
         except (PackageError, RightsError) as error:
             return error
         except SourceChangedError as error:
-            return RightsError(
+            return NotFoundError(
                 "not_found",
                 "it was replaced or deleted",
                 object_name=error.object_name,
@@ -193,9 +194,7 @@ def delete_package(
     """Deletes a package; returns False if it did not exist."""
     try:
         connection.delete(container, package.info.name)
-    except RightsError as error:
-        if error.status != 404:
-            raise
+    except NotFoundError:
         return False
     return True
 

@@ -11,7 +11,11 @@ from typing import Any, TypeAlias
 
 import torch
 
-from hapi_client.model.frozen_region import FrozenRegion, input_transform
+from hapi_client.model.frozen_region import (
+    FrozenRegion,
+    input_transform,
+    parse_device,
+)
 from hapi_client.model.torchvision_registry import build_model
 from hapi_protocol.errors import ClientError
 from hapi_splitter.freezing.split_model import default_freeze
@@ -104,10 +108,11 @@ def load_region(
     Raises:
         HapiError: naming the invalid value and a remedy.
     """
+    client_device = parse_device(device)
     model, published = source.build_with_transform()
     transform = transform or input_transform(published)
     freeze_point = parse_freeze(model, freeze, transform)
-    return FrozenRegion(model, freeze_point, transform, parse_device(device))
+    return FrozenRegion(model, freeze_point, transform, client_device)
 
 
 def imagenet_transform(size: int) -> ImageTransform:
@@ -162,22 +167,6 @@ def parse_freeze(
     if "," in freeze:
         return [name.strip() for name in freeze.split(",")]
     return freeze
-
-
-def parse_device(name: str) -> torch.device:
-    """Parses the name of a device and allocates on it once.
-
-    Raises:
-        ClientError: ``bad_configuration`` for an unavailable device.
-    """
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise ClientError(
-            "bad_configuration", f"device is {name!r}: {error}"
-        ) from error
-    return device
 
 
 def _own_model(text: str) -> Model:

@@ -32,6 +32,9 @@ class EpochOptions:
             set and readers.
         buffer_spans: width of the shuffle buffer, in spans.
         num_workers: loader workers that share the batches of a rank.
+
+    Raises:
+        ClientError: ``bad_configuration`` for no integer, or one too small.
     """
 
     batch_size: int = 32
@@ -39,6 +42,16 @@ class EpochOptions:
     partition: EpochPartition | None = None
     buffer_spans: int = DEFAULT_BUFFER_SPANS
     num_workers: int = 1
+
+    def __post_init__(self) -> None:
+        for name, minimum in (("batch_size", 1), ("seed", 0)):
+            value = to_integer(name, getattr(self, name))
+            if value < minimum:
+                raise ClientError(
+                    "bad_configuration",
+                    f"{name} is {value}; at least {minimum}",
+                )
+            object.__setattr__(self, name, value)
 
 
 @dataclass(frozen=True)
@@ -77,11 +90,7 @@ class Epochs:
     ) -> None:
         self._sizes = sizes
         self._data = data
-        self._options = replace(
-            options,
-            batch_size=to_integer("batch_size", options.batch_size),
-            seed=to_integer("seed", options.seed),
-        )
+        self._options = options
         self.loaded: DataState | None = None
         # True until a step is delivered: the loaded step is the first one.
         self._is_resuming = False

@@ -19,7 +19,11 @@ from hapi_client.swift.http_client import (
 from hapi_client.swift.response_body import ResponseBody
 from hapi_client.swift.traffic_counters import Traffic
 from hapi_client.swift.transport import CancelScope
-from hapi_protocol.errors import ClientError, RightsError, SourceChangedError
+from hapi_protocol.errors import (
+    ClientError,
+    NotFoundError,
+    SourceChangedError,
+)
 from hapi_protocol.headers import ByteRange, ModelPath
 
 LIST_LIMIT = 10_000
@@ -196,10 +200,8 @@ class SwiftAccount:
             headers = self._request_headers(
                 "HEAD", self._url(container), object_name=container
             )
-        except RightsError as error:
-            if error.status == 404:
-                return None
-            raise
+        except NotFoundError:
+            return None
         return headers.get("X-Container-Read", "")
 
     def list(self, container: str, prefix: str = "") -> Iterator[ObjectInfo]:
@@ -214,9 +216,8 @@ class SwiftAccount:
                     int(entry["bytes"]),
                     entry.get("last_modified", ""),
                 )
-        except RightsError as error:
-            if error.status == 404:
-                error.message = f"there is no container {container!r}"
+        except NotFoundError as error:
+            error.message = f"there is no container {container!r}"
             raise
 
     def containers(self) -> Iterator[ContainerInfo]:
@@ -278,10 +279,8 @@ class SwiftAccount:
                 read_seconds=seconds,
                 retry=seconds is None,
             )
-        except RightsError as error:
-            if error.status == 404:
-                return None
-            raise
+        except NotFoundError:
+            return None
         return ObjectInfo(
             name,
             headers.get("ETag", "").strip('"'),

@@ -12,13 +12,12 @@ that only validates packages does not need it.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import FunctionType, MappingProxyType
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -190,14 +189,18 @@ class ImageTransform:
             return cls(**huggingface_processor.transform_fields(preset))
         if torchvision_compose.is_composition(preset):
             return cls(**torchvision_compose.transform_fields(preset))
-        if isinstance(preset, functools.partial | FunctionType):
-            # Functions of an image are refused below.
-            with contextlib.suppress(TypeError):
-                preset = preset()
+        if (
+            isinstance(preset, functools.partial)
+            and preset.func is ImageClassification
+        ):
+            preset = preset()
         if not isinstance(preset, ImageClassification):
             raise TypeError(
-                f"a transform of type {type(preset).__name__} is not "
-                f"supported; {torchvision_compose.REMEDY}"
+                f"transform is {preset!r:.80}, which is not supported, "
+                "because the store does not run a user's code; give a "
+                "transform of timm or open_clip for evaluation, an image "
+                "processor of Hugging Face, or a Compose: "
+                f"{torchvision_compose.REMEDY}"
             )
         return cls(
             resize_size=_size(preset.resize_size),

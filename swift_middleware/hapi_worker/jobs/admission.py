@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from hapi_protocol.errors import (
     HapiError,
-    RightsError,
+    NotFoundError,
     ShareError,
     UnavailableError,
 )
@@ -190,13 +190,13 @@ class Admission:
         """Returns the granted job; each can be started once.
 
         Raises:
-            RightsError: ``not_found`` for unknown, expired, started jobs.
+            NotFoundError: for unknown, expired, started jobs.
         """
         with self._changed:
             self._drop_expired()
             job = self._jobs.get(job_id)
             if job is None or job.running:
-                raise RightsError(
+                raise NotFoundError(
                     "not_found",
                     f"there is no job {job_id[:64]!r} to start: a grant "
                     f"expires after {self._grant_seconds:g} s and starts "

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from hapi_protocol.errors import RightsError, TooSlowError, UnavailableError
+from hapi_protocol.errors import NotFoundError, TooSlowError, UnavailableError
 from hapi_protocol.job_messages import JobRequest, Usage
 
 MAX_ENDED = 1024
@@ -194,8 +194,7 @@ class JobAccounting:
         """Returns the usage record of a job; waits for its end.
 
         Raises:
-            RightsError: ``not_found``: the job has not started or is
-                forgotten.
+            NotFoundError: the job has not started or is forgotten.
             TooSlowError: the job did not end in ``seconds``.
             UnavailableError: too many queries wait already.
         """
@@ -250,8 +249,8 @@ class JobAccounting:
             self._ended.popitem(last=False)
 
 
-def _unknown(job_id: str) -> RightsError:
-    return RightsError(
+def _unknown(job_id: str) -> NotFoundError:
+    return NotFoundError(
         "not_found",
         f"the usage of job {job_id[:64]!r} is unknown: the job never started, "
         f"or ended more than {KEEP_SECONDS:g} s or {MAX_ENDED} jobs ago",

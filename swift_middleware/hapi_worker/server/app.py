@@ -23,6 +23,7 @@ from hapi_protocol.errors import (
     HapiError,
     InternalError,
     MethodError,
+    NotFoundError,
     RightsError,
 )
 from hapi_protocol.job_messages import (
@@ -134,7 +135,7 @@ class WorkerApp:
                 return self._route(request, GET=self._model, PUT=self._put)
             if path.startswith("/jobs/"):
                 return self._route(request, POST=self._stream, GET=self._usage)
-        raise RightsError("not_found", f"there is no path {path[:100]!r}")
+        raise NotFoundError("not_found", f"there is no path {path[:100]!r}")
 
     def _route(self, request: Any, **methods: Handler) -> Handler:
         method = methods.get(request.method)
@@ -221,7 +222,7 @@ class WorkerApp:
             identity = _identity(request)
         known = self._worker.models.known(identity)
         if known is None:
-            raise RightsError(
+            raise NotFoundError(
                 "not_found",
                 f"the model {identity.path} is not known to this worker",
                 object_name=identity.path,

@@ -40,7 +40,7 @@ CONTAINERS = Answer(
 
 
 ENVIRON = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-WITHOUT_CREDENTIALS = """
+RUN_COMMANDS = """
 import sys
 from hapi_client.cli import main
 
@@ -50,26 +50,41 @@ for words in sys.argv[1:]:
         main.main()
     except SystemExit as ended:
         status = ended.code
-    print(status, *sorted({"torch", "torchvision"} & set(sys.modules)))
+    slow = {"torch", "torchvision", "scipy", "pyarrow", "matplotlib"}
+    print(status, *sorted(slow & set(sys.modules)))
 """
+
+
+@pytest.fixture
+def data(swift):
+    """A Swift with an index of each data set."""
+    swift.script(Answer(200))
+
+
+def run_in_one_process(commands):
+    """Prints exit statuses and the slow modules that are imported."""
+    return subprocess.run(
+        [sys.executable, "-c", RUN_COMMANDS, *commands],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env={**os.environ, "PYTHONPATH": ENVIRON["PYTHONPATH"]},
+    )
 
 
 def test_missing_credentials_are_an_error_before_torch_is_imported(tmp_path):
     commands = (
         "train --data c/p --classes 2",
+        f"train --data c/p --classes 2 --report {tmp_path}/run.html",
         f"extract --data c/p {tmp_path}/features.npz",
         "plan resnet18 --data c/p",
+        f"plan resnet18 --data c/p --plot {tmp_path}/plan.html",
         f"upload {tmp_path} c/p",
         *("index c/p", "ls", "info", "doctor", "cache ls", "cache stats"),
         *("cache purge --yes", "models ls", "models rm --all --yes"),
+        "models publish resnet18",
     )
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_CREDENTIALS, *commands],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        env=ENVIRON,
-    )
+    done = run_in_one_process(commands)
     output = done.stdout.splitlines()
     assert [line for line in output if line[:2] == "1 "] == []
     assert output.count("1") == len(commands), done.stderr
@@ -81,6 +96,20 @@ def test_missing_credentials_are_an_error_before_torch_is_imported(tmp_path):
     assert all(line.startswith("hapi: ") for line in errors)
     assert all("(code bad_configuration)" in line for line in errors)
     assert any("no credentials" in line for line in output)
+
+
+def test_missing_container_is_an_error_before_torch_is_imported(
+    swift, tmp_path
+):
+    swift.script(Answer(404))
+    commands = (
+        "train --data c/p --classes 2",
+        f"extract --data c/p {tmp_path}/features.npz",
+        "plan resnet18 --data c/p",
+    )
+    done = run_in_one_process(commands)
+    assert done.stdout.splitlines() == ["1"] * len(commands), done.stderr
+    assert done.stderr.count("there is no container 'c'") == len(commands)
 
 
 def test_options_replace_variables(swift, hapi, monkeypatch, caplog, capsys):
@@ -134,7 +163,7 @@ clouds:
     ],
 )
 def test_train_refuses_wrong_options_before_it_works(
-    login, hapi, monkeypatch, capsys, words, message
+    data, hapi, monkeypatch, capsys, words, message
 ):
     monkeypatch.setattr(train_run, "build_model", None)
     assert hapi(*TRAIN, *words.split()) == 1
@@ -192,7 +221,7 @@ def test_demo_without_photographs_needs_data(monkeypatch):
     ],
 )
 def test_train_passes_augmentation_to_the_job(
-    login, hapi, monkeypatch, words, augment, period
+    data, hapi, monkeypatch, words, augment, period
 ):
     job = Mock(side_effect=ClientError("bad_configuration", "no job"))
     build_model = Mock(return_value=(None, None))
@@ -205,7 +234,7 @@ def test_train_passes_augmentation_to_the_job(
 
 
 def test_train_checks_space_for_the_model_before_it_trains(
-    login, hapi, monkeypatch, capsys, tmp_path
+    data, hapi, monkeypatch, capsys, tmp_path
 ):
     checked = []
 

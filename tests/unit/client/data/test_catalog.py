@@ -8,7 +8,7 @@ from hapi_client.data.catalog import IndexDifference, list_data_sets
 from hapi_client.data.dataset_summary import summarize_data_set
 from hapi_client.swift.swift_url import Location
 from hapi_protocol.data_index import DataIndex, IndexRow, ShardIndex
-from hapi_protocol.errors import RightsError
+from hapi_protocol.errors import NotFoundError
 from photos import tar_of
 from scripted_swift import Answer
 
@@ -91,5 +91,5 @@ def test_data_set_without_permission_to_list_is_summarized(swift, connection):
 
 def test_missing_container_is_an_error(swift, connection):
     swift.script(Answer(200, INDEX.to_bytes()), Answer(404))
-    with pytest.raises(RightsError, match="no container"):
+    with pytest.raises(NotFoundError, match="no container"):
         summarize_data_set(connection, Location("c", "p"))

@@ -55,6 +55,52 @@ def region_of(transform=SMALL, device=CPU, **options):
     return FrozenRegion(model, None, transform, device, **options)
 
 
+class Odd(Flat):
+    """A tail whose output is no vector, or that fails."""
+
+    def __init__(self, outputs):
+        super().__init__()
+        self.outputs = outputs
+
+    def forward(self, features):
+        return self.outputs(super().forward(features))
+
+
+@pytest.mark.parametrize(
+    ("outputs", "count"),
+    [
+        (nn.Dropout(), 3),
+        (lambda scores: scores[:, 0], None),
+        (lambda scores: {"logits": scores}, None),
+        (lambda scores: scores[1], None),  # fails for one sample
+    ],
+)
+def test_outputs_of_a_tail_are_counted_without_a_trace(outputs, count):
+    tail = Odd(outputs).train()
+    region = FrozenRegion((frozen_part(), tail), None, SMALL, CPU)
+    before = torch.get_rng_state()
+    assert region.num_outputs == count
+    assert tail.training
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("frozen", ["head", "body and head", "none"])
+def test_split_that_leaves_nothing_to_train_is_a_warning(frozen, caplog):
+    network = small_network()
+    network.requires_grad_(frozen != "body and head")
+    name = "head" if frozen == "head" else "body"
+    _, tail = split_model(network, name, transform=SMALL, cache_directory="")
+    trained = [each for each in tail.parameters() if each.requires_grad]
+    assert bool(trained) == (frozen == "none")
+    warnings = [
+        each.getMessage()
+        for each in caplog.records
+        if each.levelname == "WARNING"
+    ]
+    assert len(warnings) == (frozen != "none")
+    assert all(f"{name!r} leaves nothing to train" in w for w in warnings)
+
+
 def test_suffix_of_every_cut_gives_contiguous_features():
     region = region_of(forward_samples=2)
     images = torch.randn(3, 3, 32, 32)

@@ -18,6 +18,7 @@ from hapi_client.swift.transport import CancelScope
 from hapi_protocol.errors import (
     ClientError,
     HapiError,
+    NotFoundError,
     RightsError,
     TooSlowError,
     TruncatedStreamError,
@@ -139,7 +140,7 @@ def test_refusals_are_not_retried(swift, connection, status):
 def test_html_error_pages_become_text(swift, connection):
     page = b"<html><h1>Not Found</h1><p>No such thing.</p></html>"
     swift.script(Answer(404, page, {"Content-Type": "text/html"}))
-    with pytest.raises(RightsError, match="404: Not Found No such thing"):
+    with pytest.raises(NotFoundError, match="404: Not Found No such thing"):
         connection.open("c", "o")
 
 

@@ -164,10 +164,19 @@ def test_missing_integer_resize_in_json_means_floats():
 def test_from_preset_takes_the_weights_function_and_no_other():
     transform = ImageTransform.from_preset(ResNet18_Weights.DEFAULT.transforms)
     assert (transform.resize_size, transform.crop_size) == (256, 224)
-    with pytest.raises(TypeError, match="type Identity is not supported"):
-        ImageTransform.from_preset(lambda: torch.nn.Identity())
-    with pytest.raises(TypeError, match="type function is not supported"):
-        ImageTransform.from_preset(lambda image: image / 255)
+
+
+def test_from_preset_calls_no_other_function():
+    called = []
+
+    def function(*images):
+        called.append(images)
+        return ResNet18_Weights.DEFAULT.transforms()
+
+    for transform in (function, partial(function)):
+        with pytest.raises(TypeError, match=r"function.*; give a .* Compose"):
+            ImageTransform.from_preset(transform)
+    assert not called
 
 
 @pytest.mark.parametrize(

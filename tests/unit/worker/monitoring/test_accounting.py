@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from hapi_protocol.errors import RightsError, TooSlowError, UnavailableError
+from hapi_protocol.errors import NotFoundError, TooSlowError, UnavailableError
 from hapi_protocol.job_messages import Usage
 from hapi_worker.monitoring.accounting import (
     MAX_WAITING_QUERIES,
@@ -183,11 +183,11 @@ def test_old_records_are_dropped_by_age_and_by_number():
     for name in ("a", "b", "c"):
         ended(accounting, name)
         clock.now += 20
-    with pytest.raises(RightsError):
+    with pytest.raises(NotFoundError):
         accounting.find("a")
     assert accounting.find("b").samples == 3
     clock.now += 20
-    with pytest.raises(RightsError):
+    with pytest.raises(NotFoundError):
         accounting.find("b")
     assert accounting.find("c").samples == 3
 
