@@ -32,6 +32,9 @@ MAX_SPAN_SAMPLES = 64
 MAX_SPAN_BYTES = 16 * 1024 * 1024
 
 _METADATA = b"hapi.index"
+_DAMAGE = (LookupError, OSError, RecursionError, TypeError, ValueError)
+"""Exceptions of a damaged index, besides those of pyarrow."""
+_OPTIONAL_COLUMNS = ("label",)
 
 
 def _schema() -> pa.Schema:
@@ -221,9 +224,9 @@ class DataIndex:
                 facts = json.loads((reader.schema.metadata or {})[_METADATA])
                 if facts["version"] != INDEX_VERSION:
                     raise _bad_index(name, f"version {facts['version']!r}")
-                if reader.schema.names != _schema().names:
-                    raise _bad_index(name, f"columns {reader.schema.names}")
-                rows = (row for batch in reader for row in batch.to_pylist())
+                if not reader.schema.equals(_schema()):
+                    raise _bad_index(name, _columns_text(reader.schema))
+                rows = (row for batch in reader for row in _rows(batch))
                 objects = facts.get("objects", {})
                 shards = [
                     _with_etags(shard, objects[shard.name])
@@ -232,11 +235,12 @@ class DataIndex:
                     for shard in _group(rows, name)
                 ]
                 shards += _empty_shards(facts.get("empty", {}))
-        except (pa.ArrowException, KeyError, ValueError, OSError) as error:
+                class_names = tuple(map(str, facts.get("class_names", ())))
+        except (pa.ArrowException, *_DAMAGE) as error:
             raise _bad_index(name, str(error)) from error
         return cls(
             tuple(sorted(shards, key=lambda shard: shard.name)),
-            tuple(facts.get("class_names", ())),
+            class_names,
             str(facts.get("labels", DEFAULT_LABELS)),
             facts.get("labels_are_names") is True,
         )
@@ -299,6 +303,33 @@ def _shard_batch(shard: ShardIndex, schema: pa.Schema) -> pa.RecordBatch:
         pa.array([row.label for row in shard.rows], pa.int64()),
     ]
     return pa.record_batch(columns, schema=schema)
+
+
+def _columns_text(schema: pa.Schema) -> str:
+    columns = (f"{each.name} ({each.type})" for each in schema)
+    return f"columns {', '.join(columns):.500}"
+
+
+def _rows(batch: pa.RecordBatch) -> Iterator[dict[str, object]]:
+    """Yields the rows of a batch whose schema was checked.
+
+    Without the validation, changed bytes crash the process.
+    """
+    batch.validate(full=True)
+    columns = []
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        if column.null_count and name not in _OPTIONAL_COLUMNS:
+            raise ValueError(f"the column {name} has empty rows")
+        if hasattr(column, "dictionary"):
+            # One text for all its rows, however long it is.
+            texts = column.dictionary.to_pylist()
+            columns.append(
+                [texts[each] for each in column.indices.to_pylist()]
+            )
+        else:
+            columns.append(column.to_pylist())
+    for values in zip(*columns, strict=True):
+        yield dict(zip(batch.schema.names, values, strict=True))
 
 
 def _group(

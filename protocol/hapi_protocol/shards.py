@@ -6,9 +6,9 @@ convention), the rest is the extension.  Members that belong to no sample are
 passed over: directories, names without a dot, hidden files and folders
 (``._x.jpg``, ``.DS_Store``), ``__MACOSX``, volume labels and lists of folders.
 Links, devices and sparse members are refused.  Long names (GNU ``L``, POSIX
-``x``) are read by the standard library from a bounded number of bytes.  A
-member is read only if its header keeps all limits, so that a header cannot
-make the reader allocate the size it claims.
+``x``) are read from a bounded number of bytes, in linear time.  A member is
+read only if its header keeps all limits, so that a header cannot make the
+reader allocate the size it claims.
 """
 
 from __future__ import annotations
@@ -37,6 +37,9 @@ _EXTENDED_TYPES = (
     tarfile.GNUTYPE_LONGNAME,
     tarfile.GNUTYPE_LONGLINK,
 )
+_PAX_TYPES = (tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE)
+_PAX_LENGTH = re.compile(rb"([0-9]{1,9}) ")
+_PAX_SIZE = re.compile(rb"-?[0-9]{1,18}")
 _REGULAR_TYPES = (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE)
 _PASSED_TYPES = (b"V", b"D")
 """GNU tar's label of a volume, and its list of a folder's files."""
@@ -454,28 +457,29 @@ class _MemberReader:
 
     def _next_header(self) -> tuple[int, tarfile.TarInfo] | None:
         start = self.position
-        extended = b""
+        fields: dict[str, bytes] = {}
         while True:
-            block = self._read(BLOCK_BYTES, may_be_at_end=not extended)
+            is_first = self.position == start
+            block = self._read(BLOCK_BYTES, may_be_at_end=is_first)
             if not block:
                 return None
-            if block == _ZERO_BLOCK and not extended:
+            if block == _ZERO_BLOCK and is_first:
                 self._check_end()
                 return None
             info = self._parse_header(start, block)
             if info.type not in _EXTENDED_TYPES:
                 break
-            extended += block + self._extended(start, info, len(extended))
-        # Checked before names are resolved: that follows the maps of sparse
-        # members.
+            fields = self._extended_fields(start, info) | fields
+        if "path" in fields:
+            info.name = fields["path"].decode("utf-8", "surrogateescape")
+        if "size" in fields:
+            info.size = int(fields["size"])
         if not (info.isdir() or info.type in _REGULAR_TYPES + _PASSED_TYPES):
             raise self._damaged(
-                start, f"{info.name!r} is not a regular member"
+                start, f"{info.name!r:.200} is not a regular member"
             )
-        if extended:
-            info = self._resolve(start, extended + block)
-        if info.issparse():
-            raise self._damaged(start, f"{info.name!r} is sparse")
+        if any(field.startswith("GNU.sparse.") for field in fields):
+            raise self._damaged(start, f"{info.name!r:.200} is sparse")
         return start, info
 
     def _parse_header(self, start: int, block: bytes) -> tarfile.TarInfo:
@@ -487,33 +491,27 @@ class _MemberReader:
                 start, compressed or f"no tar header: {error}"
             ) from error
 
-    def _extended(
-        self, start: int, info: tarfile.TarInfo, so_far: int
-    ) -> bytes:
+    def _extended_fields(
+        self, start: int, info: tarfile.TarInfo
+    ) -> dict[str, bytes]:
+        """Reads an extended header; returns what it says of the member."""
         limit = self._limits.max_extended_header_bytes
-        total = so_far + BLOCK_BYTES + info.size
+        total = self.position - start + info.size
         if info.size < 0 or total > limit:
             raise self._over_limit(
                 start, f"extended headers of {total} bytes; at most {limit}"
             )
-        return self._read(_padded(info.size))
-
-    def _resolve(self, start: int, headers: bytes) -> tarfile.TarInfo:
+        data = self._read(_padded(info.size))[: info.size]
+        if info.type == tarfile.GNUTYPE_LONGNAME:
+            return {"path": data.partition(b"\0")[0]}
+        if info.type not in _PAX_TYPES:
+            return {}
         try:
-            with tarfile.open(
-                fileobj=io.BytesIO(headers),
-                mode="r:",
-                encoding="utf-8",
-                errors="surrogateescape",
-            ) as archive:
-                info = archive.next()
-        except (tarfile.TarError, ValueError, OverflowError) as error:
+            return _pax_fields(data)
+        except ValueError as error:
             raise self._damaged(
                 start, f"a broken extended header: {error}"
             ) from error
-        if info is None:
-            raise self._damaged(start, "a broken extended header")
-        return info
 
     def _name_parts(
         self, start: int, info: tarfile.TarInfo
@@ -599,6 +597,31 @@ def _belongs_to_no_sample(info: tarfile.TarInfo) -> bool:
         or "." not in info.name.rpartition("/")[2]
         or is_hidden(info.name)
     )
+
+
+def _pax_fields(data: bytes) -> dict[str, bytes]:
+    """Parses the records of a pax header, ``LENGTH KEYWORD=VALUE\\n`` each.
+
+    Not by the standard library, whose time grows with the square of the
+    number of digits (CVE-2024-6232) in supported releases.
+
+    Raises:
+        ValueError: names the byte of the record that is not valid.
+    """
+    fields = {}
+    position = 0
+    while data[position : position + 1] not in (b"", b"\0"):
+        length = _PAX_LENGTH.match(data, position)
+        end = position + int(length[1]) if length else 0
+        record = data[length.end() : end] if length else b""
+        keyword, _, value = record.partition(b"=")
+        if not keyword or not value.endswith(b"\n") or end > len(data):
+            raise ValueError(f"no pax record at byte {position}")
+        fields[keyword.decode("utf-8", "replace")] = value[:-1]
+        position = end
+    if not _PAX_SIZE.fullmatch(fields.get("size", b"0")):
+        raise ValueError(f"its size is {fields['size']!r:.40}")
+    return fields
 
 
 def _padded(size: int) -> int:

@@ -357,7 +357,7 @@ def test_table_labels_loose_images(connection, place, name, table):
     assert labels_of(f"{name}:kind") == ([1, 0], ("a", "b"))
     with pytest.raises(LabelError, match="has no field 'colour'"):
         labels_of(f"{name}:colour")
-    with pytest.raises(ClientError, match="samples of .* are loose objects"):
+    with pytest.raises(ClientError, match=r"samples of .* are loose objects"):
         labels_of("json:a")
 
 

@@ -361,7 +361,7 @@ WRONG_GRAPHS: Mapping[str, tuple[bytes, str]] = {
     "deep nesting": (b"[" * 1_000_000, "nested too deeply"),
     "huge integer": (
         b'{"weights":' + b"9" * 100_000 + b',"calls":[]}',
-        "not acceptable JSON",
+        "not acceptable JSON: 9{40} is out of range",
     ),
 }
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import logging
+import re
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -34,6 +36,7 @@ from hapi_protocol.errors import (
     DataIndexError,
     HapiError,
     RightsError,
+    TruncatedStreamError,
     UnsupportedError,
 )
 from hapi_protocol.headers import Annotation
@@ -58,6 +61,7 @@ MAX_ATTEMPTS = 3
 MAX_LISTED = 10_000
 """Maximum number of objects listed to find out why there is no index."""
 MAX_NAMED = 5
+_MD5 = re.compile("[0-9a-f]{32}")
 
 
 def load_index(connection: Connection, location: Location) -> DataIndex:
@@ -146,14 +150,39 @@ def _read_index(
             with connection.open(
                 location.container, location.index_name + suffix
             ) as body:
+                data = body.read()
+                _check_digest(location, data, body.headers)
                 return DataIndex.from_bytes(
-                    body.read(), name=f"{location}: the index"
+                    data, name=f"{location}: the index"
                 )
         except HapiError as error:
             # The body broke off: until there is one, requests are repeated.
             if not attempts_left or not is_retryable(error):
                 raise
     raise AssertionError("unreachable")
+
+
+def _check_digest(
+    location: Location, data: bytes, headers: Mapping[str, str]
+) -> None:
+    """Compares the index with its ETag, which is the MD5 of what was stored.
+
+    Raises:
+        TruncatedStreamError: it differs; another replica may be intact.
+    """
+    expected = headers.get("ETag", "").strip('"')
+    is_manifest = "X-Static-Large-Object" in headers
+    if is_manifest or not _MD5.fullmatch(expected):
+        return
+    found = hashlib.md5(data, usedforsecurity=False).hexdigest()
+    if found != expected:
+        raise TruncatedStreamError(
+            "truncated",
+            f"{location}: the index is damaged: its {len(data)} bytes have "
+            f"the MD5 {found}, and {expected} was stored; if this stays so, "
+            f"rewrite it with 'hapi index {location}'",
+            object_name=location.index_name,
+        )
 
 
 def store_index(
@@ -169,6 +198,7 @@ def store_index(
         io.BytesIO(data),
         len(data),
         content_type=CONTENT_TYPE_INDEX,
+        md5=hashlib.md5(data, usedforsecurity=False).hexdigest(),
     )
 
 

@@ -8,6 +8,9 @@ from typing import Any
 
 from hapi_protocol.errors import PackageError
 
+MAX_DIGITS = 20
+"""Longest integer; those of 64 bits are shorter."""
+
 
 def parse_json(data: bytes, name: str, max_bytes: int) -> Any:
     """Parses JSON.
@@ -34,6 +37,7 @@ def parse_json(data: bytes, name: str, max_bytes: int) -> Any:
             object_pairs_hook=_unique_keys,
             parse_constant=_refuse_constant,
             parse_float=_finite,
+            parse_int=_bounded,
         )
     except RecursionError:
         raise PackageError(
@@ -54,6 +58,13 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _refuse_constant(text: str) -> Any:
     raise ValueError(f"{text} is not a number")
+
+
+def _bounded(text: str) -> int:
+    # The time to read a number grows with the square of its length.
+    if len(text) > MAX_DIGITS:
+        raise ValueError(f"{text:.40} is out of range")
+    return int(text)
 
 
 def _finite(text: str) -> float:

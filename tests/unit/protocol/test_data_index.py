@@ -1,8 +1,12 @@
 """The index of a data set: round trips, spans, damage."""
 
+import contextlib
 import io
+import tracemalloc
 from dataclasses import replace
+from random import Random
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -69,10 +73,39 @@ def _with_rows(*rows):
     return DataIndex((ShardIndex("a.tar", "e", rows),)).to_bytes()
 
 
+def _with_column(name, values, facts=b'{"version": 1}'):
+    """An index of two samples in which one column is another."""
+    with pa.ipc.open_stream(
+        _with_rows(IndexRow(0, "k", 0, 9, 0), IndexRow(1, "l", 9, 9, 0))
+    ) as reader:
+        batch = reader.read_next_batch()
+    place = batch.schema.get_field_index(name)
+    batch = batch.set_column(place, name, values)
+    schema = batch.schema.with_metadata({b"hapi.index": facts})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, schema) as writer:
+        writer.write_batch(batch.replace_schema_metadata(schema.metadata))
+    return sink.getvalue().to_pybytes()
+
+
+KEYS = pa.array(["k", "l"])
+INT64 = pa.array([0, 9], pa.int64())
+
+
 @pytest.mark.parametrize(
     "data",
     [
         b"",
+        _with_column("key", KEYS.cast(pa.large_utf8())),
+        _with_column("offset", INT64.cast(pa.int32())),
+        _with_column("offset", INT64.cast(pa.date64())),
+        _with_column("shard", pa.array(["a.tar"] * 2)),
+        _with_column("key", pa.array(["k", None])),
+        _with_column("length", pa.array([9, None])),
+        _with_column("shard", pa.array(["a.tar", None]).dictionary_encode()),
+        _with_column("key", KEYS, b"[" * 50_000),
+        _with_column("key", KEYS, b"[1]"),
+        _with_column("key", KEYS, b'{"version": 1, "class_names": 5}'),
         b"no arrow",
         INDEX.to_bytes()[:200],
         INDEX.to_bytes().replace(b'"version": 1', b'"version": 7'),
@@ -85,3 +118,27 @@ def _with_rows(*rows):
 def test_damaged_index_is_refused_by_name(data):
     with pytest.raises(DataIndexError, match="my-index"):
         DataIndex.from_bytes(data, name="my-index")
+
+
+def test_changed_bits_of_an_index_never_end_the_process():
+    random, whole = Random(0), INDEX.to_bytes()
+    for _ in range(10_000):
+        data = bytearray(whole)
+        for _ in range(random.choice((1, 1, 2))):
+            data[random.randrange(len(data))] ^= 1 << random.randrange(8)
+        with contextlib.suppress(DataIndexError):
+            DataIndex.from_bytes(bytes(data))
+
+
+def test_long_names_are_kept_once():
+    shard = ShardIndex(
+        "n" * 10_000,
+        "e",
+        tuple(IndexRow(i, f"{i}", i, 1, None) for i in range(10_000)),
+    )
+    data = DataIndex((shard,)).to_bytes()
+    tracemalloc.start()
+    assert len(DataIndex.from_bytes(data)) == 10_000
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 20_000_000

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+from types import MappingProxyType
 
 import pytest
 
@@ -30,6 +31,10 @@ def index_of(folder, names, labels, class_names=()):
 CONTAINERS = ("photos", "/AUTH_other/photos")
 
 
+class Body(io.BytesIO):
+    headers = MappingProxyType({})
+
+
 class Store:
     """A store with the indexes of data sets and nothing else."""
 
@@ -41,7 +46,7 @@ class Store:
         folder = name.rpartition("/")[0]
         if container not in CONTAINERS or folder not in self.indexes:
             raise RightsError("not_found", "no such object")
-        yield io.BytesIO(self.indexes[folder].to_bytes())
+        yield Body(self.indexes[folder].to_bytes())
 
     def list(self, container, prefix=""):
         return iter(())

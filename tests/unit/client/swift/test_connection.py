@@ -1,5 +1,6 @@
 """Requests to a scripted server that fails in every known way."""
 
+import hashlib
 import io
 import json
 import threading
@@ -15,6 +16,7 @@ from hapi_client.swift.http_client import ConnectionOptions
 from hapi_client.swift.retry import Backoff
 from hapi_client.swift.swift_url import Location
 from hapi_client.swift.transport import CancelScope
+from hapi_protocol.data_index import DataIndex, IndexRow, ShardIndex
 from hapi_protocol.errors import (
     ClientError,
     HapiError,
@@ -328,6 +330,33 @@ def list_objects(connection):
 
 def find_index(connection):
     return load_index(connection, Location("c"))
+
+
+def index_answer(body):
+    intact = hashlib.md5(INDEX, usedforsecurity=False).hexdigest()
+    return Answer(200, body, {**TRANS_ID, "ETag": f'"{intact}"'})
+
+
+INDEX = DataIndex(
+    (ShardIndex("a.tar", "e", (IndexRow(0, "k", 0, 512, 1),)),)
+).to_bytes()
+CHANGED = INDEX.replace(b"a.tar", b"b.tar")
+
+
+def test_index_that_differs_from_its_etag_is_read_again(swift, connection):
+    swift.script(index_answer(CHANGED), index_answer(INDEX))
+    assert find_index(connection) == DataIndex.from_bytes(INDEX)
+    assert len(swift.requests) == 2
+
+
+def test_index_that_stays_damaged_is_refused_with_the_remedy(
+    swift, connection
+):
+    swift.script(index_answer(CHANGED))
+    with pytest.raises(HapiError, match=r"MD5 .* 'hapi index swift") as caught:
+        find_index(connection)
+    assert caught.value.trans_id == "tx1"
+    assert len(swift.requests) == 3
 
 
 def get_features(connection):
