@@ -98,6 +98,8 @@ def read_features(stream: Any) -> FeatureStreamReader:
 
 
 def _read_batch(batch: Any, timings: bytes | None) -> FeatureBatch:
+    # Else changed offsets are followed out of the buffers.
+    batch.validate(full=True)
     columns = {
         name: batch.column(name).to_pylist()
         for name in batch.schema.names

@@ -218,7 +218,7 @@ def job() -> bytes:
         source_length_bytes=10,
         trans_id="tx",
     )
-    return fields.to_json().encode()
+    return fields.to_body()
 
 
 def image(kind: str) -> bytes:
@@ -249,7 +249,7 @@ READERS = {
         lambda data: list(iter_objects(io.BytesIO(data), 2, 1000)),
         AnnotationError,
     ),
-    "job": (job, JobRequest.from_json, AnnotationError),
+    "job": (job, JobRequest.from_body, AnnotationError),
 }
 
 
