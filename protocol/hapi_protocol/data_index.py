@@ -25,16 +25,18 @@ if TYPE_CHECKING:
 INDEX_NAME = "hapi-index.arrow"
 """Base name of the index object, after the data set's prefix."""
 
-INDEX_VERSION = 1
+INDEX_VERSION = 2
+"""Version 1 has no column ``crc32``."""
 MAX_SPAN_SAMPLES = 64
 MAX_SPAN_BYTES = 16 * 1024 * 1024
 
 _METADATA = b"hapi.index"
 
 
-def _schema() -> pa.Schema:
+def _schema(version: int = INDEX_VERSION) -> pa.Schema:
     import pyarrow as pa
 
+    checks = [pa.field("crc32", pa.uint32())] if version > 1 else []
     return pa.schema(
         [
             pa.field("shard", pa.dictionary(pa.int32(), pa.utf8())),
@@ -44,6 +46,7 @@ def _schema() -> pa.Schema:
             pa.field("offset", pa.int64()),
             pa.field("length", pa.int64()),
             pa.field("label", pa.int64()),
+            *checks,
         ]
     )
 
@@ -58,6 +61,8 @@ class IndexRow:
         offset: first byte of its members in the shard.
         length: number of bytes of its members, with headers and padding.
         label: integer label, if it has one.
+        crc32: see :class:`hapi_protocol.shards.Sample`; None in an index of
+            version 1.
     """
 
     sample: int
@@ -65,6 +70,7 @@ class IndexRow:
     offset: int
     length: int
     label: int | None
+    crc32: int | None = None
 
 
 @dataclass(frozen=True)
@@ -80,6 +86,10 @@ class ShardIndex:
     name: str
     etag: str
     rows: tuple[IndexRow, ...]
+
+    @property
+    def has_checksums(self) -> bool:
+        return all(row.crc32 is not None for row in self.rows)
 
 
 @dataclass(frozen=True)
@@ -98,6 +108,12 @@ class Span:
     def byte_range(self) -> ByteRange:
         last = self.rows[-1]
         return ByteRange(self.rows[0].offset, last.offset + last.length - 1)
+
+    @property
+    def crc32s(self) -> tuple[int, ...]:
+        """CRC-32 of each sample; empty if the index has none."""
+        found = [row.crc32 for row in self.rows if row.crc32 is not None]
+        return tuple(found) if len(found) == len(self.rows) else ()
 
     def __str__(self) -> str:
         """The span as text: ``train/0003.tar 0-63``."""
@@ -129,6 +145,11 @@ class DataIndex:
     def etags(self) -> Mapping[str, str]:
         """ETag of each shard, by name."""
         return {shard.name: shard.etag for shard in self.shards}
+
+    @property
+    def unchecked_shards(self) -> int:
+        """Number of shards whose samples have no checksums."""
+        return sum(not shard.has_checksums for shard in self.shards)
 
     def spans(
         self,
@@ -179,9 +200,10 @@ class DataIndex:
         try:
             with pa.ipc.open_stream(data) as reader:
                 facts = json.loads((reader.schema.metadata or {})[_METADATA])
-                if facts["version"] != INDEX_VERSION:
-                    raise _bad_index(name, f"version {facts['version']!r}")
-                if reader.schema.names != _schema().names:
+                version = facts["version"]
+                if version not in range(1, INDEX_VERSION + 1):
+                    raise _bad_index(name, f"version {version!r}")
+                if reader.schema.names != _schema(version).names:
                     raise _bad_index(name, f"columns {reader.schema.names}")
                 rows = (row for batch in reader for row in batch.to_pylist())
                 shards = tuple(_group(rows, name))
@@ -201,7 +223,7 @@ class DataIndex:
 def _bad_index(name: str, reason: str) -> DataIndexError:
     return DataIndexError(
         "bad_index",
-        f"{name} is not an index of version {INDEX_VERSION}: {reason}; "
+        f"{name} is no index of version 1 to {INDEX_VERSION}: {reason}; "
         "rewrite it with 'hapi index'",
         object_name=name,
     )
@@ -236,6 +258,7 @@ def _shard_batch(shard: ShardIndex, schema: pa.Schema) -> pa.RecordBatch:
         pa.array([row.offset for row in shard.rows], pa.int64()),
         pa.array([row.length for row in shard.rows], pa.int64()),
         pa.array([row.label for row in shard.rows], pa.int64()),
+        pa.array([row.crc32 for row in shard.rows], pa.uint32()),
     ]
     return pa.record_batch(columns, schema=schema)
 

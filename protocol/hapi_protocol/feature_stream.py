@@ -4,11 +4,11 @@ Columns ``index: int32``, ``key: utf8``, ``label: int64?``, ``meta: utf8?``,
 ``error: utf8?`` and ``features: fixed_shape_tensor?``, which is null exactly
 if ``error`` is set.  uint8 features have ``scale`` and ``zero``: float32 lists
 of fixed size, one value per group of the sample.  Buffers are compressed as
-the encoding says.  An index stream has ``offset: int64`` and ``length: int64``
-instead of ``features``.  Each batch has this request's seconds per stage in
-its ``custom_metadata``; in a stream that is being cached, a batch of zero rows
-after it has them.  The last message is a batch of zero rows with the summary;
-a stream without it is truncated.
+the encoding says.  An index stream has ``offset: int64``, ``length: int64``
+and ``crc32: uint32`` instead of ``features``.  Each batch has this request's
+seconds per stage in its ``custom_metadata``; in a stream that is being cached,
+a batch of zero rows after it has them.  The last message is a batch of zero
+rows with the summary; a stream without it is truncated.
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ _ROW_FIELDS = (
 _OFFSET_FIELDS = (
     pa.field("offset", pa.int64(), nullable=False),
     pa.field("length", pa.int64(), nullable=False),
+    pa.field("crc32", pa.uint32(), nullable=False),
 )
 
 
@@ -71,6 +72,7 @@ class Row:
             may cure aborts the stream instead.
         offset: first byte in the shard; index streams only.
         length: length in bytes; index streams only.
+        crc32: see :class:`hapi_protocol.shards.Sample`; index streams only.
     """
 
     index: int
@@ -80,6 +82,7 @@ class Row:
     error: str | None = None
     offset: int = 0
     length: int = 0
+    crc32: int = 0
 
 
 @dataclass(frozen=True)

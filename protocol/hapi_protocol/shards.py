@@ -15,6 +15,7 @@ import io
 import json
 import tarfile
 import zipfile
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -100,6 +101,7 @@ class Sample:
         offset: byte of the shard at which its first tar header begins.
         length: bytes up to the end of its last member's padding.
         members: content by extension.
+        crc32: CRC-32 of its members, with headers and padding.
         error: reason why the sample cannot be used, if it is known before
             decoding; never set for samples of shards.
     """
@@ -110,6 +112,7 @@ class Sample:
     length: int = 0
     members: dict[str, bytes] = field(default_factory=dict)
     error: str | None = None
+    crc32: int = 0
 
     def member(self, medium: Medium) -> bytes | None:
         """Content of the first member of this medium, or None.
@@ -226,7 +229,9 @@ def iter_samples(
             index = first_index if sample is None else sample.index + 1
             sample = Sample(index, member.key, member.offset)
         reader.check_fits(member, sample)
-        sample.members[member.extension] = reader.content(member)
+        sample.members[member.extension], sample.crc32 = reader.content(
+            member, sample.crc32
+        )
         sample.length = reader.position - sample.offset
     if sample is not None:
         yield sample
@@ -251,6 +256,8 @@ class _MemberReader:
         self._stream = stream
         self._name = name
         self._limits = limits
+        self._header: bytes | None = None
+        """The header that is being read, with its extended headers."""
         self.position = offset
 
     def members(self) -> Iterator[_Member]:
@@ -294,11 +301,17 @@ class _MemberReader:
                 f"more; at most {limits.max_sample_bytes}",
             )
 
-    def content(self, member: _Member) -> bytes:
-        """Reads the member's content, and its padding."""
+    def content(self, member: _Member, crc32: int) -> tuple[bytes, int]:
+        """Reads the member's content, and its padding.
+
+        Also returns ``crc32`` continued with header, content and padding.
+        """
+        header, self._header = self._header or b"", None
         data = self._read(member.size)
-        self._read(_padded(member.size) - member.size)
-        return data
+        padding = self._read(_padded(member.size) - member.size)
+        for each in (header, data, padding):
+            crc32 = zlib.crc32(each, crc32)
+        return data, crc32
 
     def _next_header(self) -> tuple[int, tarfile.TarInfo] | None:
         start = self.position
@@ -408,7 +421,12 @@ class _MemberReader:
                 self.position, f"the shard ends {missing} bytes too early"
             )
         self.position += size - missing
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        if may_be_at_end:
+            self._header = data
+        elif self._header is not None:
+            self._header += data
+        return data
 
     def _damaged(self, offset: int, what: str) -> UnsupportedError:
         return self._error("damaged_shard", offset, what)

@@ -81,7 +81,7 @@ def summarize_data_set(
     return DataSetSummary(
         location=location,
         index=_state(index, listed),
-        index_version=INDEX_VERSION,
+        index_version=1 if index.unchecked_shards else INDEX_VERSION,
         stored=next(
             (e.stored for e in listed or () if e.name == location.index_name),
             "",

@@ -70,7 +70,19 @@ def load_index(connection: Connection, location: Location) -> DataIndex:
             f"the index of {location} has no samples",
             object_name=location.index_name,
         )
+    if index.unchecked_shards:
+        logger.warning("%s", unchecked_text(location, index))
     return index
+
+
+def unchecked_text(location: Location, index: DataIndex) -> str:
+    """Says what an index of version 1 lacks."""
+    return (
+        f"the index of {location} has no checksums for "
+        f"{index.unchecked_shards} of {len(index.shards)} shards, so that "
+        "damage on the store's disks is not noticed; add them with "
+        f"'hapi index {location}'"
+    )
 
 
 def _missing_index_text(connection: Connection, location: Location) -> str:
@@ -175,14 +187,21 @@ def sample_row(sample: Sample) -> NamedRow:
     """Makes the index row of a local sample."""
     label, meta = sample.label_and_meta()
     row = IndexRow(
-        sample.index, sample.key, sample.offset, sample.length, label
+        sample.index,
+        sample.key,
+        sample.offset,
+        sample.length,
+        label,
+        sample.crc32,
     )
     return NamedRow(row, _class_name(label, meta))
 
 
 def stream_row(row: Row) -> NamedRow:
     """Makes the index row of a row of the store's index stream."""
-    index_row = IndexRow(row.index, row.key, row.offset, row.length, row.label)
+    index_row = IndexRow(
+        row.index, row.key, row.offset, row.length, row.label, row.crc32
+    )
     return NamedRow(index_row, _class_name(row.label, row.meta))
 
 
@@ -255,8 +274,8 @@ def update_index(
 ) -> IndexReport:
     """Updates the index of a data set; the store reads the shards.
 
-    Shards whose ETag is in the index are skipped.  The index is stored once,
-    at the end.
+    Shards whose ETag and checksums are in the index are skipped.  The index
+    is stored once, at the end.
 
     Args:
         connection: connection to the account.
@@ -275,7 +294,8 @@ def update_index(
             f"{location} has no object ending in {SHARD_SUFFIX}",
         )
     old = find_index(connection, location) or DataIndex(())
-    changed = [s for s in shards if old.etags.get(s.name) != s.etag]
+    complete = {s.name: s.etag for s in old.shards if s.has_checksums}
+    changed = [s for s in shards if complete.get(s.name) != s.etag]
     rows = []
     for shard in changed:
         on_shard(shard.name)

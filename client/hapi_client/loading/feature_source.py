@@ -79,6 +79,7 @@ class FeatureRequestSpec:
             transform=transform_text(training),
             samples=span.samples,
             byte_range=span.byte_range,
+            crc32s=span.crc32s,
             if_source_etag=span.etag,
             cache=self.cache,
         )

@@ -33,6 +33,7 @@ from hapi_client.swift.retry import Backoff, is_retryable
 from hapi_client.swift.transport import CancelScope
 from hapi_protocol.data_index import Span
 from hapi_protocol.errors import HapiError
+from hapi_protocol.sample_checks import check_samples
 from hapi_protocol.shards import IMAGE, Medium, Sample, iter_samples
 from hapi_protocol.transforms import Training
 from hapi_splitter.inputs.image_decode import SampleError
@@ -183,6 +184,7 @@ class RawSource:
         started = time.monotonic()
         stored = self._stored(training)
         data = stored.get(span) if stored else None
+        is_new = data is None
         read_seconds, early_bytes = 0.0, 0
         if data is not None:
             self._counters.add(local_reads=len(span.rows))
@@ -193,18 +195,10 @@ class RawSource:
             if data is None:
                 data = self._read(span)
             read_seconds = time.monotonic() - started
-            if stored:
-                stored.put(span, data)
         with self._concurrency.decoding():
-            samples = list(
-                iter_samples(
-                    io.BytesIO(data),
-                    name=f"{self._container}/{span.shard}",
-                    first_index=span.rows[0].sample,
-                    first_offset=span.rows[0].offset,
-                )
-            )
-            check_keys(span, [(each.index, each.key) for each in samples])
+            samples = self._samples(span, data)
+            if stored and is_new:
+                stored.put(span, data)
             loaded, decode_cpu_seconds = self._decode(
                 span, samples, scope, training
             )
@@ -218,6 +212,18 @@ class RawSource:
                 decode_cpu_seconds=decode_cpu_seconds,
             ),
         )
+
+    def _samples(self, span: Span, data: bytes) -> list[Sample]:
+        name = f"{self._container}/{span.shard}"
+        read = iter_samples(
+            io.BytesIO(data),
+            name=name,
+            first_index=span.rows[0].sample,
+            first_offset=span.rows[0].offset,
+        )
+        samples = list(check_samples(read, span.crc32s, name))
+        check_keys(span, [(each.index, each.key) for each in samples])
+        return samples
 
     def _read(self, span: Span) -> bytes:
         with self._concurrency.reading(span.byte_range.length_bytes) as ending:

@@ -141,6 +141,7 @@ class FeatureHandler:
 
     def _etag_before_job(
         self, job: JobRequest, *, is_needed: bool
+            crc32s=annotation.crc32s,
     ) -> str | None:
         """The answer's ETag, if it is known without computing.
 

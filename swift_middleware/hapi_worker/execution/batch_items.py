@@ -71,4 +71,5 @@ def row_of(sample: Sample) -> Row:
         error=sample.error,
         offset=sample.offset,
         length=sample.length,
+        crc32=sample.crc32,
     )

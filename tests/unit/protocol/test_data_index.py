@@ -2,6 +2,7 @@
 
 import io
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,9 +17,12 @@ INDEX = DataIndex(
         ShardIndex(
             "a.tar",
             "e1",
-            tuple(IndexRow(i, f"k{i}", i * 100, 100, i) for i in range(7)),
+            tuple(
+                IndexRow(i, f"k{i}", i * 100, 100, i, crc32=2**32 - 1 - i)
+                for i in range(7)
+            ),
         ),
-        ShardIndex("b.tar", "e2", (IndexRow(0, "k", 0, 5000, None),)),
+        ShardIndex("b.tar", "e2", (IndexRow(0, "k", 0, 5000, None, 0),)),
     ),
     ("cat", "dog"),
 )
@@ -30,6 +34,25 @@ def test_index_survives_its_own_bytes():
     assert INDEX.etags == {"a.tar": "e1", "b.tar": "e2"}
     new = ShardIndex("a.tar", "e9", (IndexRow(0, "z", 0, 9, 1),))
     assert INDEX.replace([new]).shards == (new, INDEX.shards[1])
+
+
+def test_index_of_version_1_works_without_checksums():
+    with pa.ipc.open_stream(INDEX.to_bytes()) as reader:
+        table = reader.read_all().drop_columns("crc32")
+    sink = pa.BufferOutputStream()
+    facts = b'{"version": 1, "class_names": ["cat", "dog"]}'
+    schema = table.schema.with_metadata({b"hapi.index": facts})
+    with pa.ipc.new_stream(sink, schema) as writer:
+        writer.write_table(table.cast(schema))
+    old = DataIndex.from_bytes(sink.getvalue().to_pybytes())
+    assert old.unchecked_shards == 2
+    assert all(span.crc32s == () for span in old.spans())
+    assert [s.etag for s in old.shards] == ["e1", "e2"]
+    # Mixed, it can be stored again.
+    mixed = old.replace(INDEX.shards[:1])
+    assert DataIndex.from_bytes(mixed.to_bytes()) == mixed
+    assert mixed.unchecked_shards == 1
+    assert mixed.spans()[0].part(5, 7).crc32s == (2**32 - 6, 2**32 - 7)
 
 
 @given(st.integers(1, 10), st.integers(50, 900))
@@ -62,7 +85,7 @@ def _with_rows(*rows):
         b"",
         b"no arrow",
         INDEX.to_bytes()[:200],
-        INDEX.to_bytes().replace(b'"version": 1', b'"version": 7'),
+        INDEX.to_bytes().replace(b'"version": 2', b'"version": 7'),
         feature_stream(),
         _with_rows(IndexRow(1, "k", 0, 10, None)),
         _with_rows(IndexRow(0, "k", 0, 0, None)),
