@@ -193,6 +193,7 @@ class JobGrant(JsonMessage):
         model_digest: sha256 of the package; None for ``index`` jobs.
         numerics_tag: numerics class, versions and device kind, part of the
             feature ETag.
+        lifetime_seconds: time after which an unused grant lapses.
     """
 
     NAME = "job grant"
@@ -201,6 +202,7 @@ class JobGrant(JsonMessage):
     grant_bytes: int
     model_digest: str | None
     numerics_tag: str
+    lifetime_seconds: float
 
 
 @dataclass(frozen=True)
