@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 INDEX_NAME = "hapi-index.arrow"
 """Base name of the index object, after the data set's prefix."""
 
-INDEX_VERSION = 1
+INDEX_VERSION = 2
+"""Version 1 has no column ``crc32``."""
 DEFAULT_LABELS = "cls"
 """Where labels come from: the ``.cls`` member, or the field of ``.json``."""
 MAX_SPAN_SAMPLES = 64
@@ -34,12 +35,13 @@ MAX_SPAN_BYTES = 16 * 1024 * 1024
 _METADATA = b"hapi.index"
 _DAMAGE = (LookupError, OSError, RecursionError, TypeError, ValueError)
 """Exceptions of a damaged index, besides those of pyarrow."""
-_OPTIONAL_COLUMNS = ("label",)
+_OPTIONAL_COLUMNS = ("label", "crc32")
 
 
-def _schema() -> pa.Schema:
+def _schema(version: int = INDEX_VERSION) -> pa.Schema:
     import pyarrow as pa
 
+    checks = [pa.field("crc32", pa.uint32())] if version > 1 else []
     return pa.schema(
         [
             pa.field("shard", pa.dictionary(pa.int32(), pa.utf8())),
@@ -49,6 +51,7 @@ def _schema() -> pa.Schema:
             pa.field("offset", pa.int64()),
             pa.field("length", pa.int64()),
             pa.field("label", pa.int64()),
+            *checks,
         ]
     )
 
@@ -63,6 +66,8 @@ class IndexRow:
         offset: first byte of its members in the shard.
         length: number of bytes of its members, with headers and padding.
         label: integer label, if it has one.
+        crc32: see :class:`hapi_protocol.shards.Sample`; None in an index of
+            version 1.
         etag: bare ETag of the object that the sample is, if its shard is a
             group of objects; ``key`` is then the object's name, and offsets
             count the bytes of the group.
@@ -73,6 +78,7 @@ class IndexRow:
     offset: int
     length: int
     label: int | None
+    crc32: int | None = None
     etag: str | None = None
 
 
@@ -89,6 +95,13 @@ class ShardIndex:
     name: str
     etag: str
     rows: tuple[IndexRow, ...]
+
+    @property
+    def has_checksums(self) -> bool:
+        """True if each sample has a CRC-32, or an ETag of its own."""
+        return all(
+            row.crc32 is not None or row.etag is not None for row in self.rows
+        )
 
 
 @dataclass(frozen=True)
@@ -126,6 +139,12 @@ class Span:
         """``container/shard``."""
         return f"{self.container}/{self.shard}"
 
+    @property
+    def crc32s(self) -> tuple[int, ...]:
+        """CRC-32 of each sample; empty if the index has none."""
+        found = [row.crc32 for row in self.rows if row.crc32 is not None]
+        return tuple(found) if len(found) == len(self.rows) else ()
+
     def __str__(self) -> str:
         """The span as text: ``train/0003.tar 0-63``."""
         return f"{self.shard} {self.samples}"
@@ -161,6 +180,11 @@ class DataIndex:
     def etags(self) -> Mapping[str, str]:
         """ETag of each shard, by name."""
         return {shard.name: shard.etag for shard in self.shards}
+
+    @property
+    def unchecked_shards(self) -> int:
+        """Number of shards whose samples have no checksums."""
+        return sum(not shard.has_checksums for shard in self.shards)
 
     def spans(
         self,
@@ -222,9 +246,10 @@ class DataIndex:
         try:
             with pa.ipc.open_stream(data) as reader:
                 facts = json.loads((reader.schema.metadata or {})[_METADATA])
-                if facts["version"] != INDEX_VERSION:
-                    raise _bad_index(name, f"version {facts['version']!r}")
-                if not reader.schema.equals(_schema()):
+                version = facts["version"]
+                if version not in range(1, INDEX_VERSION + 1):
+                    raise _bad_index(name, f"version {version!r}")
+                if not reader.schema.equals(_schema(version)):
                     raise _bad_index(name, _columns_text(reader.schema))
                 rows = (row for batch in reader for row in _rows(batch))
                 objects = facts.get("objects", {})
@@ -254,7 +279,7 @@ class DataIndex:
 def _bad_index(name: str, reason: str) -> DataIndexError:
     return DataIndexError(
         "bad_index",
-        f"{name} is not an index of version {INDEX_VERSION}: {reason}; "
+        f"{name} is no index of version 1 to {INDEX_VERSION}: {reason}; "
         "rewrite it with 'hapi index'",
         object_name=name,
     )
@@ -301,6 +326,7 @@ def _shard_batch(shard: ShardIndex, schema: pa.Schema) -> pa.RecordBatch:
         pa.array([row.offset for row in shard.rows], pa.int64()),
         pa.array([row.length for row in shard.rows], pa.int64()),
         pa.array([row.label for row in shard.rows], pa.int64()),
+        pa.array([row.crc32 for row in shard.rows], pa.uint32()),
     ]
     return pa.record_batch(columns, schema=schema)
 

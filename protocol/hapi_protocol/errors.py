@@ -82,6 +82,7 @@ CODES: Mapping[str, int] = MappingProxyType(
         "queue_full": 503,
         "draining": 503,
         "service_unavailable": 503,
+        "source_damaged": 503,
         "too_slow": 504,
         "truncated": 0,
         "bad_index": 0,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 
-from hapi_protocol.headers import ByteRange, SampleRange
+from hapi_protocol.headers import ByteRange, SampleRange, format_crc32s
 
 
 def feature_etag(
@@ -36,15 +37,21 @@ def feature_etag(
     return f'W/"{hashlib.sha256(text.encode()).hexdigest()}"'
 
 
-def cache_key(etag: str, byte_range: ByteRange | None) -> str:
+def cache_key(
+    etag: str, byte_range: ByteRange | None, crc32s: Sequence[int] = ()
+) -> str:
     """The key of a feature cache entry among those of one source object.
 
     Args:
         etag: the feature ETag, see :func:`feature_etag`.
         byte_range: the bytes of the source that are read; None for all.
+        crc32s: checksums that the samples were compared with; features of
+            bytes that nobody has checked have other keys.
 
     Returns:
         64 hexadecimal digits.
     """
     text = f"{etag} {byte_range or ''}"
+    if crc32s:
+        text += f" {format_crc32s(crc32s)}"
     return hashlib.sha256(text.encode()).hexdigest()

@@ -4,11 +4,11 @@ Columns ``index: int32``, ``key: utf8``, ``label: int64?``, ``meta: utf8?``,
 ``error: utf8?`` and ``features: fixed_shape_tensor?``, which is null exactly
 if ``error`` is set.  uint8 features have ``scale`` and ``zero``: float32 lists
 of fixed size, one value per group of the sample.  Buffers are compressed as
-the encoding says.  An index stream has ``offset: int64``, ``length: int64``
-and ``cls: utf8?`` instead of ``features``.  Each batch has this request's
-seconds per stage in its ``custom_metadata``; in a stream that is being cached,
-a batch of zero rows after it has them.  The last message is a batch of zero
-rows with the summary; a stream without it is truncated.
+the encoding says.  An index stream has ``offset: int64``, ``length: int64``,
+``cls: utf8?`` and ``crc32: uint32`` instead of ``features``.  Each batch has
+this request's seconds per stage in its ``custom_metadata``; in a stream that
+is being cached, a batch of zero rows after it has them.  The last message is a
+batch of zero rows with the summary; a stream without it is truncated.
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ _OFFSET_FIELDS = (
     pa.field("offset", pa.int64(), nullable=False),
     pa.field("length", pa.int64(), nullable=False),
     pa.field("cls", pa.utf8()),
+    pa.field("crc32", pa.uint32(), nullable=False),
 )
 
 
@@ -74,6 +75,7 @@ class Row:
         offset: first byte in the shard; index streams only.
         length: length in bytes; index streams only.
         cls: text of the ``.cls`` member, if it has one; index streams only.
+        crc32: see :class:`hapi_protocol.shards.Sample`; index streams only.
     """
 
     index: int
@@ -84,6 +86,7 @@ class Row:
     offset: int = 0
     length: int = 0
     cls: str | None = None
+    crc32: int = 0
 
 
 @dataclass(frozen=True)

@@ -100,6 +100,7 @@ class FeatureStreamWriter:
                 pa.array([row.offset for row in rows], pa.int64()),
                 pa.array([row.length for row in rows], pa.int64()),
                 pa.array([row.cls for row in rows], pa.utf8()),
+                pa.array([row.crc32 for row in rows], pa.uint32()),
             ]
         batch = pa.record_batch(columns, schema=self._schema)
         metadata = _json_metadata(METADATA_TIMINGS, timings)

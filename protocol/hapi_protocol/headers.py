@@ -9,7 +9,7 @@ be answered with raw bytes.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import quote, unquote
 
@@ -25,6 +25,7 @@ HEADER_TRANSFORM = "X-Hapi-Transform"
 HEADER_NUMERICS = "X-Hapi-Numerics"
 HEADER_SAMPLES = "X-Hapi-Samples"
 HEADER_RANGE = "X-Hapi-Range"
+HEADER_CRC32 = "X-Hapi-Crc32"
 HEADER_IF_SOURCE_ETAG = "X-Hapi-If-Source-Etag"
 HEADER_CACHE = "X-Hapi-Cache"
 HEADER_INDEX = "X-Hapi-Index"
@@ -37,6 +38,7 @@ REQUEST_HEADERS = (
     HEADER_NUMERICS,
     HEADER_SAMPLES,
     HEADER_RANGE,
+    HEADER_CRC32,
     HEADER_IF_SOURCE_ETAG,
     HEADER_CACHE,
     HEADER_INDEX,
@@ -68,6 +70,7 @@ MAX_INDEX = 2**31 - 1
 """Sample indices travel as int32."""
 
 _DIGITS = re.compile(r"[0-9]{1,18}")
+_CRC32S = re.compile(r"[0-9a-f]{8}(,[0-9a-f]{8})*")
 
 
 @dataclass(frozen=True)
@@ -137,6 +140,8 @@ class Annotation:
         numerics: one of ``NUMERICS`` or ``RESERVED_NUMERICS``.
         samples: requested samples; None for all.
         byte_range: bytes of the object that hold exactly these samples.
+        crc32s: CRC-32 of each of these samples by the index; empty if the
+            index has none.
         if_source_etag: ETag that the object must have.
         cache: one of ``CACHE_MODES``.
         index: request the object's index rows, without features.
@@ -150,6 +155,7 @@ class Annotation:
     numerics: str = "exact"
     samples: SampleRange | None = None
     byte_range: ByteRange | None = None
+    crc32s: tuple[int, ...] = ()
     if_source_etag: str | None = None
     cache: str = "off"
     index: bool = False
@@ -165,12 +171,18 @@ class Annotation:
             HEADER_NUMERICS: _unless_default(self.numerics, "exact"),
             HEADER_SAMPLES: str(self.samples) if self.samples else None,
             HEADER_RANGE: str(self.byte_range) if self.byte_range else None,
+            HEADER_CRC32: format_crc32s(self.crc32s) or None,
             HEADER_IF_SOURCE_ETAG: self.if_source_etag,
             HEADER_CACHE: _unless_default(self.cache, "off"),
             HEADER_INDEX: "true" if self.index else None,
             HEADER_PROFILE: "true" if self.profile else None,
         }
         return {name: v for name, v in values.items() if v is not None}
+
+
+def format_crc32s(crc32s: Sequence[int]) -> str:
+    """The value of ``X-Hapi-Crc32``; empty for none."""
+    return ",".join(f"{each:08x}" for each in crc32s)
 
 
 def _unless_default(value: str, default: str) -> str | None:
@@ -207,6 +219,7 @@ def parse_annotation(headers: Mapping[str, str], account: str) -> Annotation:
             f"{HEADER_RANGE} needs {HEADER_IF_SOURCE_ETAG}: byte offsets "
             "are those of one version of the object",
         )
+    samples = _parse_samples(given, needed=byte_range is not None)
     return Annotation(
         model=model,
         cut=_parse_cut(given),
@@ -218,8 +231,9 @@ def parse_annotation(headers: Mapping[str, str], account: str) -> Annotation:
             NUMERICS + RESERVED_NUMERICS,
             "unknown_numerics",
         ),
-        samples=_parse_samples(given, needed=byte_range is not None),
+        samples=samples,
         byte_range=byte_range,
+        crc32s=_parse_crc32s(given, samples),
         if_source_etag=if_source_etag,
         cache=_choice(given, HEADER_CACHE, CACHE_MODES, "bad_cache"),
     )
@@ -377,6 +391,24 @@ def _parse_range(given: Mapping[str, str]) -> ByteRange | None:
     raise AnnotationError(
         "bad_range",
         f"{HEADER_RANGE} is {value!r}; it must be 'bytes=s-e' with s <= e",
+    )
+
+
+def _parse_crc32s(
+    given: Mapping[str, str], samples: SampleRange | None
+) -> tuple[int, ...]:
+    value = given.get(HEADER_CRC32)
+    if value is None:
+        return ()
+    if HEADER_RANGE in given and samples and _CRC32S.fullmatch(value):
+        crc32s = tuple(int(each, 16) for each in value.split(","))
+        if samples.last == samples.first + len(crc32s) - 1:
+            return crc32s
+    raise AnnotationError(
+        "bad_range",
+        f"{HEADER_CRC32} is {value!r:.80}; it must have the CRC-32 of each "
+        f"of the samples {samples} in {HEADER_RANGE}: 8 lower-case "
+        "hexadecimal digits, separated by commas",
     )
 
 

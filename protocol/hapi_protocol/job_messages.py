@@ -111,6 +111,8 @@ class JobRequest(JsonMessage):
             (:mod:`hapi_protocol.tee_stream`).
         num_objects: number of objects in the body, framed as in
             :mod:`hapi_protocol.multi_object`; None for one unframed object.
+        crc32s: CRC-32 that each of the samples must have; empty if they are
+            not known.
     """
 
     NAME = "job request"
@@ -130,6 +132,7 @@ class JobRequest(JsonMessage):
     trans_id: PossiblyEmpty
     is_split: bool = False
     num_objects: int | None = None
+    crc32s: tuple[int, ...] = ()
 
     @staticmethod
     def nested_json(value: Any) -> Any:
@@ -147,6 +150,7 @@ class JobRequest(JsonMessage):
             ("model", (self.model is not None) == has_model),
             ("cut", (self.cut > 0) == has_model),
             ("samples", has_samples or not self.ranged),
+            ("crc32s", self.ranged or not self.crc32s),
             ("samples", not (is_multi and has_samples)),
             ("num_objects", not is_multi or has_model),
             ("num_objects", self.num_objects != 0),
@@ -189,6 +193,7 @@ class JobGrant(JsonMessage):
         model_digest: sha256 of the package; None for ``index`` jobs.
         numerics_tag: numerics class, versions and device kind, part of the
             feature ETag.
+        lifetime_seconds: time after which an unused grant lapses.
     """
 
     NAME = "job grant"
@@ -197,6 +202,7 @@ class JobGrant(JsonMessage):
     grant_bytes: int
     model_digest: str | None
     numerics_tag: str
+    lifetime_seconds: float
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ import io
 import re
 import tarfile
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -124,6 +125,7 @@ class Sample:
         offset: byte of the shard at which its first tar header begins.
         length: bytes up to the end of its last member's padding.
         members: content by extension.
+        crc32: CRC-32 of its members, with headers and padding.
         error: reason why the sample cannot be used, if it is known before
             decoding; never set for samples of shards.
     """
@@ -134,6 +136,7 @@ class Sample:
     length: int = 0
     members: dict[str, bytes] = field(default_factory=dict)
     error: str | None = None
+    crc32: int = 0
 
     def content(self, medium: Medium) -> bytes:
         """Content of the member that is decoded.
@@ -343,10 +346,13 @@ def iter_samples(
             index = first_index if sample is None else sample.index + 1
             sample = Sample(index, member.key, member.offset)
         reader.check_fits(member, sample)
-        sample.members[member.extension] = reader.content(member)
+        sample.members[member.extension], sample.crc32 = reader.content(
+            member, sample.crc32
+        )
         sample.length = reader.position - sample.offset
     if sample is not None:
         yield sample
+    reader.check_end()
 
 
 @dataclass(frozen=True)
@@ -374,6 +380,9 @@ class _MemberReader:
         self._name = name
         self._limits = limits
         self._on_passed = on_passed
+        self._has_end = False
+        self._header: bytes | None = None
+        """The header that is being read, with its extended headers."""
         self.position = offset
 
     def members(self) -> Iterator[_Member]:
@@ -421,25 +430,34 @@ class _MemberReader:
                 f"more; at most {limits.max_sample_bytes}",
             )
 
-    def content(self, member: _Member) -> bytes:
-        """Reads the member's content, and its padding."""
+    def content(self, member: _Member, crc32: int) -> tuple[bytes, int]:
+        """Reads the member's content, and its padding.
+
+        Also returns ``crc32`` continued with header, content and padding.
+        """
+        header, self._header = self._header or b"", None
         data = self._read(member.size)
-        self._read(_padded(member.size) - member.size)
-        return data
+        padding = self._read(_padded(member.size) - member.size)
+        for each in (header, data, padding):
+            crc32 = zlib.crc32(each, crc32)
+        return data, crc32
 
     def _pass(self, info: tarfile.TarInfo) -> None:
         """Reads a member that belongs to no sample."""
         self._on_passed(info.name)
+        self._header = None  # belongs to no sample's checksum
         left = _padded(max(info.size, 0))
         while left:
             left -= len(self._read(min(left, _PASSED_BYTES)))
 
-    def _check_end(self) -> None:
+    def check_end(self) -> None:
         """Refuses data behind the tar's end, which would be lost silently.
 
         Raises:
             UnsupportedError: ``damaged_shard``, with their length.
         """
+        if not self._has_end:
+            return
         end = self.position
         last = end
         while piece := self._stream.read(_PASSED_BYTES):
@@ -464,7 +482,7 @@ class _MemberReader:
             if not block:
                 return None
             if block == _ZERO_BLOCK and is_first:
-                self._check_end()
+                self._has_end = True
                 return None
             info = self._parse_header(start, block)
             if info.type not in _EXTENDED_TYPES:
@@ -565,7 +583,12 @@ class _MemberReader:
                 self.position, f"the shard ends {missing} bytes too early"
             )
         self.position += size - missing
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        if may_be_at_end:
+            self._header = data
+        elif self._header is not None:
+            self._header += data
+        return data
 
     def _damaged(self, offset: int, what: str) -> UnsupportedError:
         return self._error("damaged_shard", offset, what)

@@ -63,6 +63,7 @@ class StubWorker:
         usage_delay_seconds: delay of that answer.
         ends_after: bytes of a JSON answer after which the worker ends.
         is_chunked: answers are chunked, so that a break differs from an end.
+        lifetime_seconds: time after which an unused grant lapses.
         num_errors: rows with errors, in the last frame of a tee stream;
             None for a tee stream without a last frame.
         splits: the worker supports tee streams.
@@ -78,6 +79,7 @@ class StubWorker:
     is_forgetful: bool = False
     ends_after: int | None = None
     is_chunked: bool = True
+    lifetime_seconds: float = 10.0
     num_errors: int | None = 0
     splits: bool = True
     usage: Usage | None = None
@@ -86,6 +88,7 @@ class StubWorker:
     num_cuts: int = 9
     digests: dict[ModelIdentity, str] = field(default_factory=dict)
     jobs: list[JobRequest] = field(default_factory=list)
+    granted: dict[str, float] = field(default_factory=dict)
     profiles: list[ProfileRequest] = field(default_factory=list)
     calls: list[tuple[str, str]] = field(default_factory=list)
     trans_ids: list[str | None] = field(default_factory=list)
@@ -172,7 +175,14 @@ class _Handler(BaseHTTPRequestHandler):
         digest = worker.digests.get(job.model) if job.model else None
         if job.model and (worker.is_forgetful or not digest):
             raise make_error("model_needed", "send the package")
-        grant = JobGrant(f"j{len(worker.jobs)}", 1 << 20, digest, NUMERICS_TAG)
+        grant = JobGrant(
+            f"j{len(worker.jobs)}",
+            1 << 20,
+            digest,
+            NUMERICS_TAG,
+            worker.lifetime_seconds,
+        )
+        worker.granted[grant.job_id] = time.monotonic()
         self._reply(201, grant.to_body())
 
     def _profile(self) -> None:
@@ -219,7 +229,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _stream(self) -> None:
         answer = self.worker.answer(self._source())
-        number = int(self.path.rpartition("/j")[2])
+        job_id = self.path.rpartition("/")[2]
+        age = time.monotonic() - self.worker.granted[job_id]
+        if age > self.worker.lifetime_seconds:
+            raise make_error("not_found", "the grant has lapsed")
+        number = int(job_id.removeprefix("j"))
         is_split = self.worker.splits and self.worker.jobs[number - 1].is_split
         if is_split:
             answer = _split(answer, self.worker.num_errors)

@@ -80,7 +80,7 @@ def summarize_data_set(
     return DataSetSummary(
         location=location,
         index=_state(index, listed),
-        index_version=INDEX_VERSION,
+        index_version=1 if index.unchecked_shards else INDEX_VERSION,
         stored=listed.index.stored if listed and listed.index else "",
         shards=len(index.shards),
         samples=len(rows),

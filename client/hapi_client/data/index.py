@@ -89,7 +89,19 @@ def load_index(connection: Connection, location: Location) -> DataIndex:
             f"the index of {location} has no samples",
             object_name=location.index_name,
         )
+    if index.unchecked_shards:
+        logger.warning("%s", unchecked_text(location, index))
     return index
+
+
+def unchecked_text(location: Location, index: DataIndex) -> str:
+    """Says what an index of version 1 lacks."""
+    return (
+        f"the index of {location} has no checksums for "
+        f"{index.unchecked_shards} of {len(index.shards)} shards, so that "
+        "damage on the store's disks is not noticed; add them with "
+        f"'hapi index {location}'"
+    )
 
 
 def _missing_index_text(connection: Connection, location: Location) -> str:
@@ -282,9 +294,9 @@ def update_index(
 ) -> IndexReport:
     """Updates the index of a data set; the store reads the shards.
 
-    Loose objects are listed only.  Shards whose ETag is in the index are
-    skipped.  The index is stored at the end; until then an object beside it
-    has what was read, from which the next call continues.
+    Loose objects are listed only.  Shards whose ETag and checksums are in the
+    index are skipped.  The index is stored at the end; until then an object
+    beside it has what was read, from which the next call continues.
 
     Args:
         connection: connection to the account.
@@ -314,7 +326,7 @@ def update_index(
     for index in (old, partial):
         if index.labels == source:
             known |= labelled_rows(index)
-            etags |= index.etags
+            etags |= {s.name: s.etag for s in index.shards if s.has_checksums}
     now = {shard.name: shard for shard in listing.shards}
     unchanged = {n for n in now if etags.get(n) == now[n].etag}
     rows = {name: known[name] for name in unchanged}
@@ -448,7 +460,7 @@ def _labelled_row(
     if row.error is not None and image is None:
         raise _unclear(shard, row.key, row.error)
     return LabelledRow(
-        IndexRow(row.index, row.key, row.offset, row.length, None),
+        IndexRow(row.index, row.key, row.offset, row.length, None, row.crc32),
         label_text(source, row.cls, row.meta, f"{row.key!r} of {shard}"),
     )
 

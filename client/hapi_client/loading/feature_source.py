@@ -91,6 +91,7 @@ class FeatureRequestSpec:
             computation,
             samples=span.samples,
             byte_range=span.byte_range,
+            crc32s=span.crc32s,
             if_source_etag=span.etag,
             cache=self.cache,
         )

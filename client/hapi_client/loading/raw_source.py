@@ -33,12 +33,7 @@ from hapi_client.swift.retry import Backoff, is_retryable
 from hapi_client.swift.transport import CancelScope
 from hapi_protocol.data_index import Span
 from hapi_protocol.errors import HapiError
-from hapi_protocol.shards import (
-    IMAGE,
-    Medium,
-    Sample,
-    SampleError,
-)
+from hapi_protocol.shards import IMAGE, Medium, Sample, SampleError
 from hapi_protocol.transforms import Training
 from hapi_splitter.inputs.sample_format import SampleForm
 
@@ -184,6 +179,7 @@ class RawSource:
         started = time.monotonic()
         stored = self._stored(training)
         data = stored.get(span) if stored else None
+        is_new = data is None
         read_seconds, early_bytes = 0.0, 0
         if data is not None:
             self._counters.add(local_reads=len(span.rows))
@@ -194,11 +190,11 @@ class RawSource:
             if data is None:
                 data = self._read(span)
             read_seconds = time.monotonic() - started
-            if stored:
-                stored.put(span, data)
         with self._concurrency.decoding():
             samples = span_samples(span, data)
             check_keys(span, [(each.index, each.key) for each in samples])
+            if stored and is_new:
+                stored.put(span, data)
             loaded, decode_cpu_seconds = self._decode(
                 span, samples, scope, training
             )

@@ -200,4 +200,4 @@ class CacheTracker:
             samples=span.samples,
             numerics_tag=numerics_tag,
         )
-        return span.path, cache_key(etag, span.byte_range)
+        return span.path, cache_key(etag, span.byte_range, span.crc32s)

@@ -99,5 +99,6 @@ class CacheLookup:
 
     def _key_and_name(self, etag: str) -> tuple[str, str]:
         request = self._request
-        key = cache_key(etag, request.annotation.byte_range)
+        annotation = request.annotation
+        key = cache_key(etag, annotation.byte_range, annotation.crc32s)
         return key, entry_name(request.container, request.object, key)

@@ -17,8 +17,6 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 from urllib.parse import quote
 
-from swift.common.request_helpers import append_log_info
-
 from hapi_middleware.concurrency import Timeout
 from hapi_middleware.requests.annotation_request import Env
 from hapi_middleware.worker.feature_stream import FeatureStream
@@ -89,7 +87,7 @@ def usage_fields(usage: Usage) -> str:
 
 def add_entry(env: Env, entry: str) -> None:
     """Adds an entry to the request's line in the access log."""
-    append_log_info(env, entry)
+    env.setdefault(_LOG_INFO, []).append(entry)
 
 
 class DeferredLogInfo(UserList[str]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -51,6 +52,9 @@ from hapi_protocol.job_messages import (
     JobRequest,
     ModelIdentity,
 )
+
+USED_LIFETIME = 0.9
+"""Fraction of a grant's lifetime after which another is requested."""
 
 
 class FeatureHandler:
@@ -137,6 +141,7 @@ class FeatureHandler:
             source_etag=head.etag,
             source_length_bytes=length,
             trans_id=self._request.trans_id,
+            crc32s=annotation.crc32s,
         )
 
     def _etag_before_job(
@@ -172,18 +177,9 @@ class FeatureHandler:
     def _compute(
         self, head: ObjectHead, job: JobRequest, lookup: CacheLookup
     ) -> Any:
-        grant = request_grant(
-            self._worker,
-            self._metrics,
-            replace(job, is_split=lookup.stores),
-            self._package,
-        )
-        etag = stream_etag(
-            self._annotation,
-            head.etag,
-            grant.model_digest or "",
-            grant.numerics_tag,
-        )
+        job = replace(job, is_split=lookup.stores)
+        grant, started = self._grant(job), time.monotonic()
+        etag = self._etag(job, grant)
         # The ETag is new if the worker had no model before.  On a match the
         # unused grant lapses.
         if is_match(self._request.if_none_match, etag):
@@ -193,6 +189,15 @@ class FeatureHandler:
         if cached is not None:
             return self._cached_response(head, etag, cached)
         body = self._source.open(head, self._annotation.byte_range)
+        waited = time.monotonic() - started
+        if waited > USED_LIFETIME * grant.lifetime_seconds:
+            # Swift takes node_timeout to leave an object server that hangs.
+            try:
+                grant = self._grant(job)
+            except BaseException:
+                body.close()
+                raise
+            etag = self._etag(job, grant)
         stream = self._open_stream(
             grant, body, job, lambda stream: lookup.wrap(stream, etag)
         )
@@ -200,6 +205,17 @@ class FeatureHandler:
         self._env["eventlet.minimum_write_chunk_size"] = 0
         headers = stream_headers(head.etag, etag, lookup.state)
         return Response(status=200, headers=headers, app_iter=stream)
+
+    def _grant(self, job: JobRequest) -> JobGrant:
+        return request_grant(self._worker, self._metrics, job, self._package)
+
+    def _etag(self, job: JobRequest, grant: JobGrant) -> str:
+        return stream_etag(
+            self._annotation,
+            job.source_etag,
+            grant.model_digest or "",
+            grant.numerics_tag,
+        )
 
     def _cached_response(
         self, head: ObjectHead, etag: str, cached: CacheEntryBody

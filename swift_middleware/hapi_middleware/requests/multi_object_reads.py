@@ -15,7 +15,7 @@ from hapi_middleware.concurrency import Timeout, map_ahead
 from hapi_middleware.cors import save_cors_headers
 from hapi_middleware.requests.annotation_request import Env
 from hapi_middleware.requests.authorization import object_request
-from hapi_middleware.requests.subrequests import ObjectHead
+from hapi_middleware.requests.subrequests import ObjectBody, ObjectHead
 from hapi_protocol.multi_object import (
     END,
     ObjectEntry,
@@ -26,16 +26,13 @@ from hapi_protocol.multi_object import (
 )
 
 _INCOMPLETE = "service_unavailable: it could not be read to its end; retry"
+_DAMAGED = "source_damaged: its bytes are not those of its ETag; retry"
 _NO_LENGTH = (
     "unsupported_object: it has no length or no ETag (a dynamic large object "
     "of too many segments); store it as a static large object"
 )
 _CODES = {401: "unauthorized", 403: "forbidden", 404: "not_found"}
 _TEMPORARY = (408, 429, 498)
-
-
-class IncompleteReadError(Exception):
-    """An answer's body has another length than announced."""
 
 
 @dataclass
@@ -116,7 +113,9 @@ class ObjectReader:
                 "hapi: %s/%s breaks off: %s", self._container_path, name, error
             )
             # The error's text may name hosts: it goes to the log only.
-            entry = ObjectEntry(index, name, 503, None, _INCOMPLETE)
+            is_damaged = getattr(error, "code", None) == "source_damaged"
+            reason = _DAMAGED if is_damaged else _INCOMPLETE
+            entry = ObjectEntry(index, name, 503, None, reason)
             return FetchedObject(entry, is_readable=False)
 
     def _read(
@@ -137,8 +136,8 @@ class ObjectReader:
         if length > self._max_bytes:
             message = too_large_message(length, self._max_bytes)
             return FetchedObject(entry.failed(413, message), is_readable=True)
-        pieces = _pieces(response.app_iter, length)
-        return FetchedObject(entry, is_readable=True, pieces=pieces)
+        body = ObjectBody(response, length, name, head.md5)
+        return FetchedObject(entry, is_readable=True, pieces=deque(body))
 
 
 class FramedObjects:
@@ -177,20 +176,6 @@ class FramedObjects:
     def close(self) -> None:
         """Ends all reads.  Idempotent."""
         self._objects.close()
-
-
-def _pieces(chunks: Iterable[bytes], length: int) -> deque[bytes]:
-    pieces: deque[bytes] = deque()
-    missing = length
-    for chunk in chunks:
-        missing -= len(chunk)
-        if missing < 0:
-            break
-        if chunk:
-            pieces.append(chunk)
-    if missing:
-        raise IncompleteReadError(f"{missing} of {length} bytes are missing")
-    return pieces
 
 
 def _refusal(status: int) -> str:

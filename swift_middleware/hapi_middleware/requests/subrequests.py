@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -28,11 +30,13 @@ from hapi_protocol.errors import (
 )
 from hapi_protocol.headers import ByteRange, ModelPath
 from hapi_protocol.job_messages import ModelIdentity
+from hapi_protocol.sample_checks import damaged_error
 
 MIN_PACKAGE_BYTES = 22
 """Length of an empty zip archive (its end-of-central-directory record)."""
 
 _RETRY_SECONDS = 1.0
+_MD5 = re.compile("[0-9a-f]{32}")
 
 
 class SwiftAnswerError(Exception):
@@ -57,6 +61,12 @@ class ObjectHead:
     length_bytes: int | None
     is_manifest: bool
 
+    @property
+    def md5(self) -> str | None:
+        """MD5 of the object's bytes, as Swift's ETag has it, if it has."""
+        has_md5 = not self.is_manifest and _MD5.fullmatch(self.etag)
+        return self.etag if has_md5 else None
+
     @classmethod
     def from_response(cls, response: Response) -> ObjectHead:
         headers = response.headers
@@ -76,25 +86,52 @@ def bare_etag(value: str) -> str:
 class ObjectBody:
     """The bytes of one GET answer; can be iterated once.
 
+    The last bytes come only if all together have the right digest.
+
+    Args:
+        response: the answer.
+        length_bytes: its length.
+        name: ``/account/container/object``.
+        md5: MD5 that the bytes must have; None if it is not known.
+
     Raises:
         UnavailableError: while iterating, if the answer has another length
-            than announced or breaks off.
+            than announced or breaks off; ``source_damaged`` if it has
+            another digest.
     """
 
-    def __init__(self, response: Response, length_bytes: int, name: str):
+    def __init__(
+        self,
+        response: Response,
+        length_bytes: int,
+        name: str,
+        md5: str | None = None,
+    ) -> None:
         self.length_bytes = length_bytes
         self._response = response
         self._name = name
+        self._md5 = md5
 
     def __iter__(self) -> Iterator[bytes]:
         missing = self.length_bytes
+        digest = hashlib.md5(usedforsecurity=False)
         try:
             for chunk in self._response.app_iter:
                 missing -= len(chunk)
                 if missing < 0:
                     break
+                if self._md5:
+                    digest.update(chunk)
+                    if not missing and digest.hexdigest() != self._md5:
+                        raise damaged_error(
+                            self._name,
+                            f"its bytes have the MD5 {digest.hexdigest()}, "
+                            f"and its ETag is {self._md5}",
+                        )
                 if chunk:
                     yield chunk
+        except HapiError:
+            raise
         except (Exception, Timeout) as error:
             raise self._incomplete(str(error)) from error
         if missing:
@@ -189,7 +226,8 @@ class Source:
         except HapiError:
             close_if_possible(response.app_iter)
             raise
-        return ObjectBody(response, expected or 0, self._name)
+        md5 = None if part else head.md5
+        return ObjectBody(response, expected or 0, self._name, md5)
 
     def _check(
         self,
@@ -325,15 +363,16 @@ class Package:
         if not response.is_success:
             drain_and_close(response)
             raise refusal(response.status_int, "model", self.name)
+        head = ObjectHead.from_response(response)
         try:
-            now = self.identity_from_head(ObjectHead.from_response(response))
+            now = self.identity_from_head(head)
         except HapiError:
             close_if_possible(response.app_iter)
             raise
         if now != identity:
             close_if_possible(response.app_iter)
             return None
-        return ObjectBody(response, identity.length_bytes, self.name)
+        return ObjectBody(response, identity.length_bytes, self.name, head.md5)
 
     def _get_response(self, method: str) -> Response:
         if self._is_own:

@@ -75,4 +75,5 @@ def row_of(sample: Sample, *, is_index: bool = False) -> Row:
         offset=sample.offset,
         length=sample.length,
         cls=sample.text(LABEL_EXTENSION) if is_index else None,
+        crc32=sample.crc32,
     )

@@ -6,12 +6,14 @@ The body is one object, or several that the filter has framed
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from hapi_protocol.errors import UnsupportedError
 from hapi_protocol.job_messages import JobRequest
 from hapi_protocol.multi_object import ObjectEntry, iter_objects
+from hapi_protocol.sample_checks import check_samples
 from hapi_protocol.shards import (
     IMAGE,
     META_EXTENSION,
@@ -77,10 +79,10 @@ def read_samples(
     """Yields the requested samples, in shard order, as they arrive.
 
     The object is a tar, or one image or array; its first bytes decide.
-    Reading stops behind the last requested sample.  Without a last one it
-    goes to the end of the body, which must have the announced length.  If the
-    body holds several objects, each is one sample, and its ``error`` says
-    what is wrong with it.
+    Reading stops behind the last requested sample.  Without a last one, or
+    if the features of a whole object may be cached, it goes to the end of the
+    body, which must have the announced length.  If the body holds several
+    objects, each is one sample, and its ``error`` says what is wrong with it.
 
     Args:
         start: the first bytes of the body.
@@ -93,6 +95,7 @@ def read_samples(
     Raises:
         UnsupportedError: ``unsupported_object``, ``empty_shard``,
             ``damaged_shard``, ``limit_exceeded``, ``samples_out_of_range``.
+        UnavailableError: ``source_damaged``.
     """
     if request.num_objects is not None:
         assert medium is not None, "several objects have no index"
@@ -100,6 +103,21 @@ def read_samples(
             start, body, request.num_objects, medium, limits
         )
         return
+    samples = _requested(start, body, request, medium, limits, max_samples)
+    is_open = request.samples is None or request.samples.last is None
+    if is_open or (request.is_split and not request.ranged):
+        samples = _hold_last(samples, body.drain)
+    yield from samples
+
+
+def _requested(
+    start: BodyStart,
+    body: ChunkedBody,
+    request: JobRequest,
+    medium: Medium | None,
+    limits: Limits,
+    max_samples: int,
+) -> Iterator[Sample]:
     num_read = 0
     num_requested = 0
     for sample in _all_samples(start, body, request, medium, limits):
@@ -133,9 +151,10 @@ def _all_samples(
     medium: Medium | None,
     limits: Limits,
 ) -> Iterator[Sample]:
-    if start.kind == "tar":
+    # Only samples of a tar have checksums, whatever its damaged bytes say.
+    if start.kind == "tar" or request.crc32s:
         ranged = request.ranged and request.samples is not None
-        yield from iter_samples(
+        samples = iter_samples(
             _WithStart(start.data, body),
             name=request.source_name,
             limits=limits,
@@ -143,6 +162,7 @@ def _all_samples(
             if ranged and request.samples
             else 0,
         )
+        yield from check_samples(samples, request.crc32s, request.source_name)
     elif start.kind is None:
         raise _unsupported(
             request,
@@ -157,6 +177,23 @@ def _all_samples(
     else:
         member = (medium.member if medium else None) or start.kind
         yield _single(member, start.data, body, request, limits)
+
+
+def _hold_last(
+    samples: Iterator[Sample], drain: Callable[[], None]
+) -> Iterator[Sample]:
+    """Yields the last sample after the body's end.
+
+    The filter sends the end only of an object that has its ETag's digest.
+    """
+    held: Sample | None = None
+    for sample in samples:
+        if held is not None:
+            yield held
+        held = sample
+    drain()
+    if held is not None:
+        yield held
 
 
 def _wrong_medium(kind: str | None, medium: Medium) -> str:
@@ -222,6 +259,7 @@ def _single(
         offset=0,
         length=len(data),
         members={member: data},
+        crc32=zlib.crc32(data),
     )
 
 

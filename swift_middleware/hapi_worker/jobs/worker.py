@@ -248,6 +248,7 @@ class Worker:
             grant_bytes=self.config.buffer_bytes,
             model_digest=lease.digest if lease else None,
             numerics_tag=self.numerics_tag,
+            lifetime_seconds=self.config.grant_seconds,
         )
 
     def stream(self, job_id: str, connection: Connection) -> JobStream:

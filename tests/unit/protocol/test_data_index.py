@@ -21,9 +21,12 @@ INDEX = DataIndex(
         ShardIndex(
             "a.tar",
             "e1",
-            tuple(IndexRow(i, f"k{i}", i * 100, 100, i) for i in range(7)),
+            tuple(
+                IndexRow(i, f"k{i}", i * 100, 100, i, crc32=2**32 - 1 - i)
+                for i in range(7)
+            ),
         ),
-        ShardIndex("b.tar", "e2", (IndexRow(0, "k", 0, 5000, None),)),
+        ShardIndex("b.tar", "e2", (IndexRow(0, "k", 0, 5000, None, 0),)),
     ),
     ("cat", "dog"),
 )
@@ -47,6 +50,25 @@ def test_empty_shards_stay_in_the_index():
     )
     assert DataIndex.from_bytes(index.to_bytes()) == index
     assert index.spans() == INDEX.spans()
+
+
+def test_index_of_version_1_works_without_checksums():
+    with pa.ipc.open_stream(INDEX.to_bytes()) as reader:
+        table = reader.read_all().drop_columns("crc32")
+    sink = pa.BufferOutputStream()
+    facts = b'{"version": 1, "class_names": ["cat", "dog"]}'
+    schema = table.schema.with_metadata({b"hapi.index": facts})
+    with pa.ipc.new_stream(sink, schema) as writer:
+        writer.write_table(table.cast(schema))
+    old = DataIndex.from_bytes(sink.getvalue().to_pybytes())
+    assert old.unchecked_shards == 2
+    assert all(span.crc32s == () for span in old.spans())
+    assert [s.etag for s in old.shards] == ["e1", "e2"]
+    # Mixed, it can be stored again.
+    mixed = replace(old, shards=(INDEX.shards[0], old.shards[1]))
+    assert DataIndex.from_bytes(mixed.to_bytes()) == mixed
+    assert mixed.unchecked_shards == 1
+    assert mixed.spans()[0].part(5, 7).crc32s == (2**32 - 6, 2**32 - 7)
 
 
 @given(st.integers(1, 10), st.integers(50, 900))
@@ -108,7 +130,7 @@ INT64 = pa.array([0, 9], pa.int64())
         _with_column("key", KEYS, b'{"version": 1, "class_names": 5}'),
         b"no arrow",
         INDEX.to_bytes()[:200],
-        INDEX.to_bytes().replace(b'"version": 1', b'"version": 7'),
+        INDEX.to_bytes().replace(b'"version": 2', b'"version": 7'),
         feature_stream(),
         _with_rows(IndexRow(1, "k", 0, 10, None)),
         _with_rows(IndexRow(0, "k", 0, 0, None)),

@@ -36,12 +36,13 @@ def test_feature_etag_changes_with_each_of_its_inputs():
     assert all(etag.startswith('W/"') for etag in etags)
 
 
-def test_cache_key_is_the_hash_of_etag_and_range():
+def test_cache_key_is_the_hash_of_etag_range_and_checksums():
     keys = {
-        cache_key(etag, part)
+        cache_key(etag, part, crc32s)
         for etag in ('W/"a"', 'W/"b"')
         for part in (None, ByteRange(0, 9), ByteRange(0, 8))
+        for crc32s in ((), (10,), (10, 10))
     }
-    assert len(keys) == 6
-    text = b'W/"a" bytes=0-9'
-    assert hashlib.sha256(text).hexdigest() in keys
+    assert len(keys) == 18
+    for text in (b'W/"a" bytes=0-9', b'W/"b" bytes=0-8 0000000a,0000000a'):
+        assert hashlib.sha256(text).hexdigest() in keys

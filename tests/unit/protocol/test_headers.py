@@ -14,6 +14,7 @@ from hapi_protocol.headers import (
 
 MINIMAL = {"X-Hapi-Model": "models/abc.hapi", "X-Hapi-Cut": "3"}
 SPAN = {"Range": "bytes=0-5"}
+RANGED = SPAN | {"Samples": "0-1", "If-Source-Etag": "e"}
 
 
 def parse(**changed):
@@ -46,6 +47,7 @@ def test_annotation_survives_its_own_headers(model):
         transform="train;seed=3;epoch=0",
         samples=SampleRange(3, 9),
         byte_range=ByteRange(512, 1023),
+        crc32s=(0, *range(2**32 - 6, 2**32)),
         if_source_etag="d41d8",
     )
     headers = annotation.to_headers()
@@ -87,6 +89,11 @@ def test_index_request_needs_no_model():
         ({"Range": "bytes=5-"}, "bad_range", "bytes=5-"),
         ({"Range": "bytes=9-5"}, "bad_range", "bytes=9-5"),
         ({"Range": "lines=1-5"}, "bad_range", "lines"),
+        *(
+            (RANGED | {"Crc32": value}, "bad_range", "X-Hapi-Crc32 is")
+            for value in ("", "0a", "0A0B0C0D,00000000", "0a0b0c0d")
+        ),
+        ({"Crc32": "0a0b0c0d", "Samples": "0-0"}, "bad_range", "Crc32 is"),
         ({"If-Source-Etag": '""'}, "bad_annotation", "ETag"),
         ({"Cache": "always"}, "bad_cache", "off"),
         ({"Index": "maybe"}, "bad_annotation", "maybe"),

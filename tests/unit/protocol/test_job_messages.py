@@ -60,7 +60,7 @@ USAGE = Usage(
 INDEX_USAGE = dataclasses.replace(
     USAGE, kind="index", model_digest=None, cut=0, outcome="done", reason=""
 )
-GRANT = JobGrant("id", 1 << 20, "d" * 64, "exact;cpu")
+GRANT = JobGrant("id", 1 << 20, "d" * 64, "exact;cpu", 10.0)
 PROFILE_REQUEST = ProfileRequest("AUTH_b", IDENTITY, "tx1")
 
 

@@ -5,11 +5,13 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from hapi_client.loading import raw_source
 from hapi_client.loading.circuit_breaker import (
     PushdownCircuitBreaker,
     PushdownConcurrency,
@@ -286,6 +288,32 @@ def test_each_loader_has_the_changes_of_its_epoch(bench):
         )
         task = source.task(bench.span, lambda read_queue: True, 3)
         assert values(task.load(CancelScope())) == expected
+
+
+def test_damaged_bytes_are_read_again_and_not_kept(bench, monkeypatch):
+    data = bench.connection.data
+    crc32s = [s.crc32 for s in iter_samples(io.BytesIO(data), name="s")]
+    rows = zip(bench.span.rows, crc32s, strict=True)
+    bench.span = replace(
+        bench.span, rows=tuple(replace(r, crc32=crc) for r, crc in rows)
+    )
+    reads = [data.replace(b"11", b"10"), data]
+    kept = []
+    stored = SimpleNamespace(
+        get=lambda span: None, put=lambda span, found: kept.append(found)
+    )
+    monkeypatch.setattr(raw_source, "delay_seconds", lambda *args: 0)
+    monkeypatch.setattr(bench.raw, "_read", lambda span: reads.pop(0))
+    monkeypatch.setattr(bench.raw, "_stored", lambda training: stored)
+    assert values(bench.load_raw()) == [10, 11, 12]
+    assert kept == [data]
+    reads += [data.replace(b"12", b"10")] * LIMITS.backoff.attempts
+    with pytest.raises(UnavailableError, match=r"sample 2 \('k2'\)") as caught:
+        bench.load_raw()
+    assert caught.value.code == "source_damaged"
+    assert kept == [data]
+    bench.load()
+    assert bench.connection.annotations[0].crc32s == tuple(crc32s)
 
 
 def test_samples_that_cannot_be_decoded_are_failures(pool):

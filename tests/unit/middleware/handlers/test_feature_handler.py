@@ -1,11 +1,14 @@
 """Annotated GETs and HEADs that succeed; requests that pass unchanged."""
 
+import time
+
 import pytest
 from swift.common.registry import get_swift_info
 from swift.common.swob import Request, Response
 
 from filter_under_test import MODEL, PACKAGE, SHARD, SOURCE, annotation, s3_env
 from hapi_protocol.encodings import ENCODINGS
+from hapi_protocol.errors import make_error
 from hapi_protocol.feature_identity import feature_etag
 from hapi_protocol.headers import (
     CONTENT_TYPE_STREAM,
@@ -41,6 +44,29 @@ def test_features_stream_through_the_worker(world):
         "X-Hapi-Cache": "off",
         "Etag": _etag(world),
     }
+
+
+@pytest.mark.parametrize("refusal", [None, make_error("queue_full", "no")])
+def test_source_that_is_slow_to_open_gets_another_grant(world, refusal):
+    world.send(headers=annotation())
+    world.worker.lifetime_seconds = 0.2
+    world.swift.may_be_unread = refusal is not None
+
+    def hang(request):
+        if request.method == "GET":
+            time.sleep(0.3)
+            world.worker.refuse_job = refusal
+
+    world.swift.objects[SOURCE].on_request = hang
+    answer = world.send(headers=annotation())
+
+    _, first, second = world.worker.jobs[-3:]
+    assert first == second
+    if refusal is None:
+        assert (answer.status, answer.body) == (200, SHARD.upper())
+        assert answer.headers["Etag"] == _etag(world)
+    else:
+        assert answer.refusal == (503, "queue_full")
 
 
 def test_job_names_caller_model_and_source(world):

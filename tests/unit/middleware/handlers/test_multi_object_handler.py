@@ -7,6 +7,7 @@ import threading
 import time
 import weakref
 from contextlib import contextmanager
+from hashlib import md5
 from itertools import product
 from unittest.mock import Mock
 from urllib.parse import quote
@@ -210,6 +211,9 @@ def test_failed_objects_are_rows_with_errors_among_the_others(world):
     stall = breaking(ChunkReadTimeout(None))
     swift.put(f"{DATA}/stalls", b"12345").stream = stall
     swift.put(f"{DATA}/no-etag", b"x").etag = ""
+    other = md5(b"12345").hexdigest()
+    swift.put(f"{DATA}/damaged", b"12347", other)
+    swift.put(f"{DATA}/slo", b"12345", other[::-1], X_Static_Large_Object="1")
     expected = {
         "missing": (404, "not_found", None),
         "long": (413, "object_too_large", None),
@@ -222,6 +226,8 @@ def test_failed_objects_are_rows_with_errors_among_the_others(world):
         "breaks": (503, "service_unavailable", None),
         "stalls": (503, "service_unavailable", None),
         "no-etag": (200, "unsupported_object", None),
+        "damaged": (503, "source_damaged", None),
+        "slo": (200, "", b"12345"),
         "1.jpg": (200, "", GOOD["1.jpg"]),
     }
 

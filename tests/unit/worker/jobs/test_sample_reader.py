@@ -16,6 +16,7 @@ from hapi_protocol.shards import IMAGE, Limits, Sample, SampleError
 from hapi_splitter.inputs.image_decode import decode_image
 from hapi_worker.execution.decode import image_decoder
 from hapi_worker.jobs.sample_reader import read_samples, read_start
+from hapi_worker.peer import ClientDisconnectedError
 from photos import tar_of
 from worker_under_test import job_for, small_transform
 
@@ -50,6 +51,33 @@ def read(body, data, **changes):
         limits=LIMITS,
         max_samples=MAX_SAMPLES,
     )
+
+
+class IncompleteBody(CountingBody):
+    """A body whose end the filter does not send: the object is damaged."""
+
+    def read(self, size, /):
+        piece = super().read(size)
+        if not piece:
+            raise ClientDisconnectedError("the body is incomplete")
+        return piece
+
+
+@pytest.mark.parametrize(
+    ("asked", "before"),
+    [
+        ({}, [0, 1]),
+        ({"samples": SampleRange(1)}, [1]),
+        ({"samples": SampleRange(0, 1), "is_split": True}, [0]),
+    ],
+)
+def test_last_sample_of_a_whole_object_waits_for_its_end(asked, before):
+    data = tar_of((f"{n}.jpg", b"x") for n in range(3))
+    # All members, and tar's two zero blocks.
+    samples = read(IncompleteBody(data[: 3 * 1024 + 1024]), data, **asked)
+    assert [next(samples).index for _ in before] == before
+    with pytest.raises(ClientDisconnectedError):
+        next(samples)
 
 
 def jpeg(width, height, mode="RGB"):

@@ -1,0 +1,64 @@
+"""Compares the samples of a shard's byte range with their index.
+
+A read of a range never reaches the end of the object, so that neither Swift
+nor the caller can compare it with the ETag.  The index therefore has a CRC-32
+of each sample.  It finds damage by disks and software, not a forger.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from hapi_protocol.errors import HapiError, UnavailableError, UnsupportedError
+from hapi_protocol.shards import Sample
+
+RETRY_SECONDS = 1.0
+
+
+def check_samples(
+    samples: Iterable[Sample], crc32s: Sequence[int], name: str
+) -> Iterator[Sample]:
+    """Yields samples whose bytes are those of the index.
+
+    Args:
+        samples: samples as they are read from the range.
+        crc32s: CRC-32 of each sample in the range, by the index; empty if
+            the index has none, and nothing is compared.
+        name: the shard's name, for errors.
+
+    Raises:
+        UnavailableError: ``source_damaged``, before the first sample that
+            differs.  Another replica may be whole.
+        UnsupportedError: as ``samples``, if nothing is compared.
+    """
+    if not crc32s:
+        yield from samples
+        return
+    expected = iter(crc32s)
+    try:
+        for sample in samples:
+            if sample.crc32 != next(expected, None):
+                raise damaged_error(
+                    name,
+                    f"sample {sample.index} ({sample.key!r}) has the CRC-32 "
+                    f"{sample.crc32:08x}, which is not that of the index",
+                )
+            yield sample
+    except UnsupportedError as error:
+        if error.code != "damaged_shard":
+            raise
+        raise damaged_error(name, error.message) from error
+    if missing := len(list(expected)):
+        raise damaged_error(name, f"{missing} samples are missing")
+
+
+def damaged_error(name: str, reason: str) -> HapiError:
+    """The error for an object whose bytes are not those that were stored."""
+    return UnavailableError(
+        "source_damaged",
+        f"{name} is damaged: {reason}; if repeated reads of other replicas "
+        "do not help, upload the object again, or have the operator restore "
+        "it",
+        object_name=name,
+        retry_after=RETRY_SECONDS,
+    )

@@ -1,0 +1,158 @@
+"""Bytes that a disk of the store has changed never become good rows."""
+
+import random
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from caller import Caller
+from hapi_client import Backoff
+from hapi_client.data.index import load_index
+from hapi_client.swift.swift_url import Location
+from hapi_cluster import Cluster
+from hapi_protocol.errors import HapiError
+from hapi_protocol.feature_reader import read_features
+from hapi_protocol.headers import Annotation, ModelPath
+from jobs import connected, small_job, store_package, upload_shards
+from networks import small_parts
+from photos import shard
+
+PLACE = Location("damage", "photos")
+SHARD = "damage/photos/a.tar"
+MODEL = ModelPath("AUTH_test", "damage", "net.hapi")
+BROKEN_OFF = {"truncated", "not_connected", "worker_unavailable"}
+"""The worker had sent its status."""
+ROUTES = {
+    "whole": {},
+    "whole, kept": {"cache": "readwrite"},
+    "range": {},
+    "range, kept": {"cache": "readwrite"},
+}
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    """A cluster whose disk can be damaged, with a shard and a package."""
+    with (
+        Cluster.temporary(
+            worker_options={"device": "cpu"}, filter_options={"cache": "true"}
+        ) as cluster,
+        connected(cluster) as connection,
+    ):
+        folder = tmp_path_factory.mktemp("shards")
+        upload_shards(connection, PLACE, folder, {"a.tar": shard(12)})
+        folder = tmp_path_factory.mktemp("package")
+        store_package(connection, folder, small_parts().frozen, "packages")
+        caller = Caller(cluster)
+        made = SimpleNamespace(
+            cluster=cluster,
+            connection=connection,
+            caller=caller,
+            shard=shard(12),
+            package=(folder / "model.hapi").read_bytes(),
+            span=load_index(connection, PLACE).spans()[0],
+        )
+        caller.put(f"/AUTH_test/damage/{MODEL.object}", made.package)
+        yield made
+        caller.close()
+
+
+def damage(store, name, data, place):
+    """Stores an object, and flips one bit of it on the disk."""
+    store.caller.put(f"/AUTH_test/{name}", data)
+    folder = Path(store.cluster.directory) / "srv"
+    files = [
+        each
+        for each in folder.glob("*/objects/**/*.data")
+        if each.read_bytes() == data
+    ]
+    file = max(files, key=lambda each: each.stat().st_mtime_ns)
+    with file.open("r+b") as opened:
+        opened.seek(place)
+        opened.write(bytes([data[place] ^ 1 << place % 8]))
+
+
+def features(store, annotation):
+    """Features of the shard, and the state of the cache."""
+    with store.connection.get_features(
+        "damage", "photos/a.tar", annotation, retry=False
+    ) as body:
+        batches = [each for each in read_features(body) if each.rows]
+        state = body.headers["X-Hapi-Cache"]
+        return np.concatenate([each.features for each in batches]), state
+
+
+def annotation_of(store, route, model=MODEL):
+    span = store.span
+    part = {
+        "samples": span.samples,
+        "byte_range": span.byte_range,
+        "crc32s": span.crc32s,
+        "if_source_etag": span.etag,
+    }
+    return Annotation(
+        model, 1, **ROUTES[route], **(part if "range" in route else {})
+    )
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_pushed_damage_is_an_error_and_is_not_kept(store, route):
+    asked = annotation_of(store, route)
+    end = store.span.byte_range.last if "range" in route else len(store.shard)
+    for place in random.Random(route).sample(range(end), 20):
+        damage(store, SHARD, store.shard, place)
+        with pytest.raises(HapiError) as caught:
+            features(store, asked)
+        code = caught.value.code
+        assert code in {"source_damaged", *BROKEN_OFF}, (place, caught.value)
+    logs = [store.cluster.log(each) for each in ("swift", "worker")]
+    told = f"/AUTH_test/{SHARD} is damaged: "
+    assert any(told in log.read_text() for log in logs)
+    store.caller.put(f"/AUTH_test/{SHARD}", store.shard)
+    found, state = features(store, asked)
+    assert state == ("store" if "kept" in route else "off")
+    expected, _ = features(store, Annotation(MODEL, 1))
+    np.testing.assert_array_equal(found, expected)
+
+
+def streamed(store, **options):
+    """Features of the shard, by a job that reads the samples themselves."""
+    job = small_job(
+        PLACE,
+        connection=store.connection,
+        cut="stream",
+        batch_size=4,
+        backoff=Backoff(attempts=1),
+        **options,
+    )
+    with job:
+        return torch.cat([each for each, _ in job.loader(0)])
+
+
+def test_streamed_damage_is_an_error_and_is_not_kept(store, tmp_path):
+    end = store.span.byte_range.last
+    for place in random.Random(1).sample(range(end), 10):
+        damage(store, SHARD, store.shard, place)
+        with pytest.raises(HapiError, match="is damaged") as caught:
+            streamed(store, cache_directory=tmp_path)
+        assert caught.value.code == "source_damaged", place
+    store.caller.put(f"/AUTH_test/{SHARD}", store.shard)
+    found = streamed(store, cache_directory=tmp_path)
+    torch.testing.assert_close(found, streamed(store), rtol=0, atol=0)
+
+
+def test_damaged_package_never_runs(store):
+    expected, _ = features(store, Annotation(MODEL, 1))
+    places = random.Random(2).sample(range(len(store.package)), 10)
+    for number, place in enumerate(places):
+        model = ModelPath("AUTH_test", "damage", f"net-{number}.hapi")
+        damage(store, f"damage/{model.object}", store.package, place)
+        with pytest.raises(HapiError) as caught:
+            features(store, Annotation(model, 1))
+        assert caught.value.code == "source_damaged", place
+    store.caller.put(f"/AUTH_test/damage/{model.object}", store.package)
+    found, _ = features(store, Annotation(model, 1))
+    np.testing.assert_array_equal(found, expected)
