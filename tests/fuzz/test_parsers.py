@@ -23,6 +23,7 @@ from hapi_protocol.errors import (
     DataIndexError,
     PackageError,
     TruncatedStreamError,
+    UnavailableError,
     UnsupportedError,
 )
 from hapi_protocol.feature_reader import read_features
@@ -249,7 +250,11 @@ READERS = {
         lambda data: list(iter_objects(io.BytesIO(data), 2, 1000)),
         AnnotationError,
     ),
-    "job": (job, JobRequest.from_body, AnnotationError),
+    "job": (
+        job,
+        JobRequest.from_body,
+        (AnnotationError, UnavailableError),  # of another version
+    ),
 }
 
 

@@ -56,7 +56,7 @@ def test_zeroed_blocks_are_not_the_end(first):
     end = WHOLE[-1].offset + WHOLE[-1].length
     start = WHOLE[first].offset
     damaged = SHARD[:start] + bytes(512) + SHARD[start + 512 : end]
-    with pytest.raises(UnavailableError, match="s is damaged: .* bytes foll"):
+    with pytest.raises(UnavailableError, match=r"s is damaged: .* bytes foll"):
         list(check_samples(samples_of(damaged), CRC32S, "s"))
 
 
