@@ -80,7 +80,7 @@ def check_worker_version(version: Any, what: str) -> None:
     if version != API_VERSION:
         raise UnavailableError(
             "worker_unavailable",
-            f"{what} of version {version!r:.80}; expected version {API_VERSION}: "
-            "run filter and worker of one release",
+            f"{what} of version {version!r:.80}; expected version "
+            f"{API_VERSION}: run filter and worker of one release",
             retry_after=_WORKER_RETRY_SECONDS,
         )

@@ -10,7 +10,8 @@ import torch
 from torch.utils.data import DataLoader
 
 from hapi_client import ReadConfig
-from hapi_client.data.index import list_shards, load_index
+from hapi_client.data.index import load_index
+from hapi_client.data.listing import list_data
 from hapi_client.data.upload import PackOptions, upload
 from hapi_client.job import opened_data
 from hapi_client.loading.early_reads import EarlyReads
@@ -203,7 +204,7 @@ def test_a_damaged_shard_is_refused_before_it_is_sent(
 ):
     with pytest.raises(UnsupportedError, match=r"cut\.tar"):
         store(cut=shard(2)[:-12_000])
-    assert list_shards(connection, place) == []
+    assert list_data(connection, place).shards == []
 
 
 def test_undecodable_image_of_a_sampler_tells_its_number(store, job_of):

@@ -479,7 +479,14 @@ def sample_row(
     if error is not None:
         raise _unclear(shard, sample.key, error)
     return LabelledRow(
-        IndexRow(sample.index, sample.key, sample.offset, sample.length, None),
+        IndexRow(
+            sample.index,
+            sample.key,
+            sample.offset,
+            sample.length,
+            None,
+            sample.crc32,
+        ),
         label_text(
             options.labels or DEFAULT_LABELS,
             sample.text(LABEL_EXTENSION),

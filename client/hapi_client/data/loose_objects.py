@@ -34,7 +34,7 @@ def group_rows(
     offset = 0
     for number, each in enumerate(objects):
         length = each.length_bytes
-        row = IndexRow(number, each.name, offset, length, None, each.etag)
+        row = IndexRow(number, each.name, offset, length, None, etag=each.etag)
         rows.append(LabelledRow(row, text_of(each.name)))
         offset += length
     return rows
