@@ -28,7 +28,7 @@ INDEX_NAME = "hapi-index.arrow"
 INDEX_VERSION = 2
 """Version 1 has no column ``crc32``."""
 DEFAULT_LABELS = "cls"
-"""Where labels come from: the ``.cls`` member, or the field of ``.json``."""
+"""Default source of labels: ``.cls`` members, or that field of ``.json``."""
 MAX_SPAN_SAMPLES = 64
 MAX_SPAN_BYTES = 16 * 1024 * 1024
 

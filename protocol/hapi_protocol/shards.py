@@ -298,7 +298,7 @@ def _is_tar(start: bytes) -> bool:
 
 
 def compression_message(start: bytes) -> str | None:
-    """What to do with a compressed object; None if it is none."""
+    """The remedy for a compressed object; None if it is none."""
     for magic, (name, command) in _COMPRESSED.items():
         if start.startswith(magic):
             return (

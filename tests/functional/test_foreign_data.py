@@ -35,7 +35,7 @@ CONTAINER = "foreign"
 
 
 class Notes(SilentReporter):
-    """What an upload says."""
+    """Notes of an upload."""
 
     def __init__(self):
         self.said = []
@@ -408,7 +408,7 @@ def test_compressed_tar_is_named_with_the_remedy(connection, place, tmp_path):
         update_index(connection, place)
 
 
-def test_shards_beside_class_folders_are_refused(connection, place, tmp_path):
+def test_shards_next_to_class_folders_are_refused(connection, place, tmp_path):
     (tmp_path / "a.tar").write_bytes(shard(2, size=64))
     (tmp_path / "cat").mkdir()
     (tmp_path / "cat" / "1.jpg").write_bytes(images(1)[0])

@@ -227,7 +227,7 @@ def checked_rows(shard: str, rows: Iterable[LabelledRow]) -> list[LabelledRow]:
         UnsupportedError: ``damaged_shard``: a key occurs twice, because the
             members of a sample are not together.
     """
-    found = {}
+    found: dict[str, LabelledRow] = {}
     for each in rows:
         other = found.setdefault(each.row.key, each)
         if other is not each:
@@ -245,7 +245,7 @@ def checked_rows(shard: str, rows: Iterable[LabelledRow]) -> list[LabelledRow]:
 
 @dataclass(frozen=True)
 class IndexOptions:
-    """What the rows of a data set state.
+    """Options of the rows of a data set.
 
     Attributes:
         labels: where labels come from: ``cls`` or ``json:FIELD``; None for
@@ -296,7 +296,7 @@ def update_index(
 
     Loose objects are listed only.  Shards whose ETag and checksums are in the
     index are skipped.  The index is stored at the end; until then an object
-    beside it has what was read, from which the next call continues.
+    next to it has what was read, from which the next call continues.
 
     Args:
         connection: connection to the account.
@@ -384,7 +384,7 @@ def update_index(
 
 
 def _partial_index(connection: Connection, location: Location) -> DataIndex:
-    """What an interrupted call has read, if anything."""
+    """The rows that an interrupted call has read, if any."""
     try:
         found = find_index(connection, location, PARTIAL_SUFFIX)
     except DataIndexError as error:

@@ -50,7 +50,7 @@ def span_labels(
 
 
 def read_source(labels: Labels) -> str | JsonLabels | None:
-    """Where shards state the labels; None if it is not given.
+    """The part of a shard that states labels; None if it is not given.
 
     Raises:
         ClientError: ``bad_configuration`` for an unknown string.
@@ -115,7 +115,7 @@ def renumber_labels(
 
 
 def _other_form(name: str, names: Iterable[str]) -> str:
-    """How a name differs from one that looks the same, if there is one."""
+    """Names one that looks the same in another Unicode form, if any."""
     normal = unicodedata.normalize("NFC", name)
     for other in names:
         if other != name and unicodedata.normalize("NFC", other) == normal:

@@ -1,4 +1,4 @@
-"""What a data set consists of: tar shards, or loose images and arrays.
+"""The objects of a data set: tar shards, or loose images and arrays.
 
 Loose objects are listed as *groups* of up to :data:`GROUP_SAMPLES`, in the
 order of a hash, so that a group mixes the folders.  A group is a shard whose

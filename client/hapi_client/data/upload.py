@@ -156,7 +156,9 @@ def upload(
         # Earlier packed shards of the folder have the same samples.
         rows = {n: r for n, r in rows.items() if not _is_packed(location, n)}
     rows |= {shard.info.name: shard.rows for shard in shards}
-    etags = old.etags | {shard.info.name: shard.info.etag for shard in shards}
+    etags = dict(old.etags) | {
+        shard.info.name: shard.info.etag for shard in shards
+    }
     source = options.labels or DEFAULT_LABELS
     index = number_labels(rows, etags, old=old, source=source)
     store_index(connection, location, index)

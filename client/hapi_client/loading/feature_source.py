@@ -432,7 +432,7 @@ def _check_objects(span: Span, rows: Sequence[Row]) -> None:
     """Checks that the objects of a group are those of the index.
 
     Raises:
-        SourceChangedError: an object has another ETag by now, or is gone.
+        SourceChangedError: an object has another ETag by now, or none.
         UnavailableError: an object could not be read just now.
     """
     for expected, row in zip(span.rows, rows, strict=False):

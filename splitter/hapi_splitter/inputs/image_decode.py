@@ -102,7 +102,7 @@ def _num_scans(data: bytes) -> int:
         if marker == _END_OF_IMAGE:
             break
         if marker not in _NO_LENGTH:
-            position += int.from_bytes(data[position : position + 2])
+            position += int.from_bytes(data[position : position + 2], "big")
         scans += marker == _START_OF_SCAN
     return scans
 

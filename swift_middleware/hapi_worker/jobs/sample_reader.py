@@ -30,7 +30,7 @@ from hapi_protocol.shards import (
 from hapi_worker.jobs.chunked_body import ChunkedBody
 
 UNSUPPORTED = "unsupported_object"
-_KINDS = {
+_KINDS: dict[str | None, str] = {
     "tar": "a tar of samples, which must be requested alone",
     **{kind: f"a {kind.upper()} image" for kind in IMAGE.kinds},
     "npy": "a NumPy array (.npy)",
