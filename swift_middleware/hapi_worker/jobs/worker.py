@@ -126,7 +126,12 @@ class Worker:
             max_identities=config.max_identities,
             wait_seconds=config.model_wait_seconds,
             max_waiting=config.max_streams,
-            load=partial(load_fast, load, config.max_package_bytes),
+            load=partial(
+                load_fast,
+                load,
+                config.max_package_bytes,
+                max(plan.limit_bytes for plan in plans),
+            ),
         )
         self.admission = Admission(
             _job_limits(config),
