@@ -76,6 +76,8 @@ from hapi_worker.scheduling.fair_queue import Ledger
 
 MAX_UPLOADS = 2
 """Packages that are received or loaded at a time."""
+MAX_WAITING_UPLOADS = 8
+"""Packages that wait to be received."""
 HANGING_FACTOR = 5.0
 """A pass on a GPU hangs if it takes this many times the larger of
 ``pass_seconds`` and ``profile_seconds``."""
@@ -165,7 +167,8 @@ class Worker:
         """
         limits = self.admission.limits
         waiting = limits.waiting + limits.streams + MAX_WAITING
-        return limits.streams + waiting + MAX_WAITING_QUERIES + MAX_UPLOADS + 4
+        uploads = MAX_UPLOADS + MAX_WAITING_UPLOADS
+        return limits.streams + waiting + MAX_WAITING_QUERIES + uploads + 4
 
     @property
     def pools(self) -> dict[str, FairPool]:
