@@ -225,7 +225,7 @@ def _class_name(label: int | None, meta: str | None) -> str | None:
         return None
     try:
         facts = json.loads(meta)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     name = facts.get("cls") if isinstance(facts, dict) else None
     return name if isinstance(name, str) else None

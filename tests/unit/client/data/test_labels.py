@@ -106,6 +106,7 @@ def test_classes_are_numbered_by_name(in_shards, known, class_names, labels):
         ({"json": b'{"cls": "dog"}'}, None, "dog"),
         ({"json": b'{"cls": 3}'}, None, None),
         ({"json": b"not json"}, None, None),
+        ({"json": b"[" * 60_000}, None, None),
         ({}, None, None),
     ],
 )
