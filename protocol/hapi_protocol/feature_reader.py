@@ -31,6 +31,7 @@ _BROKEN = (
     KeyError,
     AttributeError,
     OverflowError,
+    RecursionError,
 )
 """Exceptions that reading a truncated or damaged stream may raise."""
 
@@ -76,6 +77,8 @@ class FeatureStreamReader:
                 batch, metadata = reader.read_next_batch_with_custom_metadata()
             except StopIteration:
                 return
+            # Changed bytes would end the process.
+            batch.validate(full=True)
             facts = dict(metadata or {})
             if METADATA_SUMMARY in facts:
                 self.summary = Summary.from_json(facts[METADATA_SUMMARY])

@@ -52,6 +52,7 @@ from hapi_protocol.errors import (
     TooSlowError,
 )
 from hapi_protocol.headers import NUMERICS
+from hapi_protocol.printable import printable
 from hapi_protocol.transforms import TRANSFORMS
 from hapi_protocol.versions import API_VERSION, VERSIONS
 
@@ -153,7 +154,7 @@ class HapiMiddleware:
         error.trans_id = error.trans_id or env.get("swift.trans_id")
         self.context.metrics.count(f"errors.{error.code}")
         if error.status >= 500:
-            self.logger.warning("hapi: %s", error)
+            self.logger.warning("hapi: %s", printable(str(error)))
         return error_response(error, env.get("swift.source") == "S3")
 
 

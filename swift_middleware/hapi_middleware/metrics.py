@@ -52,6 +52,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hapi_protocol.errors import HapiError
+from hapi_protocol.printable import printable
 
 OUTCOME_DONE = "done"
 OUTCOME_BROKEN = "broken"
@@ -134,5 +135,7 @@ class StreamReporter:
         metrics.timing("stream", time.monotonic() - self._started)
         if end.error:
             self._logger.warning(
-                "hapi: the answer on %s breaks off: %s", self._name, end.error
+                "hapi: the answer on %s breaks off: %s",
+                printable(self._name),
+                printable(str(end.error)),
             )

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from hapi_protocol.printable import LineFormatter
 from hapi_worker.config import WorkerConfig, load_config, merged
 from hapi_worker.monitoring.malloc_tuning import keep_heap
 from hapi_worker.server.status import package_version
@@ -63,11 +64,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.check:
         print(f"{options.config}: no errors")
         return 0
-    logging.basicConfig(
-        level=config.log_level,
-        format="%(levelname)s %(name)s: %(message)s",
-        stream=sys.stderr,
-    )
+    handler = logging.StreamHandler()
+    handler.setFormatter(LineFormatter("%(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=config.log_level, handlers=[handler])
     return _serve(options.config, config)
 
 

@@ -221,6 +221,16 @@ def wrong_cut_shape(trace: Path) -> bytes:
     return with_hapi({"cuts": cuts}, trace)
 
 
+def output_without_samples(trace: Path) -> bytes:
+    """Convolution and batch norm are dead; the output is a weight's."""
+    graph, hapi = document("graph"), document("hapi")
+    convolution, norm, relu = graph["calls"][:3]
+    relu[-1][0] = 1
+    graph["calls"] = [convolution, norm, relu]
+    hapi |= {"names": hapi["names"][:3], "cuts": hapi["cuts"][:1]}
+    return repack(hapi=filled(hapi, trace), graph=filled(graph, trace))
+
+
 def duplicate_member(trace: Path) -> bytes:
     content = members()
     graph = ("graph.json", content["graph.json"])
@@ -445,6 +455,9 @@ OTHERS: Mapping[str, Attack] = {
         too_many_nodes, "20001 calls .* limit of 20000 nodes"
     ),
     "cut shape": Attack(wrong_cut_shape, "records .* for cut 1, expected"),
+    "output without samples": Attack(
+        output_without_samples, "must be a batch of floating-point samples"
+    ),
     "overlapping tensors": Attack(
         overlapping_tensors, "shape and offsets do not match|overlap"
     ),

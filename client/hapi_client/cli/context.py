@@ -20,6 +20,7 @@ from hapi_client.cli.options import OUTPUT
 from hapi_client.swift.connection import Connection
 from hapi_client.swift.credentials import Credentials
 from hapi_protocol.errors import ClientError
+from hapi_protocol.printable import printable
 
 
 def checked_path(path: Path | None) -> Path | None:
@@ -195,7 +196,8 @@ def _finite(facts: Any) -> Any:
 
 def say(line: str) -> None:
     """Prints one line to standard output, without wrapping or markup."""
-    Console(highlight=False, soft_wrap=True).print(line, markup=False)
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(printable(line), markup=False)
 
 
 def print_table(
@@ -216,6 +218,6 @@ def print_table(
         is_right = right and number > 0
         table.add_column(column, justify="right" if is_right else "left")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(printable, row))
     # Names of objects may look like markup.
     Console(highlight=False, markup=False).print(table)

@@ -25,6 +25,7 @@ from hapi_client.doctor.pushdown_checks import (
 )
 from hapi_client.model.package_store import DEFAULT_MODELS_CONTAINER
 from hapi_client.swift.swift_url import parse_location
+from hapi_protocol.printable import printable
 
 EXIT_FAILURE = 1
 _COLORS = {OK: "green", WARNING: "yellow", FAILURE: "red", SKIPPED: ""}
@@ -102,7 +103,7 @@ def _print(finding: Finding) -> None:
         text += f" -> {finding.remedy}"
     state = (f"{finding.state:<8}", _COLORS[finding.state])
     line = Text.assemble(
-        state, f" {finding.check:<12} {' '.join(text.split())}"
+        state, f" {finding.check:<12} {printable(' '.join(text.split()))}"
     )
     # Unlike typer, rich respects NO_COLOR.
     Console(highlight=False, soft_wrap=True).print(line)

@@ -26,6 +26,7 @@ from hapi_client.cli.train import train_command
 from hapi_client.cli.upload import upload_command
 from hapi_client.reports.terminal import TqdmLogHandler
 from hapi_protocol.errors import HapiError
+from hapi_protocol.printable import LineFormatter, printable
 
 EXIT_FAILURE = 1
 EXIT_TERMINATED = 128 + signal.SIGTERM
@@ -143,10 +144,10 @@ def root(
     context.obj = Login({k: v for k, v in variables.items() if v})
     # The connection warns once itself.
     warnings.simplefilter("ignore", InsecureRequestWarning)
+    handler = TqdmLogHandler()
+    handler.setFormatter(LineFormatter("%(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(
-        level=logging.INFO if verbose else logging.WARNING,
-        format="%(levelname)s %(name)s: %(message)s",
-        handlers=[TqdmLogHandler()],
+        level=logging.INFO if verbose else logging.WARNING, handlers=[handler]
     )
     if not verbose:
         # Its warnings on each retry repeat ours at greater length.
@@ -165,7 +166,7 @@ def main() -> None:
         # The shell asks for completions by this name, however we were run.
         app(prog_name="hapi")
     except HapiError as error:
-        print(f"hapi: {error}", file=sys.stderr)
+        print(f"hapi: {printable(str(error))}", file=sys.stderr)
         sys.exit(EXIT_FAILURE)
 
 

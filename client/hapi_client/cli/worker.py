@@ -19,6 +19,7 @@ from hapi_protocol.errors import (
     UnavailableError,
     error_from_body,
 )
+from hapi_protocol.printable import printable
 from hapi_protocol.unix_http import UnixConnection
 
 DEFAULT_SOCKET = Path("/run/hapi/worker.sock.admin")
@@ -192,7 +193,7 @@ def _accounts(state: dict[str, Any]) -> Table:
         table.add_column(name, justify="right")
     for each in state["accounts"]:
         table.add_row(
-            each["account"] or "(hidden)",
+            printable(each["account"] or "(hidden)"),
             f"{each['weight']:g}",
             f"{100 * each['share']:.0f} %",
             str(each["streams"]),

@@ -92,7 +92,7 @@ def label_text(
         return None
     try:
         value = json.loads(meta)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         if source == DEFAULT_LABELS:
             return None
         raise _error(where, f"has a damaged .json member: {error}") from error

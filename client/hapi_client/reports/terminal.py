@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, BinaryIO, TextIO, cast
 
+from hapi_protocol.printable import printable
+
 
 def is_terminal(stream: Any) -> bool:
     """Returns True if ``stream`` is open and a terminal.
@@ -94,7 +96,7 @@ class ConsoleReporter:
     def note(self, text: str) -> None:
         self._close_bar()
         with bars_hidden(sys.stderr):
-            sys.stderr.write(f"{text}\n")
+            sys.stderr.write(f"{printable(text)}\n")
             sys.stderr.flush()
 
     def _close_bar(self) -> None:

@@ -17,9 +17,15 @@ import torch
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from hapi_splitter.graph.batch_independence import Value
-from hapi_splitter.graph.lowering import BATCH_NORM
+from hapi_splitter.graph.lowering import BATCH_NORM, needed
 from hapi_splitter.graph.operators import HALVES
-from hapi_splitter.graph.program import Argument, Call, Program, Ref
+from hapi_splitter.graph.program import (
+    INPUT,
+    Argument,
+    Call,
+    Program,
+    Ref,
+)
 
 _CONVOLUTIONS = frozenset(f"aten.conv{n}d.default" for n in (1, 2, 3))
 
@@ -67,7 +73,9 @@ def fold(program: Program, weights: Mapping[int, torch.Tensor]) -> Folding:
     """Folds each batch norm that is a convolution's only reader.
 
     Batch norms with computed statistics or weights are not folded, nor those
-    after convolutions of 16 bits.
+    after convolutions of 16 bits.  Convolutions that share a weight are
+    folded if their batch norms are the same, and share the folded weight:
+    folding takes at most as much memory as the weights themselves.
 
     Args:
         program: a checked program.
@@ -76,16 +84,36 @@ def fold(program: Program, weights: Mapping[int, torch.Tensor]) -> Folding:
     convolutions: dict[int, int] = {}
     calls: dict[int, Call] = {}
     folded: dict[int, torch.Tensor] = {}
-    for first, second in _pairs(program):
-        before, norm = program.call(first), program.call(second)
-        if weights[before.refs()[1]].dtype in HALVES:
+    for shared, pairs in _pairs_by_weight(program).items():
+        sources = {_sources(program, *pair) for pair in pairs}
+        if weights[shared].dtype in HALVES or len(sources) > 1:
             continue
-        image, _weight, _bias, *rest = before.args
         weight, bias = -len(folded) - 1, -len(folded) - 2
+        before, norm = map(program.call, pairs[0])
         folded[weight], folded[bias] = _fold_weights(before, norm, weights)
-        convolutions[first] = second
-        calls[second] = Call(before.op, (image, Ref(weight), Ref(bias), *rest))
+        for first, second in pairs:
+            call = program.call(first)
+            image, _weight, _bias, *rest = call.args
+            convolutions[first] = second
+            calls[second] = replace(
+                call, args=(image, Ref(weight), Ref(bias), *rest)
+            )
     return Folding(convolutions, calls, folded)
+
+
+def _pairs_by_weight(program: Program) -> dict[int, list[tuple[int, int]]]:
+    """Groups :func:`_pairs` by the weight of the convolution."""
+    found: dict[int, list[tuple[int, int]]] = {}
+    for first, second in _pairs(program):
+        weight = program.call(first).refs()[1]
+        found.setdefault(weight, []).append((first, second))
+    return found
+
+
+def _sources(program: Program, first: int, second: int) -> tuple[Any, ...]:
+    """Returns all that the folded weight and bias depend on."""
+    convolution, norm = program.call(first), program.call(second)
+    return (*convolution.args[1:3], *norm.args[1:5], norm.args[6])
 
 
 def _pairs(program: Program) -> Iterator[tuple[int, int]]:
@@ -94,7 +122,8 @@ def _pairs(program: Program) -> Iterator[tuple[int, int]]:
     for node, call in enumerate(program.calls, program.first_call):
         for read in call.refs():
             readers.setdefault(read, []).append(node)
-    for node, call in enumerate(program.calls, program.first_call):
+    for node in needed(program, INPUT, program.output):
+        call = program.call(node)
         if call.op != BATCH_NORM:
             continue
         image, *others = call.refs()

@@ -57,6 +57,8 @@ class PackageLimits:
         json_bytes: length of each JSON member.
         nodes: calls of the program.
         parameters: entries of all weights together.
+        loaded_bytes: bytes of all weights as a worker holds them, some of
+            them folded; only the validating process checks it.
         shapes: limits on intermediate tensors and operations per sample.
     """
 
@@ -64,6 +66,7 @@ class PackageLimits:
     json_bytes: int = 8 << 20
     nodes: int = 20_000
     parameters: int = 1 << 30
+    loaded_bytes: int = 1 << 40
     shapes: ShapeLimits = field(default_factory=ShapeLimits)
 
 
@@ -144,6 +147,11 @@ def _read(
             f"{format_of(frozen)} for this transform and these dtypes"
         )
     _check_cuts(hapi["cuts"], frozen.cuts)
+    if not frozen.cuts or frozen.cuts[-1].node != program.output:
+        raise _error(
+            f"its output, tensor {program.output}, must be a batch of "
+            "floating-point samples that depend on the input"
+        )
     return frozen
 
 

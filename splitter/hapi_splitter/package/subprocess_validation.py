@@ -29,6 +29,7 @@ from typing import IO, Any
 import torch
 
 from hapi_protocol.errors import (
+    DoesNotFitError,
     HapiError,
     PackageError,
     UnavailableError,
@@ -108,8 +109,10 @@ def validate_package(
 
     Raises:
         PackageError: naming what is wrong, or how the process ended.
+        DoesNotFitError: its weights are larger than ``loaded_bytes``.
         UnavailableError: the process was killed from outside or could not
-            be started, twice; the package may be good.
+            be started, twice, or there is no space for a temporary file; the
+            package may be good.
         OSError: the file cannot be opened.
     """
     process_limits = process_limits or ProcessLimits()
@@ -132,7 +135,11 @@ def validate_package(
             for call, peak, peak_each, after, after_each in answer["memory"]
         }
         return Validation(answer["digest"], memory)
-    raise make_error(str(answer["code"]), str(answer["message"]))
+    raise make_error(
+        str(answer["code"]),
+        str(answer["message"]),
+        details=answer.get("details", {}),
+    )
 
 
 @contextlib.contextmanager
@@ -143,10 +150,27 @@ def _file_of(
         with data.open("rb") as file:
             yield file
         return
-    with tempfile.TemporaryFile() as file:
+    try:
+        stored = _temporary_file(data)
+    except OSError as error:
+        raise UnavailableError(
+            "worker_unavailable",
+            "the package cannot be validated, because its "
+            f"{memoryview(data).nbytes} bytes cannot be written to a "
+            f"temporary file: {error}; free space in TMPDIR",
+            retry_after=_RETRY_SECONDS,
+        ) from error
+    with stored:
+        yield stored
+
+
+def _temporary_file(data: bytes | bytearray | memoryview) -> IO[bytes]:
+    with contextlib.ExitStack() as on_error:
+        file = on_error.enter_context(tempfile.TemporaryFile())
         file.write(data)
         file.flush()
-        yield file
+        on_error.pop_all()
+    return file
 
 
 def _run(
@@ -240,17 +264,21 @@ def answer_request(descriptor: int, request: Request) -> dict[str, Any]:
     torch.set_num_threads(request["threads"])
     try:
         path = Path(f"/dev/fd/{descriptor}")
+        limits = _limits_from(request["limits"])
         frozen = load_package(
-            path,
-            limits=_limits_from(request["limits"]),
-            digest=request["digest"],
+            path, limits=limits, digest=request["digest"]
         ).to("cpu", fast=True)
+        _check_size(frozen.parameter_bytes, limits.loaded_bytes)
         memory = [
             [call, *found.peak, *found.after]
             for call, found in probe_batchwise(frozen).items()
         ]
     except HapiError as error:
-        return {"code": error.code, "message": error.message}
+        return {
+            "code": error.code,
+            "message": error.message,
+            "details": dict(error.details),
+        }
     except (MemoryError, RuntimeError) as error:
         reason = str(error).partition("\n")[0][:200]
         return {
@@ -258,6 +286,16 @@ def answer_request(descriptor: int, request: Request) -> dict[str, Any]:
             "message": f"the package is refused: it does not run: {reason}",
         }
     return {"digest": frozen.digest, "memory": memory}
+
+
+def _check_size(needed: int, available: int) -> None:
+    if needed > available:
+        raise DoesNotFitError(
+            "does_not_fit",
+            f"the weights of the package take {needed} bytes in memory, and "
+            f"{available} are available",
+            details={"needed_bytes": needed, "available_bytes": available},
+        )
 
 
 def _limits_from(document: dict[str, Any]) -> PackageLimits:

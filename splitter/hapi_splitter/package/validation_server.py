@@ -149,8 +149,9 @@ class ValidationServer:
                 return self._running
             self._running.end()
             self._running = None
-        # -P would do, but is newer than our oldest Python; -I drops the path.
-        paths = os.pathsep.join(path for path in sys.path if path)
+        # Python looks for modules in the working directory first, which may
+        # be anyone's.  -P is newer than our oldest Python; -I drops the path.
+        paths = os.pathsep.join(map(os.path.abspath, filter(None, sys.path)))
         ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
         with theirs, contextlib.ExitStack() as on_error:
             on_error.enter_context(ours).settimeout(START_SECONDS)
@@ -159,6 +160,7 @@ class ValidationServer:
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
+                cwd="/",
                 env={**os.environ, "PYTHONPATH": paths, **_ENVIRONMENT},
                 # A terminal's interrupt is for the user of the server.
                 start_new_session=True,

@@ -24,16 +24,21 @@ class CacheWriter:
         cache: feature cache with the limits.
         key: key of the entry.
         store: stores the entry's content; called in its own green thread.
+        payer: account whose share of the buffer the entry takes.
     """
 
     def __init__(
-        self, cache: FeatureCache, key: str, store: Callable[[bytes], None]
+        self,
+        cache: FeatureCache,
+        key: str,
+        store: Callable[[bytes], None],
+        payer: str,
     ) -> None:
         self._cache = cache
         self._key = key
         self._store = store
         self._pieces: list[bytes] = []
-        self._held_bytes = 0
+        self._memory = cache.buffer.reservation(payer)
         self._is_open = True
 
     def add(self, data: bytes) -> None:
@@ -42,15 +47,14 @@ class CacheWriter:
             return
         cache = self._cache
         limit = cache.config.cache_max_entry_bytes
-        if self._held_bytes + len(data) > limit:
+        if self._memory.num_bytes + len(data) > limit:
             cache.count("too_large")
             self.drop()
-        elif not cache.buffer.reserve(len(data)):
+        elif not self._memory.grow(len(data)):
             cache.count("no_buffer")
             self.drop()
         else:
             self._pieces.append(data)
-            self._held_bytes += len(data)
 
     def finish(self, errors: int) -> None:
         """Stores the entry in the background, unless rows have errors."""
@@ -77,8 +81,7 @@ class CacheWriter:
 
     def _free(self) -> None:
         self._pieces.clear()
-        self._cache.buffer.free(self._held_bytes)
-        self._held_bytes = 0
+        self._memory.free()
 
 
 class CachingStream:

@@ -32,6 +32,7 @@ class CacheLookup:
         env: of the client's request.
         request: the parsed request.
         head: facts about the source.
+        payer: the charged account.
 
     Attributes:
         state: value of the answer's ``X-Hapi-Cache``.
@@ -43,7 +44,9 @@ class CacheLookup:
         env: Env,
         request: FeatureRequest,
         head: ObjectHead,
+        payer: str,
     ) -> None:
+        self._payer = payer
         self._cache = cache
         self._env = env
         self._request = request
@@ -75,7 +78,9 @@ class CacheLookup:
             return None
         self._last_etag = etag
         key, name = self._key_and_name(etag)
-        return self._cache.find(self._env, self._request.account, name, key)
+        return self._cache.find(
+            self._env, self._request.account, name, key, self._payer
+        )
 
     def wrap(
         self, stream: FeatureStream, etag: str
@@ -90,7 +95,8 @@ class CacheLookup:
         def store(content: bytes) -> None:
             self._cache.store(self._env, self._request.account, name, content)
 
-        return CachingStream(stream, CacheWriter(self._cache, key, store))
+        writer = CacheWriter(self._cache, key, store, self._payer)
+        return CachingStream(stream, writer)
 
     def _fits(self, head: ObjectHead) -> bool:
         # The HEAD of a manifest authorises none of its segments.

@@ -14,6 +14,7 @@ from swift.common.swob import Request, Response
 from swift.common.utils import close_if_possible, drain_and_close
 from swift.proxy.controllers.base import get_container_info
 
+from hapi_middleware.cache.buffer import Buffer, Reservation
 from hapi_middleware.cache.entries import (
     CONTENT_TYPE,
     DamagedEntryError,
@@ -25,6 +26,8 @@ from hapi_middleware.config import FilterConfig
 from hapi_middleware.metrics import Metrics
 from hapi_middleware.requests.annotation_request import Env
 from hapi_middleware.requests.authorization import SWIFT_SOURCE
+from hapi_protocol.errors import make_error
+from hapi_protocol.printable import printable
 
 STORE_SECONDS = 60.0
 """Timeout of storing or deleting an entry; no client waits for it."""
@@ -37,28 +40,6 @@ _ALL = ""
 PIECE_BYTES = 256 * 1024
 
 
-class Buffer:
-    """Memory budget of one process for entries being read or stored.
-
-    Args:
-        limit_bytes: maximum of all reservations together.
-    """
-
-    def __init__(self, limit_bytes: int) -> None:
-        self._limit_bytes = limit_bytes
-        self.used_bytes = 0
-
-    def reserve(self, num_bytes: int) -> bool:
-        """Reserves memory; returns False if there is not enough."""
-        if self.used_bytes + num_bytes > self._limit_bytes:
-            return False
-        self.used_bytes += num_bytes
-        return True
-
-    def free(self, num_bytes: int) -> None:
-        self.used_bytes -= num_bytes
-
-
 class CacheEntryBody:
     """Cached features as an answer's body; frees their memory at its end.
 
@@ -67,37 +48,49 @@ class CacheEntryBody:
 
     Args:
         features: the features.
-        buffer: budget with the reservation.
-        reserved_bytes: reservation that is freed at the end.
+        reservation: their memory, which is freed at the end.
 
     Attributes:
         length_bytes: length of the body.
+
+    Raises:
+        TooSlowError: while iterating, if others needed the memory because
+            the client reads too slowly.
     """
 
-    def __init__(
-        self, features: memoryview, buffer: Buffer, reserved_bytes: int
-    ) -> None:
+    def __init__(self, features: memoryview, reservation: Reservation) -> None:
         self.length_bytes = len(features)
         self._remaining = features
-        self._buffer = buffer
-        self._reserved_bytes = reserved_bytes
+        self._reservation = reservation
+        self._is_too_slow = False
+        reservation.begin_sending(self._break_off)
 
     def __iter__(self) -> CacheEntryBody:
         return self
 
     def __next__(self) -> bytes:
+        if self._is_too_slow:
+            raise make_error(
+                "too_slow",
+                "cached features were read too slowly, and others needed "
+                "their memory; repeat the request",
+            )
         if not self._remaining:
             self.close()
             raise StopIteration
         piece = bytes(self._remaining[:PIECE_BYTES])
         self._remaining = self._remaining[PIECE_BYTES:]
+        self._reservation.sent(len(piece))
         return piece
 
     def close(self) -> None:
         """Frees the memory.  Idempotent."""
-        self._buffer.free(self._reserved_bytes)
-        self._reserved_bytes = 0
+        self._reservation.free()
         self._remaining = memoryview(b"")
+
+    def _break_off(self) -> None:
+        self._is_too_slow = True
+        self.close()
 
 
 class FeatureCache:
@@ -125,12 +118,20 @@ class FeatureCache:
         self._logger = logger
 
     def find(
-        self, env: Env, account: str, name: str, key: str
+        self, env: Env, account: str, name: str, key: str, payer: str
     ) -> CacheEntryBody | None:
-        """The features of an entry; None if there is no undamaged one."""
+        """The features of an entry; None if there is no undamaged one.
+
+        Args:
+            env: of the client's request.
+            account: account of the entry.
+            name: name of the entry.
+            key: key of the entry.
+            payer: account whose share of the buffer the entry takes.
+        """
         try:
             with Timeout(self.config.cache_timeout):
-                features = self._read(env, account, name, key)
+                features = self._read(env, account, name, key, payer)
         except DamagedEntryError as error:
             self.count("damaged")
             self._warn(name, f"is damaged and will be deleted: {error}")
@@ -176,7 +177,7 @@ class FeatureCache:
         self._metrics.count(f"cache.{outcome}")
 
     def _read(
-        self, env: Env, account: str, name: str, key: str
+        self, env: Env, account: str, name: str, key: str, payer: str
     ) -> CacheEntryBody | None:
         request = private_request(env, "GET", account, name)
         response = request.get_response(self._app)
@@ -186,16 +187,17 @@ class FeatureCache:
                 return None
             raise _answer_error(response.status)
         length = response.content_length or 0
-        if not self.buffer.reserve(length):
+        reservation = self.buffer.reservation(payer)
+        if not reservation.grow(length):
             close_if_possible(response.app_iter)
             self.count("no_buffer")
             return None
         try:
             features = _unpacked(response, key, length)
         except BaseException:
-            self.buffer.free(length)
+            reservation.free()
             raise
-        return CacheEntryBody(features, self.buffer, length)
+        return CacheEntryBody(features, reservation)
 
     def _delete(self, env: Env, account: str, name: str) -> None:
         try:
@@ -242,7 +244,7 @@ class FeatureCache:
             raise _answer_error(response.status)
 
     def _warn(self, name: str, problem: str) -> None:
-        shown = name.replace("\x00", "/")
+        shown = printable(name.replace("\x00", "/"))
         self._logger.warning("hapi: the cache's %s %s", shown, problem)
 
 

@@ -104,7 +104,9 @@ class FeatureHandler:
         account = paying_account(self._env, self._config)
         add_entry(self._env, request_entry(self._annotation, account))
         job = self._job(head, model, account)
-        lookup = CacheLookup(self._cache, self._env, self._request, head)
+        lookup = CacheLookup(
+            self._cache, self._env, self._request, head, account
+        )
         etag = self._etag_before_job(job, is_needed=lookup.is_used)
         headers = stream_headers(head.etag, etag)
         if etag and is_match(self._request.if_none_match, etag):

@@ -24,6 +24,7 @@ from hapi_protocol.multi_object import (
     padding,
     too_large_message,
 )
+from hapi_protocol.printable import printable
 
 _INCOMPLETE = "service_unavailable: it could not be read to its end; retry"
 _DAMAGED = "source_damaged: its bytes are not those of its ETag; retry"
@@ -110,7 +111,9 @@ class ObjectReader:
                 close_if_possible(response.app_iter)
         except (Exception, Timeout) as error:
             self._logger.warning(
-                "hapi: %s/%s breaks off: %s", self._container_path, name, error
+                "hapi: %s breaks off: %s",
+                printable(f"{self._container_path}/{name}"),
+                printable(str(error)),
             )
             # The error's text may name hosts: it goes to the log only.
             is_damaged = getattr(error, "code", None) == "source_damaged"

@@ -77,6 +77,8 @@ from hapi_worker.scheduling.fair_queue import Ledger
 
 MAX_UPLOADS = 2
 """Packages that are received or loaded at a time."""
+MAX_WAITING_UPLOADS = 8
+"""Packages that wait to be received."""
 HANGING_FACTOR = 5.0
 """A pass on a GPU hangs if it takes this many times the larger of
 ``pass_seconds`` and ``profile_seconds``."""
@@ -127,7 +129,12 @@ class Worker:
             max_identities=config.max_identities,
             wait_seconds=config.model_wait_seconds,
             max_waiting=config.max_streams,
-            load=partial(load_fast, load, config.max_package_bytes),
+            load=partial(
+                load_fast,
+                load,
+                config.max_package_bytes,
+                max(plan.limit_bytes for plan in plans),
+            ),
         )
         self.admission = Admission(
             _job_limits(config),
@@ -161,7 +168,8 @@ class Worker:
         """
         limits = self.admission.limits
         waiting = limits.waiting + limits.streams + MAX_WAITING
-        return limits.streams + waiting + MAX_WAITING_QUERIES + MAX_UPLOADS + 4
+        uploads = MAX_UPLOADS + MAX_WAITING_UPLOADS
+        return limits.streams + waiting + MAX_WAITING_QUERIES + uploads + 4
 
     @property
     def pools(self) -> dict[str, FairPool]:

@@ -74,8 +74,17 @@ class ValidatingLoader:
 
 
 def load_fast(
-    load: Load, max_package_bytes: int, package: bytearray
+    load: Load, max_package_bytes: int, max_bytes: int, package: bytearray
 ) -> FrozenGraph:
-    """The model with batch norms folded, on the CPU."""
-    limits = PackageLimits(package_bytes=max_package_bytes)
+    """The model with batch norms folded, on the CPU.
+
+    Args:
+        load: validates and loads it.
+        max_package_bytes: longest package.
+        max_bytes: memory of the largest device.
+        package: the bytes.
+    """
+    limits = PackageLimits(
+        package_bytes=max_package_bytes, loaded_bytes=max_bytes
+    )
     return load(package, limits=limits).to("cpu", fast=True)

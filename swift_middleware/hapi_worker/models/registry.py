@@ -261,14 +261,16 @@ class Models:
         what = f"the package {identity.path}"
         largest.check_length(what, identity.length_bytes)
 
-    def begin_upload(self, identity: ModelIdentity) -> None:
-        """Records that the package's bytes are about to arrive."""
+    def begin_upload(self, identity: ModelIdentity) -> str:
+        """Records that the package's bytes are about to arrive; returns the
+        account for which it is uploaded."""
         with self._changed:
-            self.uploads.begin(identity)
+            account = self.uploads.begin(identity)
             length_seconds = identity.length_bytes / MIN_BYTES_PER_SECOND
             self._memory_queue.extend(
                 identity, self._wait_seconds + length_seconds
             )
+            return account
 
     def end_upload(
         self, identity: ModelIdentity, error: HapiError | None = None

@@ -33,9 +33,14 @@ _DIGEST = re.compile(r"(?<![0-9a-fA-F])[0-9a-fA-F]{64}(?![0-9a-fA-F])")
 
 @dataclass
 class _Upload:
-    """An upload that was requested (until ``expires``) or has begun."""
+    """An upload that was requested (until ``expires``) or has begun.
+
+    Attributes:
+        account: account for whose job it was requested.
+    """
 
     expires: float
+    account: str
     begun: bool = False
     error: HapiError | None = None
 
@@ -95,7 +100,7 @@ class Uploads:
         self._forget_unused(now)
         upload = self._uploads.get(identity)
         if upload is None:
-            self._uploads[identity] = _Upload(now + GRACE_SECONDS)
+            self._uploads[identity] = _Upload(now + GRACE_SECONDS, account)
             raise ConflictError(
                 "model_needed",
                 f"the model {identity.path} is not in this worker's memory: "
@@ -157,10 +162,17 @@ class Uploads:
         with self._changed:
             self._raise_refusal(identity, self._clock())
 
-    def begin(self, identity: ModelIdentity) -> None:
-        """Records that the package's bytes are about to arrive."""
+    def begin(self, identity: ModelIdentity) -> str:
+        """Records that the package's bytes are about to arrive.
+
+        Returns:
+            The account for whose job it was requested, or its own.
+        """
+        unasked = _Upload(0.0, identity.account)
         with self._changed:
-            self._uploads.setdefault(identity, _Upload(0.0)).begun = True
+            upload = self._uploads.setdefault(identity, unasked)
+            upload.begun = True
+            return upload.account
 
     def end(
         self, identity: ModelIdentity, error: HapiError | None = None

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -34,9 +33,9 @@ from hapi_protocol.job_messages import (
 )
 from hapi_protocol.json_messages import MAX_MESSAGE_BYTES
 from hapi_worker.jobs.request_validation import check_package
-from hapi_worker.jobs.worker import MAX_UPLOADS, Worker
+from hapi_worker.jobs.worker import MAX_UPLOADS, MAX_WAITING_UPLOADS, Worker
 from hapi_worker.models.registry import KnownModel
-from hapi_worker.models.uploads import too_busy_error
+from hapi_worker.models.upload_places import UploadPlaces
 from hapi_worker.monitoring.metrics import CONTENT_TYPE as METRICS_CONTENT_TYPE
 from hapi_worker.peer import Connection
 from hapi_worker.server.status import package_version, status_of
@@ -50,6 +49,8 @@ ENVIRON_BROKEN_BODY = "hapi_worker.broken_body"
 ENVIRON_PEER_UID = "X_REMOTE_UID"
 
 READ_BYTES = 1024 * 1024
+UPLOAD_WAIT_SECONDS = 20.0
+"""Longest wait of an upload for its place; Swift holds the package open."""
 LASTING_STATUSES = (409, 413, 422)
 """Statuses of refusals that depend on the package's bytes only."""
 
@@ -71,7 +72,11 @@ class WorkerApp:
     def __init__(self, worker: Worker, *, admin_only: bool = False) -> None:
         self._worker = worker
         self._admin_only = admin_only
-        self._uploads = threading.BoundedSemaphore(MAX_UPLOADS)
+        self._upload_places = UploadPlaces(
+            MAX_UPLOADS,
+            max_waiting=MAX_WAITING_UPLOADS,
+            wait_seconds=UPLOAD_WAIT_SECONDS,
+        )
         self._allowed_uids = {0, os.getuid(), *worker.config.allowed_users}
 
     def __call__(
@@ -254,8 +259,9 @@ class WorkerApp:
         lasting: HapiError | None = None
         try:
             self._check_upload(request, identity)
-            models.begin_upload(identity)
-            with self._upload_slot():
+            account = models.begin_upload(identity)
+            is_disconnected = request.environ[ENVIRON_IS_DISCONNECTED]
+            with self._upload_places.held(account, is_disconnected):
                 limit = self._worker.config.max_package_bytes
                 package = _read_body(request, limit)
                 return models.put(identity, package)
@@ -264,18 +270,6 @@ class WorkerApp:
             raise
         finally:
             models.end_upload(identity, lasting)
-
-    @contextmanager
-    def _upload_slot(self) -> Iterator[None]:
-        if not self._uploads.acquire(blocking=False):
-            raise too_busy_error(
-                "queue_full",
-                f"{MAX_UPLOADS} models are being uploaded already",
-            )
-        try:
-            yield
-        finally:
-            self._uploads.release()
 
     def _check_upload(self, request: Any, identity: ModelIdentity) -> None:
         check_package(identity, self._worker.config)

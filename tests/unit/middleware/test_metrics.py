@@ -22,7 +22,7 @@ from filter_under_test import (
     filter_and_worker,
 )
 from hapi_middleware import metrics
-from hapi_middleware.cache.store import Buffer
+from hapi_middleware.cache.buffer import Buffer
 from hapi_protocol.errors import CODES, HapiError, make_error
 from stub_worker import break_off
 

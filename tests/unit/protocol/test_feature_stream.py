@@ -1,7 +1,9 @@
 """The feature stream: round trips, truncation, damage."""
 
+import contextlib
 import io
 import json
+from random import Random
 
 import numpy as np
 import pyarrow as pa
@@ -120,6 +122,16 @@ def test_stream_cut_anywhere_before_its_closing_batch_is_truncated(encoding):
         list(read_features(data[:closing]))
     with pytest.raises(TruncatedStreamError, match="has 6 rows"):
         list(read_features(data.replace(b'"rows": 5', b'"rows": 6')))
+
+
+@pytest.mark.parametrize("encoding", ["float32", "uint8", "uint8;zstd"])
+def test_changed_bits_of_a_stream_never_end_the_process(encoding):
+    random, whole = Random(0), stream_of(encoding)
+    for _ in range(3_000):
+        data = bytearray(whole)
+        data[random.randrange(len(data))] ^= 1 << random.randrange(8)
+        with contextlib.suppress(TruncatedStreamError):
+            list(read_features(bytes(data)))
 
 
 def test_features_that_do_not_match_their_rows_are_refused():

@@ -326,6 +326,21 @@ def test_ls_lists_shards(swift, hapi, capsys, tmp_path):
     assert found == {"shards": [shard], "classes": ["x", "y"]}
 
 
+def test_names_do_not_control_the_terminal(swift, hapi, capsys):
+    name = "\x1b[2J\nb\x9b31m"
+    row = {"name": name, "count": 3, "bytes": 3000}
+    swift.script(Answer(200, json.dumps([row]).encode()))
+    assert hapi("ls") == 0
+    swift.answers.clear()
+    swift.script(Answer(404))
+    assert hapi("ls", name) == 1
+    output = capsys.readouterr()
+    shown = r"\x1b[2J\nb\x9b31m"
+    assert shown in output.out
+    assert shown in output.err
+    assert "\x1b" not in output.out + output.err
+
+
 def test_version_is_the_distributions(hapi, capsys):
     assert hapi("--version") == 0
     assert capsys.readouterr().out.startswith("hapi ")

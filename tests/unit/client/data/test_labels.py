@@ -156,6 +156,7 @@ JSON = b'{"cls": 2, "a": {"b": "dog"}, "flag": true, "f": 1.5, "n": null}'
         ("cls", {"json": JSON}, "2"),
         ("cls", {"json": b"not json"}, None),
         ("cls", {"json": b'["dog"]'}, None),
+        ("cls", {"json": b"[" * 60_000}, None),
         ("cls", {"cls": b" "}, None),
         ("cls", {}, None),
         ("json:a.b", {"cls": b"7", "json": JSON}, "dog"),

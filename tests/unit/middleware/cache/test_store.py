@@ -29,7 +29,7 @@ from hapi_middleware.cache.entries import (
     pack,
     unpack,
 )
-from hapi_protocol.errors import InternalError
+from hapi_protocol.errors import InternalError, TooSlowError
 from stub_worker import CLIENT_END, KEPT_END
 
 FEATURES = SHARD.upper()
@@ -396,6 +396,44 @@ def test_hits_use_no_more_memory_than_allowed(tmp_path):
         assert_computed(ask(world, "read"))
         chunks.close()
         assert_hit(ask(world, "read"))
+
+
+def test_silent_readers_of_an_account_leave_hits_to_others(tmp_path):
+    options = {"cache_buffer_bytes": str(8 * len(KEPT))}
+    with world_of(tmp_path, **options) as world:
+        for container in ("data", "models"):
+            path = f"/{ACCOUNT}/{container}"
+            world.swift.read_acls[path] = "test2:tester2"
+        warm(world)
+        world.swift.may_be_unread = True
+        unread = [
+            world.request(headers=annotation(cache="read")).call_application(
+                world.pipeline
+            )[2]
+            for _ in range(8)
+        ]
+        assert_hit(ask(world, "read", user="test2:tester2"))
+        for chunks in unread:
+            chunks.close()
+
+
+def test_hit_read_too_slowly_breaks_off_if_others_need_its_memory(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr("hapi_middleware.cache.store.PIECE_BYTES", 1000)
+    options = {"cache_buffer_bytes": str(2 * len(KEPT) - 1)}
+    with world_of(tmp_path, **options) as world:
+        warm(world)
+        world.swift.may_be_unread = True
+        request = world.request(headers=annotation(cache="read"))
+        chunks = iter(request.call_application(world.pipeline)[2])
+        next(chunks)
+        assert_computed(ask(world, "read"))
+        monkeypatch.setattr("hapi_middleware.cache.buffer.SILENT_SECONDS", 0.0)
+        assert_hit(ask(world, "read"))
+        with pytest.raises(TooSlowError, match="too slowly"):
+            next(chunks)
+        chunks.close()
 
 
 @pytest.mark.parametrize("is_read", [True, False])

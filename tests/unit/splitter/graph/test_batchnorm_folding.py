@@ -156,22 +156,42 @@ def test_batch_norm_that_cannot_be_folded_is_kept(calls):
     assert_equal_regions(fast, frozen, torch.randn(2, 3, 8, 8))
 
 
-def test_shared_convolution_weight_is_folded_for_each_batch_norm():
+def shared_convolutions(count, norms):
+    """Convolutions in a chain with one weight, and batch norms after them.
+
+    Args:
+        count: number of convolutions.
+        norms: number of different batch norms.
+    """
     torch.manual_seed(0)
-    first, second = statistics(3), statistics(3)
-    kernel = torch.randn(3, 3, 3, 3)
-    weights = numbered([*first, *second, kernel])
-    calls = [
-        convolution(INPUT, 9),
-        norm(10, 1, 2, 3),
-        convolution(11, 9),
-        norm(12, 5, 6, 7, 8),
-    ]
-    frozen = region_of((3, 8, 8), calls, weights)
+    tensors = [each for _ in range(norms) for each in statistics(3)]
+    weights = numbered([*tensors, torch.randn(3, 3, 3, 3) / 5])
+    first = len(weights) + 1
+    calls, image = [], INPUT
+    for number in range(count):
+        place = 4 * (number % norms) + 1
+        calls += [
+            convolution(image, len(weights)),
+            norm(first + 2 * number, *range(place, place + 4)),
+        ]
+        image = first + 2 * number + 1
+    return region_of((3, 8, 8), calls, weights)
+
+
+@pytest.mark.parametrize(
+    ("count", "norms", "num_folded"),
+    [(2, 2, 0), (2, 1, 2), (40, 40, 0), (40, 1, 2), (40, 39, 0)],
+)
+def test_shared_convolution_weight_is_folded_once_or_not_at_all(
+    count, norms, num_folded
+):
+    frozen = shared_convolutions(count, norms)
     fast = frozen.to(CPU, fast=True)
+    assert len(fold(frozen.program, frozen.weights).weights) == num_folded
+    assert fast.parameter_bytes <= 2 * frozen.parameter_bytes
     images = torch.randn(2, 3, 8, 8)
     with torch.inference_mode():
-        for cut in frozen.cuts:
+        for cut in frozen.cuts[:4]:
             crossing = fast.prefix(cut.index)(images)
             assert_close(crossing, frozen.prefix(cut.index)(images))
             features = fast.suffix(cut.index)(crossing)

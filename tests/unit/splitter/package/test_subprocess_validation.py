@@ -1,8 +1,14 @@
 """Hostile packages are refused before anything of them runs."""
 
+import tempfile
+
 import pytest
 
-from hapi_protocol.errors import PackageError
+from hapi_protocol.errors import (
+    DoesNotFitError,
+    PackageError,
+    UnavailableError,
+)
 from hapi_splitter.package.reader import PackageLimits, load_package
 from hapi_splitter.package.subprocess_validation import (
     ProcessLimits,
@@ -62,6 +68,36 @@ def test_validating_process_accepts_an_honest_package(tmp_path):
     found = validate_package(path, digest=frozen.digest)
     assert found.digest == frozen.digest
     assert found.memory.keys() == probe_batchwise(frozen).keys()
+
+
+def test_weights_over_the_workers_memory_are_refused():
+    """Folded weights take more than those in the package."""
+    size = load_package(valid_package()).to("cpu", fast=True).parameter_bytes
+    assert size > load_package(valid_package()).parameter_bytes
+    validate_package(valid_package(), limits=PackageLimits(loaded_bytes=size))
+    with pytest.raises(DoesNotFitError) as refused:
+        validate_package(
+            valid_package(), limits=PackageLimits(loaded_bytes=size - 1)
+        )
+    assert refused.value.details == {
+        "needed_bytes": size,
+        "available_bytes": size - 1,
+    }
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_no_space_for_a_temporary_file_may_pass(full, monkeypatch):
+    if full:
+        monkeypatch.setattr(tempfile, "TemporaryFile", full_file)
+    else:
+        monkeypatch.setattr(tempfile, "tempdir", "/no/such/directory")
+    with pytest.raises(UnavailableError, match="TMPDIR") as raised:
+        validate_package(valid_package())
+    assert raised.value.retry_after
+
+
+def full_file():
+    return open("/dev/full", "wb")
 
 
 def test_validating_process_passes_on_what_is_wrong(tmp_path):

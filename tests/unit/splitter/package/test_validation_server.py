@@ -198,6 +198,18 @@ def test_first_load_after_warming_up_imports_nothing():
     )
 
 
+def test_server_imports_nothing_from_the_working_directory(
+    tmp_path, monkeypatch
+):
+    code = "from pathlib import Path\nPath(__file__ + '.ran').touch()\n"
+    for module in ("queue", "random", "torch", "hapi_splitter", "runpy"):
+        (tmp_path / f"{module}.py").write_text(code)
+    monkeypatch.chdir(tmp_path)
+    with ValidationServer() as server:
+        validate(server)
+    assert not list(tmp_path.glob("*.ran"))
+
+
 def test_server_that_cannot_start_is_named():
     with (
         ValidationServer("no_such_module") as server,

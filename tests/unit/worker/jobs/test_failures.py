@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 import torch
@@ -435,6 +436,35 @@ def test_other_jobs_run_while_a_model_loads(worker, package, tar, monkeypatch):
     go_on.set()
     uploader.join(10)
     assert worker.worker.models.loaded_totals()[0] == 2
+
+
+def test_slow_packages_of_one_account_delay_no_other(
+    worker, package, tar, monkeypatch
+):
+    go_on = threading.Event()
+    load = worker.worker.models._load
+
+    def load_slowly(data):
+        assert len(data) == len(package) or go_on.wait(20)
+        return load(data)
+
+    monkeypatch.setattr(worker.worker.models, "_load", load_slowly)
+    slow = [
+        job_for(tar, package, model=identity_of(b"PK" * 9, f"{number}.hapi"))
+        for number in range(4)
+    ]
+    with ThreadPoolExecutor(len(slow)) as pool:
+        for job in slow:
+            # The packages are in an account that others read as well.
+            asked = worker.ask(replace(job, charged_account="AUTH_b"))
+            assert asked.code == "model_needed"
+        sent = [pool.submit(worker.put, b"PK" * 9, job.model) for job in slow]
+        uploads = worker.worker.models.uploads._uploads
+        until(lambda: [each.begun for each in uploads.values()] == [True] * 4)
+        worker.run(job_for(tar, package), package, tar)
+        assert not any(each.done() for each in sent)
+        go_on.set()
+        assert {each.result(20).code for each in sent} == {"bad_package"}
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from worker_under_test import (
     TIMEOUT_SECONDS,
     Exchange,
     UnixConnection,
+    identity_of,
     in_two,
     job_for,
     pieces,
@@ -138,7 +139,8 @@ def test_hangup_reloads_limits_and_an_interrupt_ends_it_cleanly(start):
     for _ in range(2):
         assert exchange.ask(job_for(b"x")).status == 201
     package, source = small_package(), shard(2)
-    job = job_for(source, package, charged_account="AUTH_b")
+    model = identity_of(package, "m\nERROR root: forged\x1b[2J.hapi")
+    job = job_for(source, package, charged_account="AUTH_b", model=model)
     exchange.run(job, package, source)
     for admin in (False, True):
         assert exchange.request("GET", "/healthz", admin=admin).status == 200
@@ -150,6 +152,8 @@ def test_hangup_reloads_limits_and_an_interrupt_ends_it_cleanly(start):
     assert log.count("the configuration is reloaded") == 2
     assert "these options need a new start: socket_mode" in log
     assert "cannot reload, and go on as before: unknown option" in log
+    assert r"m\nERROR root: forged\x1b[2J.hapi" in log
+    assert "\x1b" not in log
 
 
 def test_sockets_that_systemd_holds_are_used_and_left(start, listen):

@@ -1,0 +1,112 @@
+"""Memory of one process for cached features, shared by accounts.
+
+Entries being read or stored are in memory as a whole.  Several entries of one
+account get at most :data:`SHARE_OF_FREE` times what they leave for others, and
+a client that reads its entry too slowly loses it if others need the memory.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+SHARE_OF_FREE = 3
+SILENT_SECONDS = 10.0
+"""Time in which a client must take the next piece."""
+MIN_BYTES_PER_SECOND = 64 * 1024
+"""Average rate at which a client must read."""
+
+
+class Buffer:
+    """Memory budget of one process.
+
+    Args:
+        limit_bytes: maximum of all reservations together.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        limit_bytes: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.limit_bytes = limit_bytes
+        self.clock = clock
+        self.reservations: set[Reservation] = set()
+        """Those with memory."""
+
+    @property
+    def used_bytes(self) -> int:
+        return sum(each.num_bytes for each in self.reservations)
+
+    def reservation(self, account: str) -> Reservation:
+        """Returns a reservation of an account, without memory yet."""
+        return Reservation(self, account)
+
+
+class Reservation:
+    """The memory of one entry.
+
+    Args:
+        buffer: the budget.
+        account: account whose share it is.
+
+    Attributes:
+        num_bytes: reserved memory.
+    """
+
+    def __init__(self, buffer: Buffer, account: str) -> None:
+        self.num_bytes = 0
+        self._account = account
+        self._buffer = buffer
+        self._started = self._last = buffer.clock()
+        self._sent_bytes = 0
+        self._break_off: Callable[[], None] | None = None
+
+    def grow(self, num_bytes: int) -> bool:
+        """Reserves more memory; returns False if there is not enough."""
+        if not self._fits(num_bytes):
+            for each in list(self._buffer.reservations):
+                each._end_if_slow()
+            if not self._fits(num_bytes):
+                return False
+        self.num_bytes += num_bytes
+        self._buffer.reservations.add(self)
+        return True
+
+    def free(self) -> None:
+        """Frees the memory.  Idempotent."""
+        self.num_bytes = 0
+        self._buffer.reservations.discard(self)
+
+    def begin_sending(self, break_off: Callable[[], None]) -> None:
+        """Records that a client reads the entry from now on.
+
+        Args:
+            break_off: ends the answer and frees the memory.
+        """
+        self._started = self._last = self._buffer.clock()
+        self._break_off = break_off
+
+    def sent(self, num_bytes: int) -> None:
+        """Records that the client has taken a piece."""
+        self._last = self._buffer.clock()
+        self._sent_bytes += num_bytes
+
+    def _fits(self, num_bytes: int) -> bool:
+        buffer = self._buffer
+        free = buffer.limit_bytes - buffer.used_bytes - num_bytes
+        others = sum(
+            each.num_bytes
+            for each in buffer.reservations
+            if each._account == self._account and each is not self
+        )
+        held = others + self.num_bytes + num_bytes
+        return free >= 0 and (not others or held <= SHARE_OF_FREE * free)
+
+    def _end_if_slow(self) -> None:
+        now = self._buffer.clock()
+        due = self._started + self._sent_bytes / MIN_BYTES_PER_SECOND
+        is_slow = now > min(self._last, due) + SILENT_SECONDS
+        if is_slow and self._break_off is not None:
+            self._break_off()
