@@ -29,6 +29,7 @@ from hapi_protocol.errors import CODES, HapiError
 from hapi_protocol.feature_reader import read_features
 from hapi_protocol.job_messages import HEADER_IDENTITY, JobGrant
 from hapi_protocol.unix_http import UnixConnection
+from hapi_worker.jobs.admission import PATIENCE_SECONDS
 from neighbour import (
     JOB_SECONDS,
     NUM_SAMPLES,
@@ -547,11 +548,11 @@ def stays(stack, worker):
     return connection.sock
 
 
-def stream_of(stack, worker, num_bytes):
+def stream_of(stack, worker, num_bytes, account=BAD):
     """A stream whose sender stops sending."""
     tar, stop = long_shard(), threading.Event()
     body = in_two(tar, stop, num_bytes)
-    job = bad_job(len(tar))
+    job = replace(bad_job(len(tar)), charged_account=account)
     stream = stack.enter_context(worker.streaming(job, exact_package(), body))
     stack.callback(stop.set)
     return stream
@@ -611,6 +612,31 @@ def test_worker_ends_under_load(tmp_path):
         assert time.monotonic() - started < 1 + SLACK_SECONDS + 1
     assert answers == [(503, "draining")] * 3
     check_log(worker)
+
+
+def test_slow_clients_of_two_accounts_leave_a_place_for_a_third(tmp_path):
+    options = {
+        **OPTIONS,
+        "max_streams": 4,
+        "max_streams_per_account": 2,
+        "stall_seconds": 60,
+        "queue_seconds": 20,
+    }
+    with contextlib.ExitStack() as stack:
+        worker = WorkerProcess(tmp_path, options)
+        stack.callback(worker.kill)
+        worker.wait_until_ready()
+        for account in (BAD, "AUTH_worse") * 2:
+            stream = stream_of(stack, worker, len(long_shard()), account)
+            stream.answer().read(1000)
+        before = worker.counts()
+        started = time.monotonic()
+        job = small_job("AUTH_third")
+        rows = rows_of(worker.run(job, exact_package(), small_shard()))
+        assert time.monotonic() - started < PATIENCE_SECONDS + SLACK_SECONDS
+        assert len(rows[0]) == NUM_SAMPLES
+        wait_for_count(worker, before, ended("failed", "too_slow"))
+        check_log(worker)
 
 
 def waiting_in(worker):

@@ -5,9 +5,10 @@ imports everything, and forks.  It is a new interpreter itself, with one
 thread and no device: a process with threads, such as its user, must not fork.
 
 A request consists of JSON and two descriptors: the package's file, and a
-socket for the output of the child.  The server adds a line with the child's
-exit status there.  The server ends with its user, at the end of file on its
-standard input, and its children end with it.
+socket for the output of the child.  Its first line is the child's process id;
+the server adds a line with the child's exit status there.  The server ends
+with its user, at the end of file on its standard input, and its children end
+with it.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 
 Request = dict[str, Any]
@@ -34,6 +36,9 @@ Work = Callable[[int, Request], Mapping[str, Any]]
 
 START_SECONDS = 120.0
 """Longest start of a server, on a busy host."""
+HANG_SECONDS = 20.0
+"""Time without any CPU time after which a child hangs: a stopped process, or
+a disk that does not answer."""
 MAX_REQUEST_BYTES = 1 << 16
 MAX_OUTPUT_BYTES = 4 << 20
 """Limit of a child's output; only its end is read."""
@@ -116,8 +121,8 @@ class ValidationServer:
             :class:`subprocess.Popen`.
 
         Raises:
-            OSError: the server ended or does not answer, or a process
-                cannot be started.
+            OSError: the server ended or does not answer, the child hangs,
+                or a process cannot be started.
         """
         message = json.dumps({"seconds": seconds, "request": request})
         ours, theirs = socket.socketpair()
@@ -185,21 +190,57 @@ def last_line(output: bytes) -> str:
 
 
 def _read(ours: socket.socket, seconds: float) -> bytes:
-    """Reads to the end of file.
+    """Reads to the end of file, and returns what follows the first line.
 
     Raises:
-        TimeoutError: it is not reached within ``seconds``.
+        TimeoutError: it is not reached within ``seconds``, or the child
+            hangs.
     """
     output = bytearray()
-    deadline = time.monotonic() + seconds
-    while (left := deadline - time.monotonic()) > 0:
-        ours.settimeout(left)
-        piece = ours.recv(1 << 16)
+    child: _Child | None = None
+    started = time.monotonic()
+    while time.monotonic() < started + (seconds if child else START_SECONDS):
+        ours.settimeout(HANG_SECONDS / 4)
+        try:
+            piece = ours.recv(1 << 16)
+        except TimeoutError:
+            if child is not None:
+                child.check_progress()
+            continue
         if not piece:
             return bytes(output)
+        if child is None:
+            line, _, piece = piece.partition(b"\n")
+            child = _Child(line.decode())
         output += piece
         del output[:-MAX_OUTPUT_BYTES]
     raise TimeoutError("the validation server does not answer")
+
+
+class _Child:
+    """Progress of a child, by its CPU time."""
+
+    def __init__(self, pid: str) -> None:
+        self._stat = Path(f"/proc/{pid}/stat")
+        self._ticks: list[str] | None = None
+        self._since = time.monotonic()
+
+    def check_progress(self) -> None:
+        """
+        Raises:
+            TimeoutError: it has not run for too long.
+        """
+        ticks = []
+        with contextlib.suppress(OSError):
+            # utime and stime (proc(5)); the name may contain anything.
+            ticks = self._stat.read_text().rpartition(")")[2].split()[11:13]
+        now = time.monotonic()
+        if ticks != self._ticks:
+            self._ticks, self._since = ticks, now
+        elif now - self._since > HANG_SECONDS:
+            raise TimeoutError(
+                f"its process used no CPU time for {HANG_SECONDS:g} s"
+            )
 
 
 def _parse_end(line: bytes) -> dict[str, Any] | None:
@@ -270,6 +311,7 @@ class _Server:
         status = 1
         try:
             self._detach(output)
+            os.write(_OUTPUT, b"%d\n" % os.getpid())
             signal.setitimer(signal.ITIMER_REAL, message["seconds"])
             answer = self._work(package, message["request"])
             sys.stdout.write("\n" + json.dumps(answer))

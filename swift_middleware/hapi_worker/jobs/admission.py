@@ -5,6 +5,10 @@ within it the request that came first: one account cannot fill the queue for
 all others.  If too many requests wait, the newest one of the account with the
 most waiting requests is refused.
 
+A place lasts as long as its client reads.  If an account without a place waits
+for ``PATIENCE_SECONDS``, it gets one of an account with several, whose client
+is slower than a piece of the answer in that time.
+
 Only numbers of jobs count here; :mod:`hapi_worker.models.device_models`
 refuses for lack of memory.
 """
@@ -23,6 +27,7 @@ from hapi_protocol.errors import (
     HapiError,
     NotFoundError,
     ShareError,
+    TooSlowError,
     UnavailableError,
 )
 from hapi_protocol.job_messages import JobRequest
@@ -35,6 +40,7 @@ from hapi_worker.peer import (
 )
 from hapi_worker.scheduling.fair_queue import last_of_busiest
 
+PATIENCE_SECONDS = 5.0
 RETRY_SECONDS = 2.0
 DRAIN_RETRY_SECONDS = 10.0
 
@@ -48,6 +54,8 @@ class Job:
         expires: when the grant expires; infinite before it is given.
         abort: makes a running job fail.
         buffered: returns the bytes of samples and features it holds.
+        blocked_seconds: returns how long the client has been taking the
+            present piece of the answer.
     """
 
     job_id: str
@@ -57,6 +65,7 @@ class Job:
     running: bool = False
     abort: Callable[[HapiError], None] = lambda error: None
     buffered: Callable[[], int] = lambda: 0
+    blocked_seconds: Callable[[], float] = lambda: 0.0
 
     @property
     def account(self) -> str:
@@ -69,6 +78,7 @@ class _Waiter:
 
     request: JobRequest
     is_disconnected: IsDisconnected
+    since: float
     job: Job | None = None
     refusal: HapiError | None = None
 
@@ -155,7 +165,7 @@ class Admission:
         """
         started = self._clock()
         deadline = started + self.queue_seconds
-        waiter = _Waiter(request, is_disconnected)
+        waiter = _Waiter(request, is_disconnected, started)
         with self._changed:
             self._drop_expired()
             if self._draining:
@@ -174,6 +184,7 @@ class Admission:
                     )
                     self._drop_expired()
                     self._drop_disconnected()
+                    self._take_slow_place(waiter)
         if waiter.refusal is not None:
             raise waiter.refusal
         assert waiter.job is not None, "refused or admitted"
@@ -325,6 +336,32 @@ class Admission:
             self._jobs[best.job.job_id] = best.job
             num_jobs[best.account] += 1
             self._changed.notify_all()
+
+    def _take_slow_place(self, waiter: _Waiter) -> None:
+        num_jobs = self._jobs_by_account()
+        if (
+            num_jobs[waiter.account]
+            or self._clock() - waiter.since < PATIENCE_SECONDS
+        ):
+            return
+        slow = [
+            job
+            for job in self._jobs.values()
+            if num_jobs[job.account] > 1
+            and job.blocked_seconds() >= PATIENCE_SECONDS
+        ]
+        if slow:
+            waiter.since = self._clock()
+            last = max(slow, key=lambda job: num_jobs[job.account])
+            last.abort(
+                TooSlowError(
+                    "too_slow",
+                    f"the client took less than a piece of the answer in "
+                    f"{PATIENCE_SECONDS:g} s, while an account waited that "
+                    f"has no stream, and {last.account} has several",
+                    retry_after=RETRY_SECONDS,
+                )
+            )
 
     def _refuse_excess(self) -> None:
         if len(self._waiting) > self.limits.waiting:

@@ -70,6 +70,7 @@ class JobStream:
         self._started_cpu = time.thread_time()
         self._totals = JobTotals()
         self._sent_bytes = 0
+        self._piece_since: float | None = None
         self._outcome = (OUTCOME_GONE, "")
         self._closed = False
         sink = _Appender(self._pieces)
@@ -115,6 +116,16 @@ class JobStream:
         """CPU seconds of the reader and of this thread, which also sends."""
         own = time.thread_time() - self._started_cpu
         return self._pipeline.read_cpu + own
+
+    def blocked_seconds(self) -> float:
+        """Time for which the client has been taking the present piece."""
+        since = self._piece_since
+        return 0.0 if since is None else time.monotonic() - since
+
+    def abort(self, error: HapiError) -> None:
+        """Ends the stream, from another thread."""
+        self._outcome = OUTCOME_FAILED, error.code
+        self._pipeline.abort(error)
 
     def stalled(self) -> None:
         """Records that the client took nothing for too long."""
@@ -220,7 +231,9 @@ class JobStream:
         self._pieces.clear()
         for start in range(0, len(whole), PIECE_BYTES):
             piece = whole[start : start + PIECE_BYTES]
+            self._piece_since = time.monotonic()
             yield piece
+            self._piece_since = None
             self._sent_bytes += len(piece)
             self._metrics.sent_bytes.inc(len(piece))
 

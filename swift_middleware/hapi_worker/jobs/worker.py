@@ -285,7 +285,7 @@ class Worker:
             job.abort = pipeline.abort
             job.buffered = pipeline.buffered_bytes
             pipeline.start()
-            return JobStream(
+            stream = JobStream(
                 job.request,
                 pipeline,
                 body,
@@ -294,6 +294,9 @@ class Worker:
                 lambda: self._load_report(job.account),
                 end,
             )
+            job.abort = stream.abort
+            job.blocked_seconds = stream.blocked_seconds
+            return stream
         except BaseException as error:
             totals = JobTotals(source_bytes=body.bytes_read)
             end(*self._count_early_end(job, error), totals)

@@ -11,6 +11,7 @@ import pytest
 
 from children import family
 from hapi_protocol.errors import PackageError, UnavailableError
+from hapi_splitter.package import validation_server
 from hapi_splitter.package.subprocess_validation import (
     ProcessLimits,
     validate_package,
@@ -161,6 +162,22 @@ def test_validation_that_was_killed_twice_may_be_tried_later(paused, pool):
     with pytest.raises(UnavailableError, match="was killed") as raised:
         result.result()
     assert (raised.value.status, raised.value.retry_after) == (503, 5.0)
+
+
+def test_validation_that_hangs_may_be_tried_later(paused, pool, monkeypatch):
+    paused.release()
+    digest = validate(paused.server)
+    paused.pause()
+    monkeypatch.setattr(validation_server, "HANG_SECONDS", 1.0)
+    result = pool.submit(validate, paused.server)
+    for _ in range(2):
+        child = paused.child()
+        child.send(signal.SIGSTOP)
+        assert child.wait(SECONDS)
+    with pytest.raises(UnavailableError, match="used no CPU time for 1 s"):
+        result.result()
+    paused.release()
+    assert validate(paused.server) == digest
 
 
 @pytest.mark.parametrize("number", CRASHES, ids=lambda number: number.name)

@@ -12,6 +12,7 @@ from hapi_protocol.errors import (
     ShareError,
     UnavailableError,
 )
+from hapi_worker.jobs import admission as admission_module
 from hapi_worker.jobs.admission import Admission, Job, JobLimits
 from hapi_worker.peer import always_connected
 from waiting import until
@@ -267,6 +268,31 @@ def test_disconnected_request_is_not_admitted():
     queue.join()
     assert queue.served == ["c"]
     assert queue.refused == [("b", "bad_request")]
+
+
+@pytest.mark.parametrize("blocked", [9.0, 0.0])
+def test_account_without_a_place_gets_one_of_a_slow_client(
+    monkeypatch, blocked
+):
+    monkeypatch.setattr(admission_module, "PATIENCE_SECONDS", 0.5)
+    queue = queueing(streams=3, queue_seconds=3.0)
+    aborted = []
+    for account in ("one", "two", "two"):
+        job = started(queue.admission, account)
+        job.blocked_seconds = lambda: blocked
+
+        def abort(error, job=job):
+            aborted.append((job.account, error.code))
+            queue.admission.end(job)
+
+        job.abort = abort
+    # Those with a place wait, whoever is slow.
+    queue.enter("one")
+    queue.enter("new")
+    queue.join()
+    assert aborted == ([("two", "too_slow")] if blocked else [])
+    assert queue.served == (["new"] if blocked else [])
+    assert ("one", "queue_full") in queue.refused
 
 
 def test_disconnected_request_ends_its_wait():
