@@ -187,9 +187,9 @@ def test_command_writes_features_and_their_description(
     ],
 )
 def test_wrong_options_are_refused_before_any_work(
-    hapi, monkeypatch, capsys, words, message
+    hapi, photos, monkeypatch, capsys, words, message
 ):
     # Any call of it is an error.
     monkeypatch.setattr("hapi_client.model.registry.build_model", None)
-    assert hapi("extract", "--data", "c/p", *words) == 1
+    assert hapi("extract", "--data", str(photos), *words) == 1
     assert message in capsys.readouterr().err
