@@ -184,7 +184,7 @@ def test_single_image_is_a_shard_of_one(worker, package):
 @pytest.mark.parametrize(
     ("source", "changes", "code"),
     [
-        (b"GIF89a" + bytes(600), {}, "unsupported_object"),
+        (b"no image" + bytes(600), {}, "unsupported_object"),
         (b"", {}, "unsupported_object"),
         (b"{}", {}, "unsupported_object"),
         (tar_of([]), {}, "empty_shard"),
