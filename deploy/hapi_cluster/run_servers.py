@@ -41,21 +41,37 @@ def _serve_together(configs: Sequence[tuple[str, str]]) -> int:
 
     ``run_server`` cannot be used, because each call makes a new hub.
     """
-    from swift.common import utils, wsgi
-    from swift.common.concurrency import eventlet
+    from swift.common import utils
+
+    try:
+        from swift.common.concurrency import eventlet
+    except ImportError:  # Swift before 2.38
+        import eventlet
 
     eventlet.hubs.use_hub(utils.get_hub())
-    utils.monkey_patch()
+    if hasattr(utils, "monkey_patch"):
+        utils.monkey_patch()
+    else:  # Swift before 2.31
+        utils.eventlet_monkey_patch()
     ended = eventlet.event.Event()
     for path, section in configs:
-        conf, _, global_conf, strategy = wsgi.check_config(
-            path, section, verbose=True
-        )
+        conf, _, global_conf, strategy = _check_config(path, section)
         listener = strategy.no_fork_sock()
         thread = eventlet.spawn(_serve_one, conf, global_conf, listener)
         thread.link(lambda thread: ended.send(thread))
     ended.wait().wait()
     return 1
+
+
+def _check_config(path: str, section: str) -> Any:
+    from swift.common import wsgi
+
+    if hasattr(wsgi, "check_config"):
+        return wsgi.check_config(path, section, verbose=True)
+    # Swift before 2.31 has no function for this part of run_wsgi().
+    conf, logger, log_name = wsgi._initrp(path, section, verbose=True)
+    strategy = wsgi.WorkersStrategy(conf, logger)
+    return conf, logger, {"log_name": log_name}, strategy
 
 
 def _serve_one(
@@ -82,7 +98,10 @@ def _serve_one(
         protocol=wsgi.SwiftHttpProtocol,
         socket_timeout=timeout,
         capitalize_response_headers=False,
-        url_length_limit=constraints.MAX_REQUEST_LINE,
+        # Swift before 2.31 leaves the limit to eventlet.
+        url_length_limit=getattr(
+            constraints, "MAX_REQUEST_LINE", wsgi.wsgi.MAX_REQUEST_LINE
+        ),
     )
 
 

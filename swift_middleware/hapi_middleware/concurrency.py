@@ -96,13 +96,19 @@ def map_ahead(
             yield ahead.popleft().wait()
     finally:
         try:
-            pool.close()
+            _kill_all(pool)
         finally:
             # Each kill lets other threads run; one may kill this thread.
-            pool.close()
+            _kill_all(pool)
             with Timeout(CANCEL_SECONDS, False):
                 while pool.running():
                     pool.waitall()
+
+
+def _kill_all(pool: ContextPool) -> None:
+    # ContextPool.close(), which Swift has since 2.31.
+    for thread in list(pool.coroutines_running):
+        thread.kill()
 
 
 def connect_unix(path: str, timeout_seconds: float) -> Any:

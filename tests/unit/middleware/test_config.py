@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from swift.common.storage_policy import StoragePolicy, StoragePolicyCollection
-from swift.common.utils.config import config_read_reseller_options
+from swift.common.utils import config_read_reseller_options
 
 from hapi_middleware.config import OPTIONS, FilterConfig
 from hapi_middleware.filter import filter_factory

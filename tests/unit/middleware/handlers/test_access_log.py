@@ -63,7 +63,7 @@ class Logged:
 
     def entries(self):
         """Returns our entries of the lines so far, and clears the lines."""
-        found = [unquote(line.split()[-5]) for line in self.lines]
+        found = [unquote(line) for line in self.lines]
         self.lines.clear()
         return found
 
@@ -84,7 +84,8 @@ def logged(tmp_path, monkeypatch):
         world.swift.may_be_unread = True
         world.send(headers=annotation())
         world.worker.usage = USAGE
-        app = proxy_logging.ProxyLoggingMiddleware(world.pipeline, {})
+        conf = {"log_msg_template": "{log_info}"}
+        app = proxy_logging.ProxyLoggingMiddleware(world.pipeline, conf)
         found = Logged(world, app, [], [])
         monkeypatch.setattr(app.access_logger, "info", found.lines.append)
         monkeypatch.setattr(

@@ -293,9 +293,8 @@ def test_unexpected_failure_is_an_internal_error(world, caplog):
 
 def test_filter_left_of_an_unknown_authentication_names_the_mistake(world):
     world.swift.may_be_unread = True
-    auth = world.pipeline
-    world.use(app=auth)
-    auth.app.app = world.swift
+    world.use(app=world.pipeline)
+    world.auth.app = world.swift
     answer = world.send(headers=annotation(), app=world.filter)
 
     assert answer.refusal == (503, "service_unavailable")
