@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
@@ -19,6 +20,8 @@ from hapi_client.sampling.partition import Reader
 from hapi_client.swift.connection import Connection
 from hapi_client.swift.traffic_counters import TrafficCount
 from hapi_protocol.errors import ClientError, LabelError
+
+logger = logging.getLogger(__name__)
 
 CHECK_SECONDS = 2.0
 """Maximum wait for mistakes in the data before a model is split."""
@@ -48,6 +51,23 @@ class OpenedData:
     def num_classes(self) -> int:
         """One more than the largest label of any split."""
         return max(each.num_classes for each in self.splits.values())
+
+    def check_outputs(self, num_outputs: int | None) -> None:
+        """Warns if cross entropy does not take these labels.
+
+        Args:
+            num_outputs: numbers that the tail yields for a sample; None if
+                unknown.  One may be a logit of two classes.
+        """
+        if num_outputs is not None and 1 < num_outputs < self.num_classes:
+            logger.warning(
+                "the data has labels up to %d, but the tail yields %d numbers "
+                "for a sample, too few for cross entropy; give the model %d "
+                "outputs, or the job other labels",
+                self.num_classes - 1,
+                num_outputs,
+                self.num_classes,
+            )
 
     def close(self) -> None:
         """Ends the early reads, and the connection if it is the job's."""

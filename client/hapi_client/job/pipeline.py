@@ -114,6 +114,7 @@ class FeaturePipeline:
                 data, labels, batch_size, seed, self._read, swift.connection
             )
         )
+        opened.check_outputs(frozen.num_outputs)
         self._connection = opened.connection
         self._splits = opened.splits
         self._epochs = opened.epochs

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from contextlib import closing
 from functools import cached_property, partial
@@ -13,14 +12,12 @@ import torch
 from hapi_client.data.labels import Labels
 from hapi_client.data.splits import TRAIN, Data
 from hapi_client.job.feature_dataset import FeatureDataset
-from hapi_client.job.opened_data import EarlyOpening, OpenedData, open_data
+from hapi_client.job.opened_data import EarlyOpening, open_data
 from hapi_client.job.options import JobConfig
 from hapi_client.job.pipeline import FeaturePipeline
 from hapi_client.loading.loader_plan import LabelledBatch
 from hapi_client.model.frozen_region import AUTO, STREAM, FrozenRegion
 from hapi_splitter.freezing.freeze_selector import Freeze
-
-logger = logging.getLogger(__name__)
 
 _READING_CUTS = (AUTO, STREAM, 0)
 """Cuts with which a job begins with raw reads."""
@@ -101,7 +98,6 @@ class TransferJob(FeaturePipeline):
                 cache_directory=config.split_cache_directory,
                 exporting=early.begin_reading,
             )
-            _check_classes(early.result(), frozen)
             super().__init__(
                 frozen,
                 data,
@@ -145,21 +141,6 @@ class TransferJob(FeaturePipeline):
             drop_last: leave out a shorter last batch.
         """
         return FeatureDataset.of_pipeline(self, drop_last=drop_last)
-
-
-def _check_classes(opened: OpenedData, frozen: FrozenRegion) -> None:
-    """Warns if cross entropy would not take the labels of the data."""
-    num_classes, num_outputs = opened.num_classes, frozen.num_outputs
-    # One output may be a logit of two classes.
-    if num_outputs is not None and 1 < num_outputs < num_classes:
-        logger.warning(
-            "the data has labels up to %d, but the tail yields %d numbers for "
-            "a sample, too few for cross entropy; give the model %d outputs, "
-            "or the job other labels",
-            num_classes - 1,
-            num_outputs,
-            num_classes,
-        )
 
 
 class EpochLoader:

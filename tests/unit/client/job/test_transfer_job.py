@@ -5,7 +5,14 @@ import os
 
 import pytest
 
-from hapi_client import JobConfig, ReadConfig, SwiftConfig, TransferJob
+from hapi_client import (
+    FeatureDataset,
+    JobConfig,
+    ReadConfig,
+    SwiftConfig,
+    TransferJob,
+    split_model,
+)
 from hapi_client.cli import train_run
 from hapi_client.model import frozen_region
 from hapi_protocol.data_index import DataIndex, IndexRow, ShardIndex
@@ -97,9 +104,21 @@ def test_missing_credentials_come_before_the_split(login, split, monkeypatch):
         job_of()
 
 
+def dataset_of(config):
+    frozen, _ = split_model(
+        small_network(),
+        "body",
+        transform=small_transform(),
+        cache_directory="",
+    )
+    options = {"cut": "stream", "read": config.read, "swift": config.swift}
+    return FeatureDataset("swift://c/p", frozen, **options)
+
+
+@pytest.mark.parametrize("make", [job_of, dataset_of])
 @pytest.mark.parametrize(("most", "num_warnings"), [(3, 0), (4, 1)])
 def test_labels_beyond_the_outputs_are_a_warning(
-    swift, connection, caplog, most, num_warnings
+    swift, connection, caplog, make, most, num_warnings
 ):
     swift.script(Answer(200, index_of(0, most)))
     config = JobConfig(
@@ -108,8 +127,8 @@ def test_labels_beyond_the_outputs_are_a_warning(
         swift=SwiftConfig(connection),
         split_cache_directory="",
     )
-    with job_of(config) as job:
-        assert job.num_classes == most + 1
+    with make(config):
+        pass
     warnings = [
         each for each in caplog.records if "cross entropy" in each.getMessage()
     ]
