@@ -44,6 +44,11 @@ _SEGMENTS = re.compile(rb"\xff([\x01-\xcf\xd8-\xfe])", re.DOTALL)
 """The next marker of a JPEG.  Inside coded data 0xff is followed by 0 or a
 restart marker (ITU-T T.81, B.1.1.5), and 0xff may be repeated before one."""
 _START_OF_SCAN, _END_OF_IMAGE = b"\xda", b"\xd9"
+_START_OF_FRAME = tuple(
+    bytes([marker])
+    for marker in range(0xC0, 0xD0)
+    if marker not in (0xC4, 0xC8, 0xCC)
+)
 _NO_LENGTH = (b"\x01", b"\xd8")
 
 _MODE_RGB = 3
@@ -78,9 +83,9 @@ def decode_image(
         allowed = ", ".join(each.upper() for each in formats)
         found = f"of the format {kind.upper()}" if kind else "no image"
         raise SampleError(f"{found}; the allowed formats are {allowed}")
-    if kind == "jpeg" and _num_scans(data) > MAX_SCANS:
-        raise SampleError(f"a JPEG of more than {MAX_SCANS} scans")
-    width, height = _read_size(data, kind)
+    width, height = (
+        _jpeg_size(data) if kind == "jpeg" else _read_size(data, kind)
+    )
     if width * height > max_pixels:
         raise SampleError(
             f"an image of {width}x{height} pixels is over the limit of "
@@ -94,17 +99,31 @@ def decode_image(
     return image
 
 
-def _num_scans(data: bytes) -> int:
-    """Scans of the image itself: not of thumbnails, or of what follows it."""
+def _jpeg_size(data: bytes) -> tuple[int, int]:
+    """Reads width and height, and counts the scans.
+
+    Only the image's own segments count: no thumbnail, and nothing that
+    follows the image.  Pillow's parser takes quadratic time for many Exif
+    segments.
+    """
+    size = (0, 0)
     scans = position = 0
     while found := _SEGMENTS.search(data, position):
         marker, position = found[1], found.end()
         if marker == _END_OF_IMAGE:
             break
+        if marker in _START_OF_FRAME:
+            frame = data[position + 3 : position + 7]
+            height = int.from_bytes(frame[:2], "big")
+            size = int.from_bytes(frame[2:], "big"), height
         if marker not in _NO_LENGTH:
             position += int.from_bytes(data[position : position + 2], "big")
         scans += marker == _START_OF_SCAN
-    return scans
+    if scans > MAX_SCANS:
+        raise SampleError(f"a JPEG of more than {MAX_SCANS} scans")
+    if not all(size):
+        raise SampleError("damaged JPEG: unreadable header")
+    return size
 
 
 def _parser(kind: str) -> Any:

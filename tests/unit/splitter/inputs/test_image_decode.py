@@ -4,6 +4,7 @@ import io
 import struct
 import subprocess
 import sys
+import time
 import zlib
 from unittest.mock import Mock
 
@@ -157,6 +158,21 @@ def test_scans_outside_the_image_do_not_count():
     data = buffer.getvalue()
     assert data.count(chance) >= 1
     assert torch.equal(decode_image(data + chance), decode_image(data))
+
+
+def test_many_segments_take_linear_time():
+    """Pillow joins them, in quadratic time: sixteen times as long."""
+    segment = b"\xff\xe1\xff\xffExif\0\0" + bytes(0xFFFF - 8)
+    data = picture()
+
+    def seconds(num_segments):
+        hostile = data[:2] + num_segments * segment + data[2:]
+        started = time.thread_time()
+        assert torch.equal(decode_image(hostile), decode_image(data))
+        return time.thread_time() - started
+
+    few = min(seconds(200) for _ in range(3))
+    assert min(seconds(800) for _ in range(3)) < 10 * few
 
 
 def test_lack_of_memory_is_no_sample_error(monkeypatch):
