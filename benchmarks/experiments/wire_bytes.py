@@ -10,6 +10,7 @@ without compression the figures hold for any weights.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +20,7 @@ from benchmarks.suite.experiment import Context, Experiment
 from hapi_client.model.frozen_region import FrozenRegion
 from hapi_client.planning.device_profile import measure
 from hapi_client.planning.sample_probe import ProbeSamples
-from hapi_protocol.shards import IMAGE, iter_samples
+from hapi_protocol.shards import IMAGE, SampleError, iter_samples
 from hapi_splitter.inputs.image_transform import ImageTransform
 
 QUICK_SAMPLES = 8
@@ -52,11 +53,9 @@ def measure_section(context: Context) -> None:
     jpegs: list[bytes] = []
     for tar in context.tars:
         with tar.open("rb") as file:
-            found = (
-                sample.member(IMAGE)
-                for sample in iter_samples(file, name=tar.name)
-            )
-            jpegs += [jpeg for jpeg in found if jpeg is not None]
+            for sample in iter_samples(file, name=tar.name):
+                with suppress(SampleError):  # it has no image
+                    jpegs.append(sample.content(IMAGE))
     if context.quick:
         del jpegs[QUICK_SAMPLES:]
     if not jpegs:

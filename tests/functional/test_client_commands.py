@@ -95,7 +95,7 @@ def test_info_describes_a_data_set(hapi, owner, connection, capsys):
     assert status == 0
     found = facts["data_set"]
     assert (found["shards"], found["samples"], found["spans"]) == (3, 10, 3)
-    assert (found["index"], found["index_version"]) == ("there", 1)
+    assert (found["index"], found["index_version"]) == ("there", 2)
     assert found["stored"].startswith("20")
     assert found["classes"] == {"0": 3, "1": 2, "2": 1, "3": 1}
     assert found["unlabelled"] == 3
