@@ -1,6 +1,7 @@
 """Bytes that a disk of the store has changed never become good rows."""
 
 import random
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,9 +11,10 @@ import torch
 
 from caller import Caller
 from hapi_client import Backoff
-from hapi_client.data.index import load_index
+from hapi_client.data.index import load_index, store_index, update_index
 from hapi_client.swift.swift_url import Location
 from hapi_cluster import Cluster
+from hapi_protocol.data_index import DataIndex
 from hapi_protocol.errors import HapiError
 from hapi_protocol.feature_reader import read_features
 from hapi_protocol.headers import Annotation, ModelPath
@@ -121,7 +123,7 @@ def test_pushed_damage_is_an_error_and_is_not_kept(store, route):
 def streamed(store, **options):
     """Features of the shard, by a job that reads the samples themselves."""
     job = small_job(
-        PLACE,
+        options.pop("data", PLACE),
         connection=store.connection,
         cut="stream",
         batch_size=4,
@@ -142,6 +144,22 @@ def test_streamed_damage_is_an_error_and_is_not_kept(store, tmp_path):
     store.caller.put(f"/AUTH_test/{SHARD}", store.shard)
     found = streamed(store, cache_directory=tmp_path)
     torch.testing.assert_close(found, streamed(store), rtol=0, atol=0)
+
+
+def test_index_without_checksums_works_and_says_so(store, tmp_path, caplog):
+    place = Location("damage", "old")
+    upload_shards(store.connection, place, tmp_path, {"a.tar": store.shard})
+    [whole] = load_index(store.connection, place).shards
+    rows = tuple(replace(row, crc32=None) for row in whole.rows)
+    index = DataIndex((replace(whole, rows=rows),))
+    store_index(store.connection, place, index)
+    assert len(streamed(store, data=place)) == 12
+    assert "no checksums for 1 of 1 shards" in caplog.text
+    assert f"'hapi index {place}'" in caplog.text
+    assert update_index(store.connection, place).indexed == 1
+    caplog.clear()
+    assert load_index(store.connection, place).shards == (whole,)
+    assert caplog.text == ""
 
 
 def test_damaged_package_never_runs(store):

@@ -95,7 +95,7 @@ def told(answer, *hidden):
         hidden: names of the request, of one length, that may come back.
     """
     text = re.sub(r'"trans_id": "[^"]*"', "", answer.text)
-    headers = str(Answer.of(answer).headers)
+    headers = str(sorted(Answer.of(answer).headers.items()))
     for name in hidden:
         text = text.replace(name, "…")
         headers = headers.replace(name, "…")
