@@ -48,10 +48,9 @@ def job_of(connection, place, **options):
 def test_fewer_samples_are_measured_on_a_slow_link(
     connection, photos, max_bytes, images
 ):
-    spans = load_index(connection, photos).spans()
-    probe = read_samples(
-        connection, photos.container, spans, max_bytes=max_bytes
-    )
+    index = load_index(connection, photos)
+    spans = index.spans(container=photos.container)
+    probe = read_samples(connection, spans, max_bytes=max_bytes)
     assert len(probe.members) == images
     assert probe.span_samples == PER_SHARD
     assert len(set(probe.members)) == images

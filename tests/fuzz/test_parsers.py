@@ -299,6 +299,7 @@ def test_damaged_headers_are_refused():
     )
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("kind", KINDS)
 def test_damaged_images_are_refused(kind):
     valid = image(kind)

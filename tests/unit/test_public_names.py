@@ -26,6 +26,7 @@ PUBLIC = [
     "HapiError",
     "ImageTransform",
     "JobConfig",
+    "JsonLabels",
     "NamedArrays",
     "PlanConfig",
     "ReadConfig",
