@@ -159,7 +159,7 @@ def test_index_without_checksums_works_and_says_so(store, tmp_path, caplog):
     assert update_index(store.connection, place).indexed == 1
     caplog.clear()
     assert load_index(store.connection, place).shards == (whole,)
-    assert caplog.text == ""
+    assert "checksums" not in caplog.text
 
 
 def test_damaged_package_never_runs(store):
