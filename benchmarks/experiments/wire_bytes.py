@@ -20,7 +20,8 @@ from benchmarks.suite.experiment import Context, Experiment
 from hapi_client.model.frozen_region import FrozenRegion
 from hapi_client.planning.device_profile import measure
 from hapi_client.planning.sample_probe import ProbeSamples
-from hapi_protocol.shards import IMAGE, SampleError, iter_samples
+from hapi_protocol.samples import IMAGE, SampleError
+from hapi_protocol.shards import iter_samples
 from hapi_splitter.inputs.image_transform import ImageTransform
 
 QUICK_SAMPLES = 8

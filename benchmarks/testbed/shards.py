@@ -8,7 +8,8 @@ import tarfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from hapi_protocol.shards import Sample, iter_samples
+from hapi_protocol.samples import Sample
+from hapi_protocol.shards import iter_samples
 
 IMAGENET_TARS = "imagenet-*.tar"
 

@@ -66,7 +66,7 @@ class IndexRow:
         offset: first byte of its members in the shard.
         length: number of bytes of its members, with headers and padding.
         label: integer label, if it has one.
-        crc32: see :class:`hapi_protocol.shards.Sample`; None in an index of
+        crc32: see :class:`hapi_protocol.samples.Sample`; None in an index of
             version 1.
         etag: bare ETag of the object that the sample is, if its shard is a
             group of objects; ``key`` is then the object's name, and offsets

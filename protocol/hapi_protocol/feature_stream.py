@@ -75,7 +75,7 @@ class Row:
         offset: first byte in the shard; index streams only.
         length: length in bytes; index streams only.
         cls: text of the ``.cls`` member, if it has one; index streams only.
-        crc32: see :class:`hapi_protocol.shards.Sample`; index streams only.
+        crc32: see :class:`hapi_protocol.samples.Sample`; index streams only.
     """
 
     index: int

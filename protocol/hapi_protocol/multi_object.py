@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 
 from hapi_protocol.errors import AnnotationError
 from hapi_protocol.json_messages import parse_object, read_message_fields
-from hapi_protocol.shards import BLOCK_BYTES, Readable
+from hapi_protocol.samples import BLOCK_BYTES
+from hapi_protocol.shards import Readable
 
 _NAME = "objects of a job"
 

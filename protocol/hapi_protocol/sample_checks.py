@@ -1,4 +1,4 @@
-"""Compares the samples of a shard's byte range with their index.
+"""Compares objects with their ETag, and samples with their index.
 
 A read of a range never reaches the end of the object, so that neither Swift
 nor the caller can compare it with the ETag.  The index therefore has a CRC-32
@@ -7,12 +7,14 @@ of each sample.  It finds damage by disks and software, not a forger.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from hapi_protocol.errors import HapiError, UnavailableError, UnsupportedError
-from hapi_protocol.shards import Sample
+from hapi_protocol.samples import Sample
 
 RETRY_SECONDS = 1.0
+_MD5 = re.compile("[0-9a-f]{32}")
 
 
 def check_samples(
@@ -50,6 +52,29 @@ def check_samples(
         raise damaged_error(name, error.message) from error
     if missing := len(list(expected)):
         raise damaged_error(name, f"{missing} samples are missing")
+
+
+def etag_md5(etag: str, *, is_manifest: bool) -> str | None:
+    """The MD5 of an object's bytes, if its ETag is that.
+
+    Args:
+        etag: the bare ETag.
+        is_manifest: True for a large object, whose ETag is made of those of
+            its segments.
+    """
+    return etag if _MD5.fullmatch(etag) and not is_manifest else None
+
+
+def check_md5(name: str, found: str, expected: str) -> None:
+    """Compares the MD5 of an object's bytes with its ETag.
+
+    Raises:
+        UnavailableError: ``source_damaged``.
+    """
+    if found != expected:
+        raise damaged_error(
+            name, f"its bytes have the MD5 {found}, and its ETag is {expected}"
+        )
 
 
 def damaged_error(name: str, reason: str) -> HapiError:

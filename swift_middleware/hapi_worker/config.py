@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from hapi_protocol.shards import IMAGE
+from hapi_protocol.samples import IMAGE
 
 SECTION = "hapi-worker"
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")

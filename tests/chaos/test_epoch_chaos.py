@@ -17,7 +17,7 @@ from PIL import Image
 
 from gateway import Storm, gateway_to
 from hapi_client import Connection, Credentials, ReadConfig
-from hapi_client.data.index import update_index
+from hapi_client.data.indexing import update_index
 from hapi_client.planning import job_planner, job_problem
 from hapi_client.planning import replanner as replan
 from hapi_client.swift.http_client import ConnectionOptions

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from hapi_client.data.index import update_index
+from hapi_client.data.indexing import update_index
 from hapi_client.doctor.pushdown_checks import Doctor, DoctorOptions
 from hapi_client.swift.credentials import Credentials
 from hapi_client.swift.swift_url import Location

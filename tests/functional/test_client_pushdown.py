@@ -9,7 +9,8 @@ import torch
 
 from hapi_client import ReadConfig
 from hapi_client.cli.demo.run import BATCH_NORM_FACTOR, largest_difference
-from hapi_client.data.index import find_index, load_index, update_index
+from hapi_client.data.index import find_index, load_index
+from hapi_client.data.indexing import update_index
 from hapi_client.swift.retry import Backoff
 from hapi_client.swift.swift_url import Location
 from hapi_protocol.errors import ClientError, DataIndexError, HapiError

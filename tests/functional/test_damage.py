@@ -11,7 +11,8 @@ import torch
 
 from caller import Caller
 from hapi_client import Backoff
-from hapi_client.data.index import load_index, store_index, update_index
+from hapi_client.data.index import load_index, store_index
+from hapi_client.data.indexing import update_index
 from hapi_client.swift.swift_url import Location
 from hapi_cluster import Cluster
 from hapi_protocol.data_index import DataIndex

@@ -10,14 +10,10 @@ import torch
 from PIL import Image
 
 from hapi_client import JsonLabels
-from hapi_client.data import index as index_module
+from hapi_client.data import indexing
 from hapi_client.data.catalog import list_data_sets
-from hapi_client.data.index import (
-    IndexOptions,
-    find_index,
-    load_index,
-    update_index,
-)
+from hapi_client.data.index import find_index, load_index
+from hapi_client.data.indexing import IndexOptions, update_index
 from hapi_client.data.upload import upload
 from hapi_client.progress import SilentReporter
 from hapi_client.swift.swift_url import Location, parse_location
@@ -172,7 +168,7 @@ def test_interrupted_index_goes_on(connection, place, monkeypatch):
         data = shard(2, size=64, seed=number)
         put(connection, place, f"{number}.tar", data)
     put(connection, place, "3.tar", b"no tar" * 500)
-    monkeypatch.setattr(index_module, "SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(indexing, "SAVE_SECONDS", 0.0)
     read = []
     with pytest.raises(UnsupportedError, match=r"3\.tar"):
         update_index(connection, place, read.append)
@@ -183,7 +179,7 @@ def test_interrupted_index_goes_on(connection, place, monkeypatch):
     report = update_index(connection, place, read.append)
     assert [name.rpartition("/")[2] for name in read] == ["3.tar"]
     assert (report.indexed, report.samples) == (1, 8)
-    assert index_module.find_index(connection, place, ".part") is None
+    assert find_index(connection, place, indexing.PARTIAL_SUFFIX) is None
 
 
 def test_empty_shard_has_no_rows(connection, place, tmp_path):
@@ -340,6 +336,7 @@ def test_changed_loose_image_is_named(connection, place, cut):
             '{"file_name": "0.jpg", "label": 3, "kind": "b"}\n',
         ),
     ],
+    ids=["csv", "jsonl"],
 )
 def test_table_labels_loose_images(connection, place, name, table):
     for number, data in enumerate(images(2)):
@@ -354,11 +351,65 @@ def test_table_labels_loose_images(connection, place, name, table):
         return [rows[name].label for name in names], index.class_names
 
     assert labels_of(name) == ([3, 1], ())
+    put(connection, place, name, table.replace("3", "8").encode())
+    assert labels_of(name) == ([8, 1], ())
+    options = {"connection": connection, "cut": "stream"}
+    with small_job(place, labels=f"{name}:kind", **options) as job:
+        assert sorted(delivered(job)[1].tolist()) == [0, 1]
     assert labels_of(f"{name}:kind") == ([1, 0], ("a", "b"))
     with pytest.raises(LabelError, match="has no field 'colour'"):
         labels_of(f"{name}:colour")
     with pytest.raises(ClientError, match=r"samples of .* are loose objects"):
         labels_of("json:a")
+
+
+def test_large_object_is_a_loose_image(connection, place, owner):
+    """Its ETag is made of those of its segments, and no MD5 of its bytes."""
+    (data,) = images(1)
+    segment = Location(CONTAINER, f"{place.prefix}-segments")
+    put(connection, segment, "1", data)
+    parts = [{"path": f"/{CONTAINER}/{segment.object_name('1')}"}]
+    name = place.object_name("cat/1.jpg")
+    owner.put(
+        f"/{connection.account}/{CONTAINER}/{name}?multipart-manifest=put",
+        json.dumps(parts).encode(),
+    )
+    update_index(connection, place)
+    for cut in ("freeze", "stream"):
+        with small_job(place, connection=connection, cut=cut) as job:
+            assert len(delivered(job)[1]) == 1
+
+
+def test_labels_are_read_of_samples_with_several_images(
+    connection, place, tmp_path
+):
+    first, second = images(2)
+    members = [("k.a.jpg", first), ("k.b.jpg", second)]
+    members.append(("k.json", b'{"kind": 5}'))
+    (tmp_path / "a.tar").write_bytes(tar_of(members))
+    options = IndexOptions(image="a.jpg")
+    upload(
+        connection,
+        place,
+        [tmp_path / "a.tar"],
+        SilentReporter(),
+        options=options,
+    )
+    with small_job(
+        place,
+        connection=connection,
+        cut="stream",
+        image="a.jpg",
+        labels="json:kind",
+    ) as job:
+        assert delivered(job)[1].tolist() == [5]
+    for labels in ("labels.csv", "labels.jsonl:x"):
+        with pytest.raises(ClientError, match="only loose objects take lab"):
+            update_index(
+                connection, place, options=IndexOptions(labels=labels)
+            )
+        with pytest.raises(ClientError, match="only loose objects take lab"):
+            small_job(place, connection=connection, labels=labels)
 
 
 def test_members_that_are_not_together_are_named(connection, place, tmp_path):

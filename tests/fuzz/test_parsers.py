@@ -39,19 +39,15 @@ from hapi_protocol.multi_object import (
     object_header,
     padding,
 )
-from hapi_protocol.shards import (
-    IMAGE,
-    SNIFF_BYTES,
-    SampleError,
-    iter_samples,
-    sniff,
-)
+from hapi_protocol.samples import IMAGE, SNIFF_BYTES, SampleError, sniff
+from hapi_protocol.shards import iter_samples
 from hapi_splitter.inputs.array_transform import ArrayTransform
 from hapi_splitter.inputs.image_decode import FORMATS, decode_image
 from hapi_splitter.inputs.named_arrays import NamedArrays
 from hapi_splitter.package.reader import load_package
 from hostile import members, repack, valid_package
 from photos import shard
+from worker_under_test import job_for
 
 CASES = int(os.environ.get("HAPI_FUZZ_CASES", "2000"))
 MAX_SECONDS = 1.0
@@ -204,22 +200,7 @@ ARRAYS = NamedArrays.of(a=ARRAY, b=ARRAY)
 
 
 def job() -> bytes:
-    fields = JobRequest(
-        kind="index",
-        charged_account="AUTH_a",
-        model=None,
-        cut=0,
-        encoding="float32",
-        transform="eval",
-        numerics="exact",
-        samples=None,
-        ranged=False,
-        source_name="/AUTH_a/c/o",
-        source_etag="e",
-        source_length_bytes=10,
-        trans_id="tx",
-    )
-    return fields.to_body()
+    return job_for(b"source").to_body()
 
 
 def image(kind: str) -> bytes:

@@ -14,7 +14,7 @@ from hapi_client.cli.context import (
     write_json,
 )
 from hapi_client.cli.options import ImageOption, LabelsOption
-from hapi_client.data.index import IndexOptions, update_index
+from hapi_client.data.indexing import IndexOptions, update_index
 from hapi_client.reports.terminal import ConsoleReporter
 from hapi_client.swift.swift_url import parse_location
 
@@ -31,7 +31,8 @@ def index_command(
     Each shard is read once on the storage side; only index rows travel.
     Shards whose ETag is in the index already are skipped. An interrupted
     command continues where it was. Folders that have an index of their own
-    are other data sets and are left out.
+    are other data sets and are left out. Loose images or arrays are listed
+    only; a group of them counts as a shard.
 
     Examples:
 

@@ -132,12 +132,13 @@ ModelOption: TypeAlias = Annotated[
 LabelsOption: TypeAlias = Annotated[
     str | None,
     typer.Option(
-        metavar="cls|json:FIELD",
+        metavar="cls|json:FIELD|TABLE",
         help="Where labels come from: 'cls' for .cls members, 'json:FIELD' "
         "for a field of .json members (dots go deeper: "
-        "json:annotation.class). If all are integers, they are the labels; "
-        "else they are names of classes, numbered in sorted order. Default: "
-        "as in the index, else 'cls'.",
+        "json:annotation.class), or for loose objects a table next to them: "
+        "labels.csv or labels.jsonl. If all are integers, they are the "
+        "labels; else they are names of classes, numbered in sorted order. "
+        "Default: as in the index, else 'cls', the folders of loose objects.",
         rich_help_panel=DATA,
     ),
 ]

@@ -15,7 +15,7 @@ from hapi_client.cli.context import (
     write_json,
 )
 from hapi_client.cli.options import ImageOption, LabelsOption
-from hapi_client.data.index import IndexOptions
+from hapi_client.data.indexing import IndexOptions
 from hapi_client.data.shard_writer import (
     DEFAULT_SHARD_BYTES,
     DEFAULT_SHARD_SAMPLES,

@@ -21,7 +21,7 @@ from hapi_protocol.data_index import (
     ShardIndex,
 )
 from hapi_protocol.errors import ClientError, LabelError
-from hapi_protocol.shards import plain_integer
+from hapi_protocol.samples import plain_integer
 
 JSON_PREFIX = "json:"
 LABEL_TABLE = re.compile(r"([^:]+\.(?:csv|jsonl))(?::(.+))?")
@@ -68,6 +68,20 @@ def check_label_source(source: str, more: str = "") -> None:
             "field of .json members, where dots go deeper, as in "
             "'json:annotation.class', and 'labels.csv' or 'labels.jsonl' a "
             f"table of loose objects{more and f'; {more}'}",
+        )
+
+
+def check_member_labels(source: str | JsonLabels) -> None:
+    """Refuses a table for shards, whose members state the labels.
+
+    Raises:
+        ClientError: ``bad_configuration``.
+    """
+    if isinstance(source, str) and LABEL_TABLE.fullmatch(source):
+        raise ClientError(
+            "bad_configuration",
+            f"labels is {source!r}, but only loose objects take labels from a "
+            "table; 'cls' or 'json:FIELD' takes those of a shard's members",
         )
 
 

@@ -15,7 +15,7 @@ from hapi_client.swift.account import ObjectInfo
 from hapi_client.swift.connection import Connection
 from hapi_client.swift.swift_url import Location
 from hapi_protocol.data_index import INDEX_NAME, MAX_SPAN_SAMPLES
-from hapi_protocol.shards import ARCHIVE, ARRAY, IMAGE, is_hidden
+from hapi_protocol.samples import ARCHIVE, ARRAY, IMAGE, is_hidden
 
 SHARD_SUFFIX = ".tar"
 GROUP_SAMPLES = MAX_SPAN_SAMPLES

@@ -7,7 +7,11 @@ import io
 import json
 from collections.abc import Callable, Iterator, Sequence
 
-from hapi_client.data.label_texts import LABEL_TABLE, LabelledRow
+from hapi_client.data.label_texts import (
+    LABEL_TABLE,
+    JsonLabels,
+    LabelledRow,
+)
 from hapi_client.data.listing import folder_of
 from hapi_client.swift.account import ObjectInfo
 from hapi_client.swift.connection import Connection
@@ -41,7 +45,7 @@ def group_rows(
 
 
 def object_labels(
-    connection: Connection, location: Location, source: str
+    connection: Connection, location: Location, source: str | JsonLabels
 ) -> TextOf:
     """Makes a function from an object's name to the text of its label.
 
@@ -62,8 +66,8 @@ def object_labels(
         return lambda name: (
             name[start:].partition("/")[0] if "/" in name[start:] else None
         )
-    table = LABEL_TABLE.fullmatch(source)
-    if table is None:
+    table = isinstance(source, str) and LABEL_TABLE.fullmatch(source)
+    if not table:
         raise ClientError(
             "bad_configuration",
             f"labels is {source!r}, but the samples of {location} are loose "

@@ -22,16 +22,16 @@ from typing import BinaryIO
 from PIL import Image
 
 from hapi_protocol.errors import ClientError
-from hapi_protocol.shards import (
+from hapi_protocol.samples import (
     ARCHIVE,
     ARRAY,
-    DEFAULT_LIMITS,
     IMAGE,
     SNIFF_BYTES,
     Medium,
     is_hidden,
     sniff,
 )
+from hapi_protocol.shards import DEFAULT_LIMITS
 
 DEFAULT_SHARD_SAMPLES = 1000
 DEFAULT_SHARD_BYTES = 128 * 1024 * 1024

@@ -13,10 +13,8 @@ import numpy as np
 import numpy.typing as npt
 from braceexpand import braceexpand
 
-from hapi_client.data.index import (
-    load_index,
-    read_label_texts,
-)
+from hapi_client.data.index import load_index
+from hapi_client.data.indexing import read_label_texts
 from hapi_client.data.labels import (
     Labels,
     has_labels,

@@ -11,15 +11,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
-from hapi_client.data.index import (
-    IndexOptions,
-    checked_rows,
-    find_index,
-    sample_row,
-    store_index,
-)
+from hapi_client.data.index import find_index, store_index
+from hapi_client.data.indexing import IndexOptions, checked_rows, sample_row
 from hapi_client.data.label_texts import (
     LabelledRow,
+    check_member_labels,
     labelled_rows,
     number_labels,
 )
@@ -42,12 +38,8 @@ from hapi_client.swift.connection import Connection
 from hapi_client.swift.swift_url import Location
 from hapi_protocol.data_index import DEFAULT_LABELS, DataIndex
 from hapi_protocol.errors import ClientError, DataIndexError
-from hapi_protocol.shards import (
-    SNIFF_BYTES,
-    compression_message,
-    is_hidden,
-    iter_samples,
-)
+from hapi_protocol.samples import SNIFF_BYTES, compression_message, is_hidden
+from hapi_protocol.shards import iter_samples
 from hapi_splitter.units import count_text
 
 logger = logging.getLogger(__name__)
@@ -141,6 +133,7 @@ def upload(
     rows = labelled_rows(old)
     options = _options_like(location, old, options or IndexOptions())
     if folder is None:
+        check_member_labels(options.labels or DEFAULT_LABELS)
         shards = list(
             _store_tars(connection, location, sources, options, reporter)
         )

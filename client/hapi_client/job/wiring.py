@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 
 from hapi_client.data.splits import DataSet
-from hapi_client.loading.feature_source import FeatureRequestSpec
+from hapi_client.loading.feature_request import FeatureRequestSpec
 from hapi_client.loading.loader_factory import LoaderFactory
 from hapi_client.loading.prefetcher import ReadConfig
 from hapi_client.metrics.window_metrics import WindowMetrics

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
@@ -13,6 +13,10 @@ from hapi_client.loading.circuit_breaker import (
     PushdownCircuitBreaker,
     PushdownConcurrency,
     can_fall_back,
+)
+from hapi_client.loading.feature_request import (
+    FeatureRequestSpec,
+    check_objects,
 )
 from hapi_client.loading.raw_source import RawSource, delay_seconds
 from hapi_client.loading.span_source import (
@@ -29,95 +33,28 @@ from hapi_client.metrics.window_metrics import SpanMetrics
 from hapi_client.planning.cache_tracker import CacheTracker
 from hapi_client.swift.account import source_changed
 from hapi_client.swift.connection import Connection
-from hapi_client.swift.multi_object import object_status
-from hapi_client.swift.response_body import ResponseBody
-from hapi_client.swift.retry import RETRYABLE_STATUSES, is_retryable
+from hapi_client.swift.retry import is_retryable
 from hapi_client.swift.transport import CancelScope
 from hapi_protocol.data_index import Span
 from hapi_protocol.encodings import Encoding
-from hapi_protocol.errors import ClientError, HapiError, UnavailableError
+from hapi_protocol.errors import ClientError, HapiError
 from hapi_protocol.feature_reader import read_features
 from hapi_protocol.feature_stream import (
     CLOCK_STAGES,
     STAGES,
     FeatureBatch,
-    Row,
 )
 from hapi_protocol.headers import (
     CACHE_HIT,
     CACHE_MISS,
     CACHE_OFF,
     HEADER_CACHE,
-    Annotation,
-    ModelPath,
 )
 from hapi_protocol.summary import Summary
-from hapi_protocol.transforms import Training, transform_text
+from hapi_protocol.transforms import Training
 from hapi_splitter.encodings import decode as decode_features
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class FeatureRequestSpec:
-    """Features that are requested from the store.
-
-    Attributes:
-        model: path of the package.
-        cut: number of the cut, from 1 on.
-        encoding: encoding of the features on the wire.
-        shape: shape of one sample's features at the cut.
-        cache: mode of the feature cache: ``off``, ``read`` or ``readwrite``.
-    """
-
-    model: ModelPath
-    cut: int
-    encoding: str
-    shape: tuple[int, ...]
-    cache: str = CACHE_OFF
-
-    def annotation(
-        self, span: Span, training: Training | None = None
-    ) -> Annotation:
-        computation = Annotation(
-            model=self.model,
-            cut=self.cut,
-            encoding=self.encoding,
-            transform=transform_text(training),
-        )
-        if span.is_group:
-            return computation
-        return replace(
-            computation,
-            samples=span.samples,
-            byte_range=span.byte_range,
-            crc32s=span.crc32s,
-            if_source_etag=span.etag,
-            cache=self.cache,
-        )
-
-    def open(
-        self,
-        connection: Connection,
-        span: Span,
-        training: Training | None = None,
-        *,
-        seconds: float,
-    ) -> ResponseBody:
-        """Opens the feature stream of a span; it is not retried."""
-        annotation = self.annotation(span, training)
-        if span.is_group:
-            names = [row.key for row in span.rows]
-            return connection.open_many(
-                span.container, names, annotation, seconds=seconds
-            )
-        return connection.get_features(
-            span.container,
-            span.shard,
-            annotation,
-            retry=False,
-            seconds=seconds,
-        )
 
 
 class FeatureSource:
@@ -388,7 +325,7 @@ class FeatureSource:
         first = 0
         if span.is_group:
             first = span.rows[0].sample
-            _check_objects(span, rows)
+            check_objects(span, rows)
         check_keys(span, [(first + row.index, row.key) for row in rows])
         failures = {
             number: row.error
@@ -426,25 +363,6 @@ class FeatureSource:
         if len(rest):
             raise ValueError(f"features of {len(rest)} samples are missing")
         return features
-
-
-def _check_objects(span: Span, rows: Sequence[Row]) -> None:
-    """Checks that the objects of a group are those of the index.
-
-    Raises:
-        SourceChangedError: an object has another ETag by now, or none.
-        UnavailableError: an object could not be read just now.
-    """
-    for expected, row in zip(span.rows, rows, strict=False):
-        found = object_status(row)
-        if found.status == 404 or found.etag not in (None, expected.etag):
-            raise source_changed(span.container, expected.key, None)
-        if found.status in RETRYABLE_STATUSES:
-            raise UnavailableError(
-                "worker_unavailable",
-                f"{span.container}/{expected.key}: {row.error}",
-                object_name=expected.key,
-            )
 
 
 def _report(batches: Sequence[FeatureBatch], summary: Summary) -> SpanMetrics:

@@ -33,7 +33,7 @@ from hapi_client.swift.retry import Backoff, is_retryable
 from hapi_client.swift.transport import CancelScope
 from hapi_protocol.data_index import Span
 from hapi_protocol.errors import HapiError
-from hapi_protocol.shards import IMAGE, Medium, Sample, SampleError
+from hapi_protocol.samples import IMAGE, Medium, Sample, SampleError
 from hapi_protocol.transforms import Training
 from hapi_splitter.inputs.sample_format import SampleForm
 

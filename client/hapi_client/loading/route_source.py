@@ -14,10 +14,8 @@ from hapi_client.loading.circuit_breaker import (
 )
 from hapi_client.loading.decode_pool import DecodePool
 from hapi_client.loading.early_reads import EarlyReads
-from hapi_client.loading.feature_source import (
-    FeatureRequestSpec,
-    FeatureSource,
-)
+from hapi_client.loading.feature_request import FeatureRequestSpec
+from hapi_client.loading.feature_source import FeatureSource
 from hapi_client.loading.prefetcher import ReadConfig
 from hapi_client.loading.raw_source import RawSource
 from hapi_client.loading.read_concurrency import ReadConcurrency

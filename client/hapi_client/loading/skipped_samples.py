@@ -24,7 +24,7 @@ class SkippedSamples:
         self._is_told.share_memory_()  # type: ignore[no-untyped-call]
 
     def add(self, span: Span, row: int) -> None:
-        self._places.add((span.shard, span.rows[row].sample))
+        self._places.add((span.path, span.rows[row].sample))
 
     def tell(self, message: str) -> None:
         """Logs the first message of a job."""
@@ -35,8 +35,6 @@ class SkippedSamples:
     def numbers(self, data: DataSet) -> list[int]:
         """Returns the numbers of these samples in a data set."""
         places = (
-            (span.shard, row.sample)
-            for span in data.spans
-            for row in span.rows
+            (span.path, row.sample) for span in data.spans for row in span.rows
         )
         return [n for n, place in enumerate(places) if place in self._places]

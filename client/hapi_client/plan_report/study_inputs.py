@@ -31,7 +31,7 @@ from hapi_protocol.data_index import Span
 from hapi_protocol.errors import ClientError
 from hapi_protocol.headers import ModelPath
 from hapi_protocol.profiles import ModelProfile
-from hapi_protocol.shards import IMAGE
+from hapi_protocol.samples import IMAGE
 from hapi_splitter.planner.costs import StartupCost
 from hapi_splitter.units import (
     bytes_text,

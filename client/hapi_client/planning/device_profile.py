@@ -24,7 +24,7 @@ from hapi_protocol.feature_reader import read_features
 from hapi_protocol.feature_stream import Row, feature_schema
 from hapi_protocol.feature_writer import FeatureStreamWriter
 from hapi_protocol.profiles import ModelProfile
-from hapi_protocol.shards import SampleError
+from hapi_protocol.samples import SampleError
 from hapi_splitter.encodings import decode, encode
 from hapi_splitter.host_limits import allowed_cores, allowed_memory_bytes
 from hapi_splitter.planner.costs import CutFacts, SampleCosts, candidate_cuts

@@ -112,7 +112,7 @@ class JobPlanner:
         self._pause = RETRY_SECONDS
         self._samples_before = 0
         self._spans_before = 0
-        self._compared_bytes = False
+        self._asked_early = False
         self._link_sample_seconds = 0.0
         self._early_rate = 0.0
         self.no_plan_reason = "it has not trained for long enough"
@@ -241,7 +241,7 @@ class JobPlanner:
                 return RETRY_SECONDS
             # There turn out to be more epochs: it pays to measure now.
             self._observed = self._server = None
-        if self._pays_by_bytes():
+        if self._stores_early():
             self._worker.store()
         facts = self._facts
         if facts is None:
@@ -343,17 +343,17 @@ class JobPlanner:
         self._spans_before += spans
         return spans > 0
 
-    def _pays_by_bytes(self) -> bool:
-        """Returns True if push-down pays if only the link takes time.
+    def _stores_early(self) -> bool:
+        """Returns True to store the package before client and loop are known.
 
-        Asked once, if the link's speed is known from reads during the
-        split: the package is then stored before client and loop are
-        measured.  So it is if its upload takes hardly any time.
+        That is if its upload takes hardly any time, or if push-down pays
+        though only the link took time.  Asked once, if the link's speed is
+        known from reads during the split.
         """
-        rate = None if self._compared_bytes else self._parts.early_rate()
+        rate = None if self._asked_early else self._parts.early_rate()
         if rate is None:
             return False
-        self._compared_bytes = True
+        self._asked_early = True
         self._early_rate = rate
         self._estimates.link.bytes_per_second = rate
         facts = self._parts.observe(None)

@@ -10,12 +10,7 @@ from hapi_client.data.span_bytes import read_span, span_samples
 from hapi_client.model.frozen_region import FrozenRegion
 from hapi_client.swift.connection import Connection
 from hapi_protocol.data_index import MAX_SPAN_SAMPLES, Span
-from hapi_protocol.shards import (
-    IMAGE,
-    Medium,
-    Sample,
-    SampleError,
-)
+from hapi_protocol.samples import IMAGE, Medium, Sample, SampleError
 from hapi_splitter.inputs.array_transform import ArrayTransform
 from hapi_splitter.inputs.reference_image import reference_image
 

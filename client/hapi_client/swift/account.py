@@ -298,6 +298,40 @@ class SwiftAccount:
             seconds=seconds,
         )
 
+    def get_object(
+        self,
+        container: str,
+        name: str,
+        *,
+        if_match: str | None = None,
+        seconds: float | None = None,
+        reading: Callable[[], AbstractContextManager[None]] = nullcontext,
+        ending: Callable[[], None] = lambda: None,
+    ) -> bytes:
+        """Reads a whole object, see :meth:`ResponseBody.read_whole`.
+
+        Args:
+            container: container of the object.
+            name: name of the object.
+            if_match: ETag of the version, without quotes; None for any.
+            seconds: see :meth:`get_range` for this and all others.
+            reading: makes a context.
+            ending: called at the end.
+
+        Raises:
+            SourceChangedError: if the object has another ETag by now.
+            TruncatedStreamError: if the connection breaks.
+            UnavailableError: ``source_damaged``: its bytes are not those of
+                its ETag.
+        """
+        with self._open_version(
+            container, name, if_match, {}, seconds
+        ) as body:
+            with reading():
+                data = body.read_whole()
+            ending()
+            return data
+
     def get_range(
         self,
         container: str,
@@ -324,18 +358,10 @@ class SwiftAccount:
             SourceChangedError: if the object has another ETag by now.
             TruncatedStreamError: if the connection breaks.
         """
-        headers = {"Range": str(byte_range), "If-Match": f'"{if_match}"'}
-        try:
-            body = self._open(
-                "GET",
-                self._url(container, name),
-                headers,
-                object_name=f"{container}/{name}",
-                seconds=seconds,
-            )
-        except SourceChangedError as error:
-            raise source_changed(container, name, error.trans_id) from error
-        with body:
+        headers = {"Range": str(byte_range)}
+        with self._open_version(
+            container, name, if_match, headers, seconds
+        ) as body:
             if body.status != 206:
                 raise ClientError(
                     "bad_configuration",
@@ -349,6 +375,27 @@ class SwiftAccount:
                 first = body.read(byte_range.length_bytes - last_bytes)
                 ending()
                 return first + body.read(last_bytes)
+
+    def _open_version(
+        self,
+        container: str,
+        name: str,
+        etag: str | None,
+        headers: dict[str, str],
+        seconds: float | None,
+    ) -> ResponseBody:
+        if etag is not None:
+            headers = {**headers, "If-Match": f'"{etag}"'}
+        try:
+            return self._open(
+                "GET",
+                self._url(container, name),
+                headers,
+                object_name=f"{container}/{name}",
+                seconds=seconds,
+            )
+        except SourceChangedError as error:
+            raise source_changed(container, name, error.trans_id) from error
 
     def put(
         self,

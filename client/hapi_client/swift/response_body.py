@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import json
 import time
@@ -20,6 +21,7 @@ from hapi_protocol.errors import (
     TooSlowError,
     TruncatedStreamError,
 )
+from hapi_protocol.sample_checks import check_md5, etag_md5
 
 READ_BYTES = 1024 * 1024
 MAX_DRAIN_BYTES = 64 * 1024
@@ -91,6 +93,25 @@ class ResponseBody(io.RawIOBase):
             object_name=self._object_name,
             trans_id=self.trans_id,
         )
+
+    def read_whole(self) -> bytes:
+        """Reads the body of a whole object, and compares it with its ETag.
+
+        Swift compares them too, but only its log has the result.
+
+        Raises:
+            UnavailableError: ``source_damaged``: they differ.
+        """
+        data = self.read()
+        md5 = etag_md5(
+            self.headers.get("ETag", "").strip('"'),
+            is_manifest="X-Static-Large-Object" in self.headers
+            or "X-Object-Manifest" in self.headers,
+        )
+        if md5 is not None:
+            found = hashlib.md5(data, usedforsecurity=False).hexdigest()
+            check_md5(self._object_name, found, md5)
+        return data
 
     @property
     def length_bytes(self) -> int | None:

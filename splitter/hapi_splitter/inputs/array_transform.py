@@ -18,7 +18,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from hapi_protocol.shards import ARRAY, Medium, SampleError
+from hapi_protocol.samples import ARRAY, Medium, SampleError
 
 MAX_DIMS = 5
 MAX_SIDE = 1 << 20

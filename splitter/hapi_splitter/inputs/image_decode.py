@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from PIL import features
 
-from hapi_protocol.shards import SNIFF_BYTES, SampleError, sniff
+from hapi_protocol.samples import SNIFF_BYTES, SampleError, sniff
 
 DEFAULT_MAX_PIXELS = 1 << 26
 """Largest image that is decoded, 67 million pixels."""
@@ -35,7 +35,7 @@ FORMATS: Mapping[str, str] = MappingProxyType(
         "avif": "AvifImagePlugin.AvifImageFile",
     }
 )
-"""Formats that are read, by the names of :func:`hapi_protocol.shards.sniff`,
+"""Formats that are read, by the names of :func:`hapi_protocol.samples.sniff`,
 and Pillow's classes for them."""
 _OPTIONAL = ("webp", "avif")
 """Formats that Pillow may have been built without."""

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch.nn.functional import interpolate
 
-from hapi_protocol.shards import IMAGE, Medium, SampleError
+from hapi_protocol.samples import IMAGE, Medium, SampleError
 from hapi_protocol.transforms import Training
 from hapi_splitter.inputs.augmentation import MAX_AUGMENTED_SIDE, Augmentation
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hapi_protocol.shards import ARCHIVE, Medium, SampleError
+from hapi_protocol.samples import ARCHIVE, Medium, SampleError
 from hapi_splitter.inputs.array_transform import (
     MAX_HEADER_BYTES,
     STORABLE_DTYPES,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -30,13 +29,12 @@ from hapi_protocol.errors import (
 )
 from hapi_protocol.headers import ByteRange, ModelPath
 from hapi_protocol.job_messages import ModelIdentity
-from hapi_protocol.sample_checks import damaged_error
+from hapi_protocol.sample_checks import check_md5, etag_md5
 
 MIN_PACKAGE_BYTES = 22
 """Length of an empty zip archive (its end-of-central-directory record)."""
 
 _RETRY_SECONDS = 1.0
-_MD5 = re.compile("[0-9a-f]{32}")
 
 
 class SwiftAnswerError(Exception):
@@ -64,8 +62,7 @@ class ObjectHead:
     @property
     def md5(self) -> str | None:
         """MD5 of the object's bytes, as Swift's ETag has it, if it has."""
-        has_md5 = not self.is_manifest and _MD5.fullmatch(self.etag)
-        return self.etag if has_md5 else None
+        return etag_md5(self.etag, is_manifest=self.is_manifest)
 
     @classmethod
     def from_response(cls, response: Response) -> ObjectHead:
@@ -122,12 +119,8 @@ class ObjectBody:
                     break
                 if self._md5:
                     digest.update(chunk)
-                    if not missing and digest.hexdigest() != self._md5:
-                        raise damaged_error(
-                            self._name,
-                            f"its bytes have the MD5 {digest.hexdigest()}, "
-                            f"and its ETag is {self._md5}",
-                        )
+                    if not missing:
+                        check_md5(self._name, digest.hexdigest(), self._md5)
                 if chunk:
                     yield chunk
         except HapiError:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from hapi_protocol.feature_stream import Row
-from hapi_protocol.shards import LABEL_EXTENSION, Sample
+from hapi_protocol.samples import LABEL_EXTENSION, Sample
 from hapi_splitter.encodings import EncodedFeatures
 
 ROW_BYTES = 512

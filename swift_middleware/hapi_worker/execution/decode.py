@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from hapi_protocol.shards import Medium, Sample, SampleError
+from hapi_protocol.samples import Medium, Sample, SampleError
 from hapi_protocol.transforms import Training
 from hapi_splitter.inputs.array_transform import ArrayTransform
 from hapi_splitter.inputs.image_transform import ImageTransform

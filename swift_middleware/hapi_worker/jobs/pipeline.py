@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from hapi_protocol.errors import HapiError, InternalError, TooSlowError
-from hapi_protocol.shards import Sample, SampleError
+from hapi_protocol.samples import Sample, SampleError
 from hapi_worker.execution.batch_items import (
     Batch,
     QueuedSample,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hapi_protocol.errors import PackageError, TooLargeError, UnsupportedError
 from hapi_protocol.headers import NUMERICS
 from hapi_protocol.job_messages import JobRequest, ModelIdentity
-from hapi_protocol.shards import Medium
+from hapi_protocol.samples import Medium
 from hapi_protocol.transforms import EVAL, parse_transform
 from hapi_splitter.inputs.array_transform import ArrayTransform
 from hapi_worker.config import WorkerConfig

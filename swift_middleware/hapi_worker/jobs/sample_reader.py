@@ -14,19 +14,17 @@ from hapi_protocol.errors import UnsupportedError
 from hapi_protocol.job_messages import JobRequest
 from hapi_protocol.multi_object import ObjectEntry, iter_objects
 from hapi_protocol.sample_checks import check_samples
-from hapi_protocol.shards import (
+from hapi_protocol.samples import (
     IMAGE,
     META_EXTENSION,
     SNIFF_BYTES,
-    Limits,
     Medium,
-    Readable,
     Sample,
     SampleError,
     compression_message,
-    iter_samples,
     sniff,
 )
+from hapi_protocol.shards import Limits, Readable, iter_samples
 from hapi_worker.jobs.chunked_body import ChunkedBody
 
 UNSUPPORTED = "unsupported_object"
@@ -44,7 +42,7 @@ class BodyStart:
     """The first bytes of a job's object.
 
     Attributes:
-        kind: the result of :func:`hapi_protocol.shards.sniff`.
+        kind: the result of :func:`hapi_protocol.samples.sniff`.
     """
 
     data: bytes

@@ -13,15 +13,8 @@ from types import SimpleNamespace
 import pytest
 
 from hapi_protocol.errors import UnsupportedError
-from hapi_protocol.shards import (
-    ARRAY,
-    IMAGE,
-    Limits,
-    Sample,
-    SampleError,
-    iter_samples,
-    sniff,
-)
+from hapi_protocol.samples import ARRAY, IMAGE, Sample, SampleError, sniff
+from hapi_protocol.shards import Limits, iter_samples
 
 
 def tar_of(*members, format=tarfile.USTAR_FORMAT):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hapi_client.data.index import IndexOptions, checked_rows, sample_row
+from hapi_client.data.indexing import IndexOptions, checked_rows, sample_row
 from hapi_client.data.label_texts import (
     JsonLabels,
     LabelledRow,
@@ -20,7 +20,7 @@ from hapi_client.data.labels import (
 )
 from hapi_protocol.data_index import DataIndex, IndexRow, Span
 from hapi_protocol.errors import ClientError, LabelError, UnsupportedError
-from hapi_protocol.shards import Sample
+from hapi_protocol.samples import Sample
 
 NO_INDEX = DataIndex(())
 

@@ -13,7 +13,8 @@ from hapi_client.data.shard_writer import (
     write_shard,
 )
 from hapi_protocol.errors import ClientError
-from hapi_protocol.shards import ARRAY, IMAGE, iter_samples
+from hapi_protocol.samples import ARRAY, IMAGE
+from hapi_protocol.shards import iter_samples
 from photos import jpegs
 
 

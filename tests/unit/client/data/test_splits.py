@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-from types import MappingProxyType
 
 import pytest
 
@@ -13,7 +12,7 @@ from hapi_protocol.errors import (
     DataIndexError,
     HapiError,
     LabelError,
-    RightsError,
+    NotFoundError,
 )
 
 
@@ -32,7 +31,7 @@ CONTAINERS = ("photos", "/AUTH_other/photos")
 
 
 class Body(io.BytesIO):
-    headers = MappingProxyType({})
+    read_whole = io.BytesIO.read
 
 
 class Store:
@@ -45,7 +44,7 @@ class Store:
     def open(self, container, name):
         folder = name.rpartition("/")[0]
         if container not in CONTAINERS or folder not in self.indexes:
-            raise RightsError("not_found", "no such object")
+            raise NotFoundError("not_found", "no such object")
         yield Body(self.indexes[folder].to_bytes())
 
     def list(self, container, prefix=""):

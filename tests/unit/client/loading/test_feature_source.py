@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from hapi_client.loading.feature_request import FeatureRequestSpec
 
 from hapi_client.loading import raw_source
 from hapi_client.loading.circuit_breaker import (
@@ -17,10 +18,7 @@ from hapi_client.loading.circuit_breaker import (
     PushdownConcurrency,
 )
 from hapi_client.loading.decode_pool import DecodePool
-from hapi_client.loading.feature_source import (
-    FeatureRequestSpec,
-    FeatureSource,
-)
+from hapi_client.loading.feature_source import FeatureSource
 from hapi_client.loading.raw_source import RawSource
 from hapi_client.loading.read_concurrency import ReadConcurrency
 from hapi_client.loading.route_source import RoutingSource
@@ -44,7 +42,8 @@ from hapi_protocol.errors import (
 from hapi_protocol.feature_stream import Row, feature_schema
 from hapi_protocol.feature_writer import FeatureStreamWriter
 from hapi_protocol.headers import ByteRange, ModelPath
-from hapi_protocol.shards import SampleError, iter_samples
+from hapi_protocol.samples import SampleError
+from hapi_protocol.shards import iter_samples
 from hapi_protocol.transforms import Training
 from hapi_splitter.encodings import decode as decode_features
 from hapi_splitter.encodings import encode

@@ -196,10 +196,10 @@ def test_package_is_stored_early_if_that_pays_clearly(
     monkeypatch.setattr(
         planner._problem, "best_case", lambda *_: (best, streaming)
     )
-    assert not planner._pays_by_bytes()  # the link is not known yet
-    assert planner._pays_by_bytes() is pays
+    assert not planner._stores_early()  # the link is not known yet
+    assert planner._stores_early() is pays
     assert planner._estimates.link.bytes_per_second == 2e6
-    assert not planner._pays_by_bytes()  # asked once
+    assert not planner._stores_early()  # asked once
 
 
 def test_package_whose_upload_is_quick_does_not_wait(monkeypatch):
@@ -207,8 +207,8 @@ def test_package_whose_upload_is_quick_does_not_wait(monkeypatch):
     planner._parts.early_rate = lambda: 20e6
     planner._parts.observe = lambda window: None
     monkeypatch.setattr(planner._worker, "upload_bytes", lambda: 9e6)
-    assert planner._pays_by_bytes()
-    assert not planner._pays_by_bytes()  # asked once
+    assert planner._stores_early()
+    assert not planner._stores_early()  # asked once
 
 
 @pytest.mark.parametrize("received_bytes", [0, 100, 90_000_000])

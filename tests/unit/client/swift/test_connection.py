@@ -332,9 +332,12 @@ def find_index(connection):
     return load_index(connection, Location("c"))
 
 
+def md5(data):
+    return hashlib.md5(data, usedforsecurity=False).hexdigest()
+
+
 def index_answer(body):
-    intact = hashlib.md5(INDEX, usedforsecurity=False).hexdigest()
-    return Answer(200, body, {**TRANS_ID, "ETag": f'"{intact}"'})
+    return Answer(200, body, {**TRANS_ID, "ETag": f'"{md5(INDEX)}"'})
 
 
 INDEX = DataIndex(
@@ -357,6 +360,32 @@ def test_index_that_stays_damaged_is_refused_with_the_remedy(
         find_index(connection)
     assert caught.value.trans_id == "tx1"
     assert len(swift.requests) == 3
+
+
+@pytest.mark.parametrize(
+    ("headers", "is_refused"),
+    [
+        ({"ETag": f'"{md5(b"stored")}"'}, True),
+        ({"ETag": md5(b"stored")}, True),
+        ({"ETag": md5(b"stored"), "X-Static-Large-Object": "True"}, False),
+        ({"ETag": md5(b"stored"), "X-Object-Manifest": "c/o"}, False),
+        ({"ETag": f"{md5(b'stored')}-2"}, False),
+        ({"ETag": md5(b"changed")}, False),
+        ({}, False),
+    ],
+)
+def test_whole_object_is_compared_with_its_etag(
+    swift, connection, headers, is_refused
+):
+    swift.script(Answer(200, b"changed", headers))
+    if is_refused:
+        with pytest.raises(
+            HapiError, match=r"c/o is damaged: .* MD5"
+        ) as found:
+            connection.get_object("c", "o")
+        assert found.value.code == "source_damaged"
+    else:
+        assert connection.get_object("c", "o") == b"changed"
 
 
 def get_features(connection):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 
 from array_networks import npy
-from hapi_protocol.shards import SampleError
+from hapi_protocol.samples import SampleError
 from hapi_splitter.inputs.array_transform import (
     MAX_HEADER_BYTES,
     STORABLE_DTYPES,

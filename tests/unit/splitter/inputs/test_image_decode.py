@@ -14,7 +14,7 @@ import torch
 from PIL import Image, features
 from torchvision.io import ImageReadMode, decode_jpeg
 
-from hapi_protocol.shards import IMAGE, SNIFF_BYTES, SampleError, sniff
+from hapi_protocol.samples import IMAGE, SNIFF_BYTES, SampleError, sniff
 from hapi_splitter.inputs import image_decode
 from hapi_splitter.inputs.image_decode import decode_image
 

@@ -18,7 +18,7 @@ from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms._presets import ImageClassification
 
 from augmented_pixels import noise
-from hapi_protocol.shards import SampleError
+from hapi_protocol.samples import SampleError
 from hapi_splitter.inputs.image_decode import decode_image
 from hapi_splitter.inputs.image_transform import ImageTransform
 from photos import jpegs

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from array_networks import npy
-from hapi_protocol.shards import ARCHIVE, Sample, SampleError
+from hapi_protocol.samples import ARCHIVE, Sample, SampleError
 from hapi_splitter.inputs.array_transform import ArrayTransform
 from hapi_splitter.inputs.named_arrays import NamedArrays
 from hapi_splitter.inputs.sample_format import transform_from_json

@@ -14,7 +14,8 @@ from hapi_protocol.feature_reader import read_features
 from hapi_protocol.feature_stream import STAGES
 from hapi_protocol.headers import SampleRange
 from hapi_protocol.job_messages import HEADER_IDENTITY, JobGrant
-from hapi_protocol.shards import IMAGE, iter_samples
+from hapi_protocol.samples import IMAGE
+from hapi_protocol.shards import iter_samples
 from hapi_splitter.numerics import numerics_tag
 from photos import jpegs, shard, tar_of, with_corrupt_member
 from waiting import until

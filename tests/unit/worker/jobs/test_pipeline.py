@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from hapi_protocol.errors import DoesNotFitError
-from hapi_protocol.shards import Sample, SampleError
+from hapi_protocol.samples import Sample, SampleError
 from hapi_worker.execution.batch_items import Batch
 from hapi_worker.execution.coalescing import Group
 from hapi_worker.execution.forward import PassResult, encode_rows, padded

@@ -12,7 +12,8 @@ from PIL import Image
 
 from hapi_protocol.errors import UnsupportedError
 from hapi_protocol.headers import SampleRange
-from hapi_protocol.shards import IMAGE, Limits, Sample, SampleError
+from hapi_protocol.samples import IMAGE, Sample, SampleError
+from hapi_protocol.shards import Limits
 from hapi_splitter.inputs.image_decode import decode_image
 from hapi_worker.execution.decode import image_decoder
 from hapi_worker.jobs.sample_reader import read_samples, read_start

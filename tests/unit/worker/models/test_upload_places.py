@@ -20,7 +20,7 @@ class Uploads:
         self.served: list[str] = []
         self.refused: list[HapiError] = []
         self._held: dict[str, threading.Event] = {}
-        self._threads: list[threading.Thread] = []
+        self._threads: dict[str, threading.Thread] = {}
 
     def begin(self, name, is_disconnected=always_connected):
         """Begins the upload of an account, the first letter of its name."""
@@ -29,7 +29,7 @@ class Uploads:
         thread = threading.Thread(
             target=self._run, args=[name, is_disconnected]
         )
-        self._threads.append(thread)
+        self._threads[name] = thread
         thread.start()
         until(lambda: self._seen() > before)
 
@@ -47,12 +47,13 @@ class Uploads:
 
     def end(self, name, num_served):
         self._held[name].set()
+        self._threads[name].join(20)  # the place is free
         until(lambda: len(self.served) == num_served)
 
     def join(self):
         for event in self._held.values():
             event.set()
-        for thread in self._threads:
+        for thread in self._threads.values():
             thread.join(10)
             assert not thread.is_alive()
 
