@@ -50,6 +50,11 @@ class TestbedError(Exception):
     __test__ = False
 
 
+COMPILED = {"PYTHONDONTWRITEBYTECODE": ""}
+"""Installed packages have compiled modules.  Where they were not written, each
+process compiles those that it imports, which takes seconds."""
+
+
 @dataclass(frozen=True)
 class Tier:
     """Cores and network namespace in which processes are started.
@@ -83,7 +88,7 @@ class Tier:
             command = self.namespace.command(command)
         return subprocess.Popen(
             command,
-            env={**os.environ, **self.environment},
+            env={**os.environ, **COMPILED, **self.environment},
             start_new_session=True,
             **options,
         )

@@ -9,12 +9,14 @@ import pytest
 import torch
 from PIL import Image
 
-from hapi_client import JsonLabels
+from hapi_client import JsonLabels, split_model
 from hapi_client.data import indexing
 from hapi_client.data.catalog import list_data_sets
 from hapi_client.data.index import find_index, load_index
 from hapi_client.data.indexing import IndexOptions, update_index
 from hapi_client.data.upload import upload
+from hapi_client.plan_report.plan_study import advise
+from hapi_client.plan_report.study_inputs import PlanRequest
 from hapi_client.progress import SilentReporter
 from hapi_client.swift.swift_url import Location, parse_location
 from hapi_protocol.errors import (
@@ -25,6 +27,7 @@ from hapi_protocol.errors import (
     UnsupportedError,
 )
 from jobs import connected, small_job, upload_shards
+from networks import small_network, small_transform
 from photos import jpegs, shard, tar_of
 
 CONTAINER = "foreign"
@@ -306,6 +309,25 @@ def test_loose_images_are_a_data_set(connection, loose):
         for _ in range(2):
             again = delivered(job)
             torch.testing.assert_close(again[0], found["stream"][0])
+
+
+@pytest.mark.parametrize("link", [None, 1e6])
+def test_plan_says_what_packing_loose_images_gains(connection, loose, link):
+    update_index(connection, loose)
+    region, _ = split_model(
+        small_network(), freeze="body", transform=small_transform()
+    )
+    request = PlanRequest("lossless", 1.0, 8, link, None, False, "small")
+    study = advise(region, request, Notes(), connection, loose)
+    gain = study.packing
+    assert gain.read_seconds >= gain.request_seconds > 0
+    assert gain.times_faster > 1
+    assert gain.text in study.report.notes
+    if link is not None:
+        # A link for the bytes of an object, and its request.
+        size = np.mean([len(each) for each in images(100)])
+        transfer = gain.read_seconds - gain.request_seconds
+        assert transfer == pytest.approx(size / link)
 
 
 @pytest.mark.parametrize("cut", ["freeze", "stream"])

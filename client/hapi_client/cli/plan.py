@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -179,7 +179,8 @@ def plan_command(context: typer.Context, options: PlanOptions) -> None:
         hapi plan my_package.models:build --freeze encoder --min-precision half
 
     Keys of --json: model, freeze, min_precision, link_bytes_per_second,
-    assumptions, other_precisions (sentences), and those of the plan: plan,
+    assumptions, other_precisions (sentences), packing (of loose objects:
+    read_seconds, request_seconds, times_faster), and those of the plan: plan,
     plans, resources, cuts, samples, epochs, push_one_off_seconds,
     server_limit_bytes,
     client_limit_bytes.
@@ -324,6 +325,11 @@ def study_facts(options: PlanOptions, study: PlanStudy) -> dict[str, object]:
         "link_bytes_per_second": study.conditions.link_bytes_per_second,
         "assumptions": list(study.assumptions),
         "other_precisions": list(study.other_precisions),
+        "packing": study.packing
+        and {
+            **asdict(study.packing),
+            "times_faster": study.packing.times_faster,
+        },
         **report_body(study.report),
     }
 

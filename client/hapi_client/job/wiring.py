@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 
 import torch
 
 from hapi_client.data.splits import DataSet
+from hapi_client.loading.decode_pool import DecodePool
 from hapi_client.loading.feature_request import FeatureRequestSpec
 from hapi_client.loading.loader_factory import LoaderFactory
 from hapi_client.loading.prefetcher import ReadConfig
@@ -88,16 +90,16 @@ def make_planner(
             return None
         if window is None:
             return observed_facts(region, None, encodings, data.spans, 1.0)
-        # By the decode threads: reference_seconds() would change the number
-        # of torch's threads, in which the loop computes.
+        # By a decode thread: reference_seconds() would change the number of
+        # torch's threads, in which the loop computes.  By one of its own: the
+        # others have spans to decode first.
         pixels = torch.empty(region.form.shape, dtype=region.form.dtype)
         image = reference_image()
-        seconds = [
-            factory.pool.result(
-                factory.pool.submit(image, pixels, "", None), PROBE_SECONDS
-            )
-            for _ in range(REFERENCE_DECODES)
-        ]
+        with closing(DecodePool(region.decode, 1)) as pool:
+            seconds = [
+                pool.result(pool.submit(image, pixels), PROBE_SECONDS)
+                for _ in range(REFERENCE_DECODES)
+            ]
         return observed_facts(
             region, window, encodings, data.spans, min(seconds)
         )

@@ -15,6 +15,7 @@ from hapi_client.model.frozen_region import FrozenRegion
 from hapi_client.plan_report.machine_load import background_load
 from hapi_client.plan_report.plan_tables import ASSUMED, Report
 from hapi_client.plan_report.study_inputs import (
+    PackingGain,
     PlanRequest,
     StudyInputs,
     train_seconds,
@@ -60,6 +61,7 @@ class PlanStudy:
         facts: measured on this machine.
         server: profile of the worker, or of this machine in its place.
         assumptions: sentences on everything that was not measured.
+        packing: what loose objects would gain from it; None for shards.
     """
 
     freeze: Any
@@ -70,6 +72,7 @@ class PlanStudy:
     facts: LocalFacts
     server: ModelProfile
     assumptions: tuple[str, ...]
+    packing: PackingGain | None
 
 
 def advise(
@@ -140,6 +143,8 @@ def advise(
 
     requested = problem(request.min_precision)
     measured = (*_measured(facts, server, conditions), cached.text)
+    if inputs.packing is not None:
+        measured += (inputs.packing.text,)
     coarser = PRECISIONS[PRECISIONS.index(request.min_precision) + 1 :]
     if region.sends_integers:
         coarser = ()
@@ -163,6 +168,7 @@ def advise(
         facts,
         server,
         tuple(assumptions),
+        inputs.packing,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,24 +28,24 @@ from hapi_client.planning.worker_preparation import PROFILE_SECONDS
 from hapi_client.progress import Reporter
 from hapi_client.swift.connection import Connection
 from hapi_client.swift.swift_url import Location
-from hapi_protocol.data_index import Span
+from hapi_protocol.data_index import MAX_SPAN_SAMPLES, Span
 from hapi_protocol.errors import ClientError
-from hapi_protocol.headers import ModelPath
+from hapi_protocol.headers import ByteRange, ModelPath
 from hapi_protocol.profiles import ModelProfile
 from hapi_protocol.samples import IMAGE
 from hapi_splitter.planner.costs import StartupCost
-from hapi_splitter.units import (
-    bytes_text,
-)
+from hapi_splitter.units import bytes_text, number_text, seconds_text
 
 ASSUMED_LINK = 125e6
 """Bandwidth in bytes per second if none is given or measured: 1 Gbit/s."""
 ASSUMED_SAMPLES = 10_000
 LINK_FLOWS = 4
 LINK_SECONDS = 3.0
+REQUEST_SECONDS = 1.0
+"""Time to measure requests of loose objects."""
 FIRST_PART_BYTES = 64 * 1024
-MAX_PART_BYTES = 4 * 1024 * 1024
-"""Longest read of the link measurement; each is twice the one before."""
+MAX_DOUBLINGS = 6
+"""Each read of the link measurement is twice the one before, up to 4 MiB."""
 TRAIN_STEPS = 3
 
 
@@ -74,8 +75,47 @@ class PlanRequest:
     cuts: Sequence[int] = ()
 
 
+@dataclass(frozen=True)
+class PackingGain:
+    """What loose objects would gain from being packed into shards.
+
+    Attributes:
+        read_seconds: of reading a sample, with :data:`LINK_FLOWS` at once.
+        request_seconds: the part that a request of its own takes.
+    """
+
+    read_seconds: float
+    request_seconds: float
+
+    @property
+    def times_faster(self) -> float:
+        """Speed of reading shards over that of reading loose objects.
+
+        A span of a shard takes one request.
+        """
+        saved = self.request_seconds * (1 - 1 / MAX_SPAN_SAMPLES)
+        return self.read_seconds / (self.read_seconds - saved)
+
+    @property
+    def text(self) -> str:
+        """One sentence for people."""
+        return (
+            "samples are loose objects: of "
+            f"{seconds_text(self.read_seconds)} that reading one takes, "
+            f"{seconds_text(self.request_seconds)} are its own request; "
+            "packed into shards ('hapi upload'), they would be read "
+            f"{number_text(self.times_faster)} times as fast"
+        )
+
+
 class StudyInputs:
-    """Measures samples, link and worker, or notes what it assumes."""
+    """Measures samples, link and worker, or notes what it assumes.
+
+    Attributes:
+        packing: measured if samples are loose objects, else None.
+    """
+
+    packing: PackingGain | None = None
 
     def __init__(
         self,
@@ -124,6 +164,15 @@ class StudyInputs:
         if link is None:
             self._reporter.note("measuring the link")
             link = measure_link(connection, spans)
+        if loose := [span for span in spans if span.is_group]:
+            self._reporter.note("measuring requests of single objects")
+            request_seconds, sample_bytes = measure_requests(connection, loose)
+            read_seconds = sample_bytes / link
+            if request.link is not None:  # a link alone, without requests
+                read_seconds += request_seconds
+            self.packing = PackingGain(
+                max(read_seconds, request_seconds), request_seconds
+            )
         self._reporter.note(f"reading a few samples of {location}")
         probe = read_samples(
             connection,
@@ -206,22 +255,65 @@ def measure_link(connection: Connection, spans: Sequence[Span]) -> float:
     Raises:
         HapiError: of a read.
     """
-    deadline = time.monotonic() + LINK_SECONDS
 
-    def read(flow: int) -> int:
+    def read(number: int, step: int) -> int:
+        max_bytes = FIRST_PART_BYTES << min(step, MAX_DOUBLINGS)
+        span = spans[number % len(spans)]
+        return len(read_span(connection, span, max_bytes=max_bytes))
+
+    return _sum_per_second(read, LINK_SECONDS)
+
+
+def measure_requests(
+    connection: Connection, groups: Sequence[Span]
+) -> tuple[float, float]:
+    """Measures what the requests of loose objects cost.
+
+    Args:
+        connection: connection to the account.
+        groups: groups of loose objects.
+
+    Returns:
+        Seconds of a request for one byte, with :data:`LINK_FLOWS` at once,
+        and the mean bytes of an object.
+
+    Raises:
+        HapiError: of a read.
+    """
+    rows = [(span.container, row) for span in groups for row in span.rows]
+
+    def read(number: int, _step: int) -> int:
+        container, row = rows[number % len(rows)]
+        first = ByteRange(0, 0)
+        return len(
+            connection.get_range(
+                container, row.key, first, if_match=row.etag or ""
+            )
+        )
+
+    seconds = 1.0 / _sum_per_second(read, REQUEST_SECONDS)
+    return seconds, sum(row.length for _, row in rows) / len(rows)
+
+
+def _sum_per_second(read: Callable[[int, int], int], seconds: float) -> float:
+    """Returns the bytes per second of concurrent reads.
+
+    Args:
+        read: reads from the place of a number, in a step of its thread.
+        seconds: after which no read begins.
+    """
+    started = time.monotonic()
+
+    def flow(first: int) -> int:
         count = 0
-        number = flow
-        max_bytes = FIRST_PART_BYTES
-        while time.monotonic() < deadline:
-            span = spans[number % len(spans)]
-            count += len(read_span(connection, span, max_bytes=max_bytes))
-            number += LINK_FLOWS
-            max_bytes = min(2 * max_bytes, MAX_PART_BYTES)
+        for step in itertools.count():
+            count += read(first + step * LINK_FLOWS, step)
+            if time.monotonic() >= started + seconds:
+                break
         return count
 
-    started = time.monotonic()
     with ThreadPoolExecutor(LINK_FLOWS) as pool:
-        total = sum(pool.map(read, range(LINK_FLOWS)))
+        total = sum(pool.map(flow, range(LINK_FLOWS)))
     return total / (time.monotonic() - started)
 
 

@@ -46,12 +46,14 @@ from hapi_splitter.planner.costs import (
     layer_threads,
 )
 from hapi_splitter.planner.plan import Plan, Problem
-from hapi_splitter.planner.problem import Route
+from hapi_splitter.planner.problem import RAW_ROUTE, Route
 
 logger = logging.getLogger(__name__)
 
 WARM_UP_SECONDS = 2.0
 """Minimum time of raw reads by which the link is estimated."""
+KNOWN_LINK_SECONDS = 0.5
+"""The same, if reads during the split have shown the link's speed."""
 WARM_UP_SPANS = 2
 """Minimum number of spans that must arrive in that time."""
 MAX_WARM_UP_SECONDS = 60.0
@@ -62,6 +64,9 @@ READ_SECONDS = 8.0
 MIN_MEASURED_SECONDS = 60.0
 """Remaining time below which a job does not measure, because that stops the
 loop for some seconds: it plans with what its raw reads have shown."""
+MAX_READING_SHARE = 0.5
+"""Fraction of raw reads' time in which they wait for bytes, above which the
+link decides how long the job takes."""
 MIN_REMAINING_SECONDS = 8.0
 """Remaining time below which a job does not plan."""
 RETRY_SECONDS = 30.0
@@ -291,7 +296,10 @@ class JobPlanner:
             window = self._metrics.take()
             # The loop may have used many fewer samples than were read ahead.
             seconds = self._problem.remaining_seconds(
-                max(window.seconds / num_samples, self._link_sample_seconds)
+                max(
+                    sample_seconds(window, num_samples),
+                    self._link_sample_seconds,
+                )
             )
             if seconds < MIN_MEASURED_SECONDS and not self._observe(
                 window, seconds
@@ -334,7 +342,10 @@ class JobPlanner:
         while not _slept(self._scope, POLL_SECONDS):
             spans = self._metrics.num_spans - self._spans_before
             seconds = self._metrics.window_seconds
-            if seconds >= WARM_UP_SECONDS and spans >= WARM_UP_SPANS:
+            needed = (
+                KNOWN_LINK_SECONDS if self._early_rate else (WARM_UP_SECONDS)
+            )
+            if seconds >= needed and spans >= WARM_UP_SPANS:
                 break
             if time.monotonic() - started >= MAX_WARM_UP_SECONDS:
                 break
@@ -401,6 +412,35 @@ class JobPlanner:
             return True
         self._decline(decline_reason(best, gain))
         return False
+
+
+def sample_seconds(window: WindowMetrics, num_samples: int) -> float:
+    """Returns the time per sample that a first window shows.
+
+    The loop starts within the window, and has used fewer samples than later
+    in the same time.  So it is no longer than all the work on a sample, one
+    step after the other, unless reading takes most of the time.
+
+    Args:
+        window: the window.
+        num_samples: samples that the loop has taken in it.
+    """
+    seconds = window.seconds / num_samples
+    num_decoded = window.samples.get(RAW_ROUTE, 0)
+    num_computed = window.suffix_samples.get(0, 0)
+    if (
+        window.reading_share > MAX_READING_SHARE
+        or not num_decoded
+        or not num_computed
+        or not window.train_samples
+    ):
+        return seconds
+    work = (
+        window.decode_cpu_seconds / num_decoded
+        + window.suffix_cpu_seconds / num_computed
+        + window.train_seconds / window.train_samples
+    )
+    return min(seconds, work)
 
 
 def _prepare(reference: weakref.ref[JobPlanner], scope: CancelScope) -> None:

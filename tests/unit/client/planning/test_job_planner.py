@@ -172,6 +172,31 @@ def test_job_does_not_measure_near_its_end(
 
 
 @pytest.mark.parametrize(
+    ("changes", "seconds"),
+    [
+        ({}, 0.006),  # not 0.05: the loop began within the window
+        ({"train_seconds": 10.0}, 0.05),
+        ({"reading_share": 0.6}, 0.05),  # the link decides
+        ({"train_samples": 0}, 0.05),
+        ({"suffix_samples": {}}, 0.05),
+        ({"samples": {}}, 0.05),
+    ],
+)
+def test_time_per_sample_is_without_that_of_starting(changes, seconds):
+    window = WindowMetrics(
+        5.0,
+        samples={RAW_ROUTE: 200},
+        decode_cpu_seconds=0.6,
+        suffix_samples={0: 100},
+        suffix_cpu_seconds=0.2,
+        train_samples=100,
+        train_seconds=0.1,
+    )
+    found = planning.sample_seconds(replace(window, **changes), 100)
+    assert found == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
     ("pushes", "streaming_seconds", "pays"),
     [
         (True, 14.0, False),  # less than the risk of an early upload
