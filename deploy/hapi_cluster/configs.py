@@ -13,11 +13,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from hapi_cluster.settings import LAYOUTS, ClusterSettings
+from hapi_cluster.settings import LAYOUTS, ClusterSettings, object_names
 
 Sections = Mapping[str, Mapping[str, str]]
 
-BACKENDS = ("account", "container", "object")
 BACKEND_HOST = "127.0.0.1"
 RINGS_NAME = "rings.json"
 USERS: Mapping[str, tuple[str, str]] = {
@@ -55,7 +54,9 @@ class Deployment:
     user: str
     etc: Path
     devices: Path
-    worker_socket: Path
+    worker_sockets: Mapping[str, Path]
+    """By the worker's name; always with ``worker``, the proxy's."""
+    backend_key: Path
 
 
 def render_all(deployment: Deployment) -> dict[str, str]:
@@ -63,16 +64,27 @@ def render_all(deployment: Deployment) -> dict[str, str]:
     files = {
         "swift.conf": _swift(deployment),
         "proxy-server.conf": _proxy(deployment),
-        "hapi-worker.conf": _worker(deployment),
     }
-    for server in BACKENDS:
-        files[f"{server}-server.conf"] = _backend(deployment, server)
-    additional = deployment.settings.swift_options
+    for name in deployment.worker_sockets:
+        files[f"hapi-{name}.conf"] = _worker(deployment, name)
+    additional = dict(deployment.settings.swift_options)
+    for server in deployment.settings.backends:
+        file = f"{server}-server.conf"
+        files[file] = _backend(deployment, server)
+        own = f"{_kind(server)}-server.conf"
+        additional[file] = additional.get(own, {})
     texts = {
         name: _text(_merged(sections, additional.get(name, {})))
         for name, sections in files.items()
     }
-    rings = {"layout": deployment.layout, "ports": dict(deployment.ports)}
+    names = object_names(deployment.settings.object_servers)
+    ports = deployment.ports
+    rings = {
+        "layout": deployment.layout,
+        "account": [ports["account"]],
+        "container": [ports["container"]],
+        "object": [ports[name] for name in names],
+    }
     return {**texts, RINGS_NAME: json.dumps(rings) + "\n"}
 
 
@@ -125,7 +137,23 @@ def _defaults(
     }
 
 
+def _kind(server: str) -> str:
+    """``object`` for ``object-2``."""
+    return server.partition("-")[0]
+
+
 def _backend(deployment: Deployment, server: str) -> Sections:
+    kind = _kind(server)
+    worker_socket = deployment.worker_sockets.get(f"{server}-worker")
+    hapi: dict[str, Mapping[str, str]] = {}
+    if worker_socket is not None:
+        hapi["filter:hapi_object"] = {
+            "use": "egg:swift-hapi#hapi_object",
+            "worker_socket": str(worker_socket),
+            "backend_key_file": str(deployment.backend_key),
+            **deployment.settings.object_options,
+        }
+    filters = " ".join(["healthcheck", *(["hapi_object"] if hapi else [])])
     # Long timeouts, because no updater runs here: an object whose container
     # update timed out would never be listed.
     return {
@@ -138,9 +166,10 @@ def _backend(deployment: Deployment, server: str) -> Sections:
             "node_timeout": "30",
             "container_update_timeout": "30",
         },
-        "pipeline:main": {"pipeline": f"healthcheck {server}-server"},
-        f"app:{server}-server": {"use": f"egg:swift#{server}"},
+        "pipeline:main": {"pipeline": f"{filters} {kind}-server"},
+        f"app:{kind}-server": {"use": f"egg:swift#{kind}"},
         "filter:healthcheck": {"use": "egg:swift#healthcheck"},
+        **hapi,
     }
 
 
@@ -215,7 +244,8 @@ def _special_filters(
         **_keystone(settings.keystone_url or ""),
         "hapi": {
             "use": "egg:swift-hapi#hapi",
-            "worker_socket": str(deployment.worker_socket),
+            "worker_socket": str(deployment.worker_sockets["worker"]),
+            **_places(deployment),
             **settings.filter_options,
         },
         "versioned_writes": {
@@ -227,6 +257,16 @@ def _special_filters(
             "use": "egg:swift#keymaster",
             "encryption_root_secret": secrets.encryption_root,
         },
+    }
+
+
+def _places(deployment: Deployment) -> dict[str, str]:
+    settings = deployment.settings
+    if not settings.object_workers:
+        return {}
+    return {
+        "places": "object, proxy" if settings.worker else "object",
+        "backend_key_file": str(deployment.backend_key),
     }
 
 
@@ -262,10 +302,10 @@ def _cache(deployment: Deployment) -> dict[str, str]:
     }
 
 
-def _worker(deployment: Deployment) -> Sections:
+def _worker(deployment: Deployment, name: str) -> Sections:
     return {
         "hapi-worker": {
-            "socket": str(deployment.worker_socket),
+            "socket": str(deployment.worker_sockets[name]),
             **deployment.settings.worker_options,
         }
     }

@@ -16,7 +16,6 @@ from pathlib import Path
 
 from hapi_cluster.configs import (
     BACKEND_HOST,
-    BACKENDS,
     Deployment,
     Secrets,
     render_all,
@@ -26,7 +25,11 @@ from hapi_cluster.paths import TEMPORARY_PREFIX, ClusterPaths
 from hapi_cluster.ports import PortReservation
 from hapi_cluster.probes import answers, connects
 from hapi_cluster.server_process import ChildSpec
-from hapi_cluster.settings import LAYOUTS, ClusterSettings
+from hapi_cluster.settings import (
+    LAYOUTS,
+    ClusterSettings,
+    object_names,
+)
 from hapi_cluster.state import write_private
 
 MAX_SOCKET_PATH_BYTES = 107
@@ -56,7 +59,7 @@ def reserve_ports(
     else:
         proxy = PortReservation.take(settings.host, settings.port)
     reservations = {"proxy": proxy}
-    for server in BACKENDS:
+    for server in settings.backends:
         reservations[server] = PortReservation.prefer(
             BACKEND_HOST, last.get(server, 0)
         )
@@ -69,14 +72,20 @@ def choose_layout(settings: ClusterSettings, last: str | None) -> str:
     Raises:
         SettingsError: the settings ask for another layout.
     """
-    if last is None:
-        return settings.layout or "single"
-    if settings.layout not in (None, last):
+    layout = last or settings.layout or "single"
+    if settings.layout not in (None, layout):
         raise SettingsError(
             f"this cluster's layout is {last!r}, not {settings.layout!r}.",
             "Omit the layout, or start in a new directory.",
         )
-    return last
+    devices = LAYOUTS[layout].devices
+    if settings.object_servers > devices:
+        raise SettingsError(
+            f"layout {layout!r} has {devices} devices for "
+            f"{settings.object_servers} object servers.",
+            "Choose fewer object servers, or another layout.",
+        )
+    return layout
 
 
 def choose_socket(run: Path) -> Socket:
@@ -98,6 +107,24 @@ def choose_socket(run: Path) -> Socket:
         f" ({MAX_SOCKET_PATH_BYTES} bytes).",
         "Choose a directory with a shorter path, or set TMPDIR to one.",
     )
+
+
+def worker_sockets(settings: ClusterSettings, own: Path) -> dict[str, Path]:
+    """Sockets of all workers, by name.
+
+    Args:
+        settings: of the start.
+        own: socket of the proxy's worker, which may not run.
+    """
+    names = [each for each in settings.worker_names if each != "worker"]
+    return {
+        "worker": own,
+        **{
+            # Shorter than the first one, because paths are limited.
+            name: own.with_name(f"o{number}.sock")
+            for number, name in enumerate(names, 1)
+        },
+    }
 
 
 def _fits(path: Path) -> bool:
@@ -123,9 +150,11 @@ def write_files(
     settings: ClusterSettings,
     layout: str,
     ports: Mapping[str, int],
-    worker_socket: Path,
+    sockets: Mapping[str, Path],
 ) -> None:
     """Creates the device folders and writes the configuration files."""
+    if not paths.backend_key.exists():
+        write_private(paths.backend_key, secrets.token_urlsafe(48) + "\n")
     deployment = Deployment(
         settings=settings,
         layout=layout,
@@ -134,7 +163,8 @@ def write_files(
         user=_user_name(),
         etc=paths.etc,
         devices=paths.devices,
-        worker_socket=worker_socket,
+        worker_sockets=sockets,
+        backend_key=paths.backend_key,
     )
     for number in range(LAYOUTS[layout].devices):
         folder = paths.devices / f"d{number + 1}"
@@ -159,20 +189,26 @@ def child_specs(
     paths: ClusterPaths,
     settings: ClusterSettings,
     ports: Mapping[str, int],
-    worker_socket: Path,
+    sockets: Mapping[str, Path],
 ) -> list[ChildSpec]:
     """The processes to run, in the order of their start."""
     specs = [_memcached(paths, ports)] if "memcached" in ports else []
+    servers = (*settings.backends, "proxy")
+    alone: tuple[str, ...] = ()
     if settings.processes:
-        specs += [
-            _servers(paths, server, (server,), settings, ports)
-            for server in (*BACKENDS, "proxy")
-        ]
-    else:
-        together = (*BACKENDS, "proxy")
+        alone = servers
+    elif settings.has_object_processes:
+        alone = object_names(settings.object_servers)
+    together = tuple(name for name in servers if name not in alone)
+    if together:
         specs.append(_servers(paths, "swift", together, settings, ports))
-    if settings.worker:
-        specs.append(_worker(paths, settings, worker_socket))
+    specs += [
+        _servers(paths, name, (name,), settings, ports) for name in alone
+    ]
+    specs += [
+        _worker(paths, settings, name, sockets[name])
+        for name in settings.worker_names
+    ]
     return specs
 
 
@@ -217,7 +253,10 @@ def _memcached(paths: ClusterPaths, ports: Mapping[str, int]) -> ChildSpec:
 
 
 def _worker(
-    paths: ClusterPaths, settings: ClusterSettings, worker_socket: Path
+    paths: ClusterPaths,
+    settings: ClusterSettings,
+    name: str,
+    worker_socket: Path,
 ) -> ChildSpec:
     command = settings.worker_command or (
         sys.executable,
@@ -226,9 +265,9 @@ def _worker(
     )
     admin = admin_socket(worker_socket)
     return ChildSpec(
-        "worker",
-        (*command, "--config", str(paths.worker_config)),
-        paths.log("worker"),
+        name,
+        (*command, "--config", str(paths.worker_config(name))),
+        paths.log(name),
         lambda: answers(admin, "/healthz"),
         (worker_socket, admin),
     )

@@ -44,8 +44,13 @@ class ClusterPaths:
         return self.etc / "secrets.json"
 
     @property
-    def worker_config(self) -> Path:
-        return self.etc / "hapi-worker.conf"
+    def backend_key(self) -> Path:
+        """Key that signs requests from the proxy to object servers."""
+        return self.etc / "hapi-backend.key"
+
+    def worker_config(self, name: str) -> Path:
+        """Configuration of the worker with this name."""
+        return self.etc / f"hapi-{name}.conf"
 
     @property
     def devices(self) -> Path:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from swift.common.ring import RingBuilder
@@ -23,25 +23,29 @@ PART_POWER = 6
 def ensure_rings(etc: Path) -> None:
     """Creates the rings, or updates the ports of their devices.
 
-    Layout and ports are read from ``rings.json``.
+    Layout and ports are read from ``rings.json``.  The servers of a kind
+    take turns in the order of the devices.
     """
     request = json.loads((etc / RINGS_NAME).read_text())
-    layout, ports = LAYOUTS[request["layout"]], request["ports"]
+    layout = LAYOUTS[request["layout"]]
     for server in ("account", "container"):
-        _ensure_ring(etc / server, layout, layout.replicas, ports[server])
+        _ensure_ring(etc / server, layout, layout.replicas, request[server])
     for number, policy in enumerate(layout.policies):
         name = f"object-{number}" if number else "object"
         replicas = _replicas(policy, layout.replicas)
-        _ensure_ring(etc / name, layout, replicas, ports["object"])
+        _ensure_ring(etc / name, layout, replicas, request["object"])
 
 
-def _ensure_ring(path: Path, layout: Layout, replicas: int, port: int) -> None:
+def _ensure_ring(
+    path: Path, layout: Layout, replicas: int, ports: Sequence[int]
+) -> None:
     builder_path = path.with_suffix(".builder")
     if builder_path.exists():
         builder = RingBuilder.load(str(builder_path))
     else:
         builder = _new_builder(layout, replicas)
     for device in builder.devs:
+        port = ports[device["id"] % len(ports)]
         device["ip"] = device["replication_ip"] = BACKEND_HOST
         device["port"] = device["replication_port"] = port
     builder.save(str(builder_path))

@@ -25,7 +25,11 @@ def serve(etc: Path, names: Sequence[str]) -> int:
     from swift.common import utils
 
     utils.set_swift_dir(str(etc))
-    configs = [(str(etc / f"{n}-server.conf"), f"{n}-server") for n in names]
+    # The section of "object-2" is "object-server".
+    configs = [
+        (str(etc / f"{name}-server.conf"), f"{name.partition('-')[0]}-server")
+        for name in names
+    ]
     if len(configs) == 1:
         from swift.common.wsgi import run_wsgi
 

@@ -12,6 +12,7 @@ from hapi_cluster.errors import SettingsError
 
 DEFAULT_START_SECONDS = 90.0
 DEFAULT_STOP_SECONDS = 15.0
+MAX_OBJECT_SERVERS = 16
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,11 @@ LAYOUTS: Mapping[str, Layout] = {
 }
 
 
+def object_names(count: int) -> tuple[str, ...]:
+    """Names of the object servers: ``object``, ``object-2``, …"""
+    return "object", *(f"object-{n}" for n in range(2, count + 1))
+
+
 FILES = (
     "swift.conf",
     "proxy-server.conf",
@@ -83,6 +89,12 @@ class ClusterSettings:
     """Port of the proxy; None: the last start's if free, else a free one."""
     layout: str | None = None
     """Name in LAYOUTS; None: the directory's layout, ``single`` if new."""
+    object_servers: int = 1
+    """Object servers, among which the devices are dealt out; at most as many
+    as the layout has devices."""
+    object_workers: int = 0
+    """The first of them that have the filter hapi_object and a worker of
+    their own; the others have neither."""
     encryption: bool = False
     """Encrypt object data at rest (keymaster and encryption filters)."""
     keystone_url: str | None = None
@@ -93,6 +105,8 @@ class ClusterSettings:
     """Additional options of ``[hapi-worker]``."""
     filter_options: Mapping[str, str] = field(default_factory=dict)
     """Additional options of ``[filter:hapi]``."""
+    object_options: Mapping[str, str] = field(default_factory=dict)
+    """Additional options of ``[filter:hapi_object]``."""
     swift_options: Mapping[str, Mapping[str, Mapping[str, str]]] = field(
         default_factory=dict
     )
@@ -119,6 +133,17 @@ class ClusterSettings:
                 f"port {self.port} is out of range.",
                 "Choose 1024 to 65535, or omit it for a free one.",
             )
+        servers, workers = self.object_servers, self.object_workers
+        if not 1 <= servers <= MAX_OBJECT_SERVERS:
+            raise SettingsError(
+                f"object_servers is {servers}.",
+                f"Choose 1 to {MAX_OBJECT_SERVERS}.",
+            )
+        if not 0 <= workers <= servers:
+            raise SettingsError(
+                f"object_workers is {workers}, of {servers} object servers.",
+                f"Choose 0 to {servers}, or more object servers.",
+            )
         for name in ("start_seconds", "stop_seconds"):
             if getattr(self, name) <= 0:
                 raise SettingsError(
@@ -127,8 +152,30 @@ class ClusterSettings:
                 )
         self._check_options("worker_options", self.worker_options)
         self._check_options("filter_options", self.filter_options)
+        self._check_options("object_options", self.object_options)
         for file, sections in self.swift_options.items():
             self._check_file(file, sections)
+
+    @property
+    def backends(self) -> tuple[str, ...]:
+        """Names of all servers but the proxy."""
+        return "account", "container", *object_names(self.object_servers)
+
+    @property
+    def has_object_processes(self) -> bool:
+        """Object servers run in processes of their own."""
+        return (
+            self.processes
+            or self.object_servers > 1
+            or self.object_workers > 0
+        )
+
+    @property
+    def worker_names(self) -> tuple[str, ...]:
+        """Names of all workers: of the proxy, and of object servers."""
+        own = ("worker",) if self.worker else ()
+        names = object_names(self.object_servers)[: self.object_workers]
+        return *own, *(f"{name}-worker" for name in names)
 
     @classmethod
     def _check_file(

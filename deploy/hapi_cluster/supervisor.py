@@ -26,6 +26,7 @@ from hapi_cluster.launch import (
     choose_socket,
     reachable,
     reserve_ports,
+    worker_sockets,
     write_files,
 )
 from hapi_cluster.logs import tail
@@ -61,6 +62,8 @@ class Supervisor:
         self._settings = settings
         self._children: list[ServerProcess] = []
         self._socket: Socket | None = None
+        self._sockets: dict[str, Path] = {}
+        """Sockets of all workers, by name."""
         self._log_bytes: dict[Path, int] = {}
         """Lengths of the logs before this start."""
         self._stopping = False
@@ -116,6 +119,7 @@ class Supervisor:
             log: log.stat().st_size for log in paths.logs.iterdir()
         }
         sock = self._socket = choose_socket(paths.run)
+        self._sockets = worker_sockets(settings, sock.path)
         self._state = {
             "layout": layout,
             "host": settings.host,
@@ -126,6 +130,9 @@ class Supervisor:
             "encryption": settings.encryption,
             "worker_options": dict(settings.worker_options),
             "filter_options": dict(settings.filter_options),
+            "object_servers": settings.object_servers,
+            "object_workers": settings.object_workers,
+            "object_options": dict(settings.object_options),
             "worker_socket": str(sock.path) if settings.worker else None,
             "temporary_folder": (
                 str(sock.path.parent) if sock.is_temporary else None
@@ -135,10 +142,10 @@ class Supervisor:
             "supervisor": str(ProcessIdentity.of(os.getpid())),
         }
         self._publish("starting")
-        write_files(paths, settings, layout, ports, sock.path)
+        write_files(paths, settings, layout, ports, self._sockets)
         if settings.processes:
             self._make_rings()
-        specs = child_specs(paths, settings, ports, sock.path)
+        specs = child_specs(paths, settings, ports, self._sockets)
         self._children = [ServerProcess(spec) for spec in specs]
         for child in self._children:
             child.start()
@@ -274,8 +281,11 @@ class Supervisor:
         kill_orphans()
         self._children = []
         # After the worker's end: it removes its sockets itself.
-        if self._socket is not None:
-            _remove_socket(self._socket)
+        for path in self._sockets.values():
+            path.unlink(missing_ok=True)
+            admin_socket(path).unlink(missing_ok=True)
+        if self._socket is not None and self._socket.is_temporary:
+            shutil.rmtree(self._socket.path.parent)
         if self._state:
             self._publish("stopped")
         logger.info("stopped")
@@ -324,13 +334,6 @@ def _free_port() -> int:
     reservation = PortReservation.take(BACKEND_HOST, 0)
     reservation.close()
     return reservation.port
-
-
-def _remove_socket(sock: Socket) -> None:
-    sock.path.unlink(missing_ok=True)
-    admin_socket(sock.path).unlink(missing_ok=True)
-    if sock.is_temporary:
-        shutil.rmtree(sock.path.parent)
 
 
 def _report(ready: int, message: dict[str, Any]) -> None:

@@ -12,6 +12,10 @@ from swift.common.storage_policy import POLICIES
 from hapi_protocol.job_messages import UNAUTHENTICATED_ACCOUNT
 
 DEFAULT_WORKER_SOCKET = "/run/hapi/worker.sock"
+PLACE_PROXY = "proxy"
+PLACE_OBJECT = "object"
+PLACES = (PLACE_OBJECT, PLACE_PROXY)
+DEFAULT_KEY_FILE = "/etc/swift/hapi-backend.key"
 MIB = 1024**2
 GIB = 1024**3
 
@@ -84,6 +88,28 @@ class FilterConfig:
     cache_policy: str = ""
     """Storage policy of new cache containers; empty: the default policy."""
 
+    places: tuple[str, ...] = (PLACE_PROXY,)
+    """Places that compute features, first choice first: ``proxy``, by this
+    host's worker, or ``object``, on an object server that has the object."""
+
+    backend_key_file: str = DEFAULT_KEY_FILE
+    """File of mode 0600 with the key that signs requests to object
+    servers."""
+
+    object_connect_timeout: float = 0.5
+    """Timeout of a connection to an object server, in seconds."""
+
+    object_silence_seconds: float = 3.0
+    """Silence of an object server after which another one is asked; more
+    than twice their ``beat_seconds``."""
+
+    object_suppress_seconds: float = 60.0
+    """Time for which an object server that did not answer, or that has no
+    filter, is not asked again."""
+
+    swift_dir: str = "/etc/swift"
+    """Folder of the rings; usually set in ``[DEFAULT]``."""
+
     @classmethod
     def from_conf(
         cls, global_conf: Mapping[str, str], local_conf: Mapping[str, str]
@@ -98,28 +124,85 @@ class FilterConfig:
         Raises:
             ValueError: names the key, the value and what is allowed.
         """
-        _refuse_unknown(local_conf)
-        conf = {**global_conf, **local_conf}
         config = cls(
-            **{
-                name: _parse(name, conf[name])
-                for name in OPTIONS
-                if name in conf
-            }
+            **read_options("filter:hapi", OPTIONS, global_conf, local_conf)
         )
         _check_accounts(config)
         return config
 
 
-def _refuse_unknown(local_conf: Mapping[str, str]) -> None:
+@dataclass(frozen=True)
+class ObjectFilterConfig:
+    """Options of ``[filter:hapi_object]``; see
+    ``object-server.conf-sample``."""
+
+    backend_key_file: str = DEFAULT_KEY_FILE
+    """File of mode 0600 with the key that signs requests of proxies."""
+
+    worker_socket: str = DEFAULT_WORKER_SOCKET
+    """Path of the worker's unix socket on this host."""
+
+    worker_connect_timeout: float = 1.0
+    """Timeout of a connection to the worker, in seconds."""
+
+    worker_timeout: float = 120.0
+    """Timeout of each step of the worker, in seconds."""
+
+    beat_seconds: float = 1.0
+    """Silence after which a beat shows the proxy that the answer goes on."""
+
+    @classmethod
+    def from_conf(
+        cls, global_conf: Mapping[str, str], local_conf: Mapping[str, str]
+    ) -> ObjectFilterConfig:
+        """Parses the configuration, as :meth:`FilterConfig.from_conf`.
+
+        Raises:
+            ValueError: names the key, the value and what is allowed.
+        """
+        return cls(
+            **read_options(
+                "filter:hapi_object", OBJECT_OPTIONS, global_conf, local_conf
+            )
+        )
+
+
+def read_options(
+    section: str,
+    parsers: Mapping[str, Callable[[str], Any]],
+    global_conf: Mapping[str, str],
+    local_conf: Mapping[str, str],
+) -> dict[str, Any]:
+    """Parses the options that a filter's section or ``[DEFAULT]`` has.
+
+    Args:
+        section: name of the section, for messages.
+        parsers: parser of each option, by name.
+        global_conf: the [DEFAULT] section; other keys are ignored.
+        local_conf: the filter's section; every key must be known.
+
+    Raises:
+        ValueError: names the key, the value and what is allowed.
+    """
     for key, value in local_conf.items():
-        if key in OPTIONS or key in _PASTE_KEYS:
+        if key in parsers or key in _PASTE_KEYS:
             continue
         if not key.startswith(_LOG_PREFIXES):
             raise ValueError(
-                f"[filter:hapi] has the unknown option {key} = {value}; "
-                f"allowed are {', '.join(sorted(OPTIONS))}"
+                f"[{section}] has the unknown option {key} = {value}; "
+                f"allowed are {', '.join(sorted(parsers))}"
             )
+    conf = {**global_conf, **local_conf}
+    found = {}
+    for name, parse in parsers.items():
+        if name in conf:
+            try:
+                found[name] = parse(str(conf[name]).strip())
+            except ValueError as error:
+                raise ValueError(
+                    f"[{section}] {name} = {conf[name]}: it must be {error}"
+                ) from None
+    return found
 
 
 def _check_accounts(config: FilterConfig) -> None:
@@ -140,15 +223,6 @@ def _check_accounts(config: FilterConfig) -> None:
         )
 
 
-def _parse(name: str, value: str) -> Any:
-    try:
-        return OPTIONS[name](str(value).strip())
-    except ValueError as error:
-        raise ValueError(
-            f"[filter:hapi] {name} = {value}: it must be {error}"
-        ) from None
-
-
 def _socket_path(value: str) -> str:
     length = len(value.encode())
     if not value.startswith("/") or length > _MAX_SOCKET_PATH_BYTES:
@@ -156,6 +230,19 @@ def _socket_path(value: str) -> str:
             f"an absolute path of at most {_MAX_SOCKET_PATH_BYTES} bytes"
         )
     return value
+
+
+def _file_path(value: str) -> str:
+    if not value.startswith("/"):
+        raise ValueError("an absolute path")
+    return value
+
+
+def _places(value: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in value.split(","))
+    if len(set(names)) != len(names) or not {*names} <= {*PLACES}:
+        raise ValueError(f"{', '.join(PLACES)}, or one of them")
+    return names
 
 
 def _seconds(value: str) -> float:
@@ -265,9 +352,30 @@ OPTIONS: Mapping[str, Callable[[str], Any]] = MappingProxyType(
         "cache_buffer_bytes": _bytes,
         "cache_timeout": _seconds,
         "cache_policy": _policy,
+        "places": _places,
+        "backend_key_file": _file_path,
+        "object_connect_timeout": _seconds,
+        "object_silence_seconds": _seconds,
+        "object_suppress_seconds": _seconds,
+        "swift_dir": _file_path,
     }
 )
 """Parser of each option, by name."""
 
-if set(OPTIONS) != {field.name for field in fields(FilterConfig)}:
-    raise AssertionError("OPTIONS and FilterConfig disagree")
+OBJECT_OPTIONS: Mapping[str, Callable[[str], Any]] = MappingProxyType(
+    {
+        "backend_key_file": _file_path,
+        "worker_socket": _socket_path,
+        "worker_connect_timeout": _seconds,
+        "worker_timeout": _seconds,
+        "beat_seconds": _seconds,
+    }
+)
+"""Parser of each option of the object server's filter, by name."""
+
+for _parsers, _kind in (
+    (OPTIONS, FilterConfig),
+    (OBJECT_OPTIONS, ObjectFilterConfig),
+):
+    if set(_parsers) != {field.name for field in fields(_kind)}:
+        raise AssertionError(f"{_kind.__name__} and its parsers disagree")

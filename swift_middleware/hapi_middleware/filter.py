@@ -32,6 +32,7 @@ from hapi_middleware.handlers.multi_object_handler import (
 from hapi_middleware.handlers.profile_handler import ProfileHandler
 from hapi_middleware.metrics import Metrics
 from hapi_middleware.pipeline_check import check_pipeline_position
+from hapi_middleware.places.places import Places
 from hapi_middleware.requests.annotation_request import (
     Env,
     is_annotated,
@@ -67,21 +68,25 @@ class HapiMiddleware:
         app: the rest of the pipeline.
         config: options of the filter.
         logger: Swift's logger, with statsd.
+
+    Raises:
+        ValueError: the key of the object servers cannot be used.
     """
 
     def __init__(self, app: Any, config: FilterConfig, logger: Any) -> None:
         self.logger = logger
         metrics = Metrics(logger)
+        worker = WorkerClient(
+            config.worker_socket,
+            config.worker_connect_timeout,
+            config.worker_timeout,
+        )
         self.context = HandlerContext(
             app=app,
             config=config,
             logger=logger,
             metrics=metrics,
-            worker=WorkerClient(
-                config.worker_socket,
-                config.worker_connect_timeout,
-                config.worker_timeout,
-            ),
+            places=Places(app, config, worker, metrics, logger),
             cache=FeatureCache(app, config, metrics, logger),
         )
 

@@ -17,6 +17,17 @@ metric                         kind    meaning
 ``hapi.multi_requests``        counter requests for many objects, with any end
 ``hapi.source_bytes``          counter bytes of objects sent to the worker
 ``hapi.sent_bytes``            counter bytes of features sent to clients
+``hapi.places.proxy``          counter jobs that this host's worker began
+``hapi.places.object``         counter jobs that an object server began
+``hapi.node.stale``            counter object servers without the object, or
+                                       with another version of it
+``hapi.node.silent``           counter object servers that were silent for
+                                       ``object_silence_seconds``
+``hapi.node.lost``             counter object servers that broke off, or could
+                                       not be reached
+``hapi.node.absent``           counter object servers without the filter
+``hapi.node.refused``          counter object servers that refused a request,
+                                       because of its signature or release
 ``hapi.model_uploads``         counter packages sent to the worker
 ``hapi.model_upload.timing``   timing  upload of a package that it accepted
 ``hapi.grant.timing``          timing  until a job was granted, with the wait
@@ -37,6 +48,12 @@ metric                         kind    meaning
                                        ``cache_buffer_bytes``
 ``hapi.cache.with_errors``     counter not cached: rows with errors
 ============================== ======= =======================================
+
+The filter of object servers counts ``hapi_object.jobs``,
+``hapi_object.models`` (packages received), ``hapi_object.not_here`` (objects
+that are not there as named),
+``hapi_object.refused`` (requests without a good signature), and streams, bytes
+and timings by the names above.
 
 Each request counts once among the nine kinds that follow ``hapi.requests``,
 when it ends.  ``<code>`` is one of :data:`hapi_protocol.errors.CODES`.  Bytes
@@ -64,18 +81,20 @@ class Metrics:
 
     Args:
         logger: Swift's, with statsd.
+        prefix: first word of the names.
     """
 
-    def __init__(self, logger: Any) -> None:
+    def __init__(self, logger: Any, prefix: str = "hapi") -> None:
         self._logger = logger
+        self._prefix = prefix
 
     def count(self, name: str, amount: int = 1) -> None:
         """Adds to ``hapi.<name>``."""
-        self._logger.update_stats(f"hapi.{name}", amount)
+        self._logger.update_stats(f"{self._prefix}.{name}", amount)
 
     def timing(self, name: str, seconds: float) -> None:
         """Records one value of ``hapi.<name>.timing``."""
-        self._logger.timing(f"hapi.{name}.timing", 1000 * seconds)
+        self._logger.timing(f"{self._prefix}.{name}.timing", 1000 * seconds)
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
@@ -108,12 +127,13 @@ class StreamReporter:
     Args:
         name: name of the source.
         logger: Swift's, with statsd.
+        prefix: first word of the metrics' names.
     """
 
-    def __init__(self, name: str, logger: Any) -> None:
+    def __init__(self, name: str, logger: Any, prefix: str = "hapi") -> None:
         self._name = name
         self._logger = logger
-        self._metrics = Metrics(logger)
+        self._metrics = Metrics(logger, prefix)
         self._thread_locals = logger.thread_locals
         self._requested = self._started = time.monotonic()
 

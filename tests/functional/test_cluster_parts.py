@@ -13,6 +13,7 @@ from hapi_cluster.errors import (
     StartError,
     error_from_json,
 )
+from hapi_cluster.launch import choose_layout, worker_sockets
 from hapi_cluster.memory_cache import MemoryCache, filter_factory
 from hapi_cluster.process_identity import ProcessIdentity
 from hapi_cluster.server_process import (
@@ -26,15 +27,20 @@ from hapi_cluster.settings import ClusterSettings
 
 def files(**settings):
     """The rendered configuration files, parsed again."""
+    made = ClusterSettings(**settings)
+    ports = {
+        name: number for number, name in enumerate(made.backends, start=2)
+    }
     deployment = Deployment(
-        settings=ClusterSettings(**settings),
+        settings=made,
         layout="single",
         secrets=Secrets("suffix", "key=", "root="),
-        ports={"proxy": 1, "account": 2, "container": 3, "object": 4},
+        ports={"proxy": 1, **ports},
         user="me",
         etc=Path("/d/etc"),
         devices=Path("/d/srv"),
-        worker_socket=Path("/d/run/worker.sock"),
+        worker_sockets=worker_sockets(made, Path("/d/run/worker.sock")),
+        backend_key=Path("/d/etc/key"),
     )
     parsed = {}
     for name, text in render_all(deployment).items():
@@ -70,6 +76,51 @@ def test_only_the_proxy_listens_on_another_address():
     for server in ("account", "container", "object"):
         section = made[f"{server}-server.conf"]["DEFAULT"]
         assert section["bind_ip"] == "127.0.0.1"
+
+
+def test_first_object_servers_have_filter_and_worker():
+    made = files(object_servers=3, object_workers=2, worker=False)
+    hapi = made["proxy-server.conf"]["filter:hapi"]
+    assert hapi["places"] == "object"
+    sockets = []
+    for name in ("object", "object-2"):
+        server = made[f"{name}-server.conf"]
+        near = server["filter:hapi_object"]
+        assert near["backend_key_file"] == hapi["backend_key_file"]
+        names = server["pipeline:main"]["pipeline"].split()
+        assert names[-2:] == ["hapi_object", "object-server"]
+        worker = made[f"hapi-{name}-worker.conf"]["hapi-worker"]
+        assert worker["socket"] == near["worker_socket"]
+        sockets.append(near["worker_socket"])
+    assert len(set(sockets)) == 2
+    assert not made["object-3-server.conf"].has_section("filter:hapi_object")
+    assert "places" not in files()["proxy-server.conf"]["filter:hapi"]
+    ports = {
+        made[f"{n}-server.conf"]["DEFAULT"]["bind_port"]
+        for n in ("object", "object-2", "object-3")
+    }
+    assert len(ports) == 3
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"object_servers": 0},
+        {"object_servers": 17},
+        {"object_workers": 2},
+        {"object_servers": 3, "object_workers": -1},
+    ],
+)
+def test_impossible_numbers_of_object_servers_are_refused(settings):
+    with pytest.raises(ClusterError, match="object_"):
+        ClusterSettings(**settings)
+
+
+def test_each_object_server_has_a_device():
+    settings = ClusterSettings(object_servers=2)
+    with pytest.raises(ClusterError, match="'single' has 1 devices for 2"):
+        choose_layout(settings, None)
+    assert choose_layout(settings, "replicated") == "replicated"
 
 
 def test_settings_and_errors_survive_the_way_between_processes():

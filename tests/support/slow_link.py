@@ -15,13 +15,19 @@ SECONDS = 10.0
 
 
 class SlowLink:
-    """Passes connections on; their answers share so many bytes a second."""
+    """Passes connections on; their answers share so many bytes a second.
+
+    Attributes:
+        port: where it listens.
+        answer_bytes: bytes of the answers so far.
+    """
 
     def __init__(self, far: tuple[str, int], bytes_per_second: float) -> None:
         self._far = far
         self._rate = bytes_per_second
         self._server = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._server.getsockname()[1]
+        self.answer_bytes = 0
         self._lock = threading.Lock()
         self._free_at = time.monotonic()
         self._sockets: list[socket.socket] = []
@@ -64,6 +70,7 @@ class SlowLink:
 
     def _wait(self, num_bytes: int) -> None:
         with self._lock:
+            self.answer_bytes += num_bytes
             now = time.monotonic()
             self._free_at = max(self._free_at, now) + num_bytes / self._rate
             wait = self._free_at - now

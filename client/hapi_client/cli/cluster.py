@@ -73,6 +73,20 @@ def start(
             "when the cluster is created.",
         ),
     ] = None,
+    object_servers: Annotated[
+        int | None,
+        typer.Option(
+            help="Object servers, each a process. At first: 1, in the "
+            "process of all servers.",
+        ),
+    ] = None,
+    object_workers: Annotated[
+        int | None,
+        typer.Option(
+            help="Object servers that compute features next to their disks, "
+            "each with a worker. At first: 0.",
+        ),
+    ] = None,
     encryption: Annotated[
         bool | None,
         typer.Option(
@@ -94,6 +108,13 @@ def start(
             "Repeatable."
         ),
     ] = None,
+    object_option: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="KEY=VALUE for \\[filter:hapi_object], KEY= for the "
+            "default. Repeatable."
+        ),
+    ] = None,
 ) -> None:
     """Start the cluster in DIR and return when all servers answer.
 
@@ -106,6 +127,9 @@ def start(
 
         hapi cluster start ./swift --port 8080 --layout mixed
         --worker-option device=cpu --filter-option max_multi_objects=100
+
+        hapi cluster start ./swift --layout replicated --no-worker
+        --object-servers 3 --object-workers 2
     """
     from hapi_cluster import Cluster
 
@@ -118,6 +142,8 @@ def start(
         "hapi_filter": hapi,
         "host": host,
         "encryption": encryption,
+        "object_servers": object_servers,
+        "object_workers": object_workers,
     }
     with _readable_errors():
         last = Cluster(directory).status()
@@ -138,6 +164,10 @@ def start(
                 {"cache": "true"},
                 last.get("filter_options", {}),
                 filter_options,
+            ),
+            object_options=_without_empty(
+                last.get("object_options", {}),
+                _parse_pairs(object_option or []),
             ),
         )
         for warning in cluster.status()["warnings"]:

@@ -77,7 +77,7 @@ class PlanRequest:
 
 @dataclass(frozen=True)
 class PackingGain:
-    """What loose objects would gain from being packed into shards.
+    """Gain of loose objects from being packed into shards.
 
     Attributes:
         read_seconds: of reading a sample, with :data:`LINK_FLOWS` at once.

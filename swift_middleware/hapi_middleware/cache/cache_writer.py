@@ -12,7 +12,7 @@ from collections.abc import Callable
 from hapi_middleware.cache.entries import pack
 from hapi_middleware.cache.store import FeatureCache
 from hapi_middleware.concurrency import Task
-from hapi_middleware.worker.feature_stream import FeatureStream
+from hapi_middleware.worker.feature_stream import WorkerStream
 from hapi_protocol.errors import HapiError, InternalError
 from hapi_protocol.tee_stream import BOTH, CACHE, CLIENT, TeeReader
 
@@ -95,7 +95,7 @@ class CachingStream:
         InternalError: while iterating, if the stream has no last frame.
     """
 
-    def __init__(self, stream: FeatureStream, writer: CacheWriter) -> None:
+    def __init__(self, stream: WorkerStream, writer: CacheWriter) -> None:
         self._stream = stream
         self._writer = writer
         self._reader = TeeReader()

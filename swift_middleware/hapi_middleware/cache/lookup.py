@@ -13,7 +13,7 @@ from hapi_middleware.cache.store import CacheEntryBody, FeatureCache
 from hapi_middleware.requests.annotation_request import Env, FeatureRequest
 from hapi_middleware.requests.authorization import is_owner
 from hapi_middleware.requests.subrequests import ObjectHead
-from hapi_middleware.worker.feature_stream import FeatureStream
+from hapi_middleware.worker.feature_stream import WorkerStream
 from hapi_protocol.feature_identity import cache_key
 from hapi_protocol.headers import (
     CACHE_MISS,
@@ -83,8 +83,8 @@ class CacheLookup:
         )
 
     def wrap(
-        self, stream: FeatureStream, etag: str
-    ) -> FeatureStream | CachingStream:
+        self, stream: WorkerStream, etag: str
+    ) -> WorkerStream | CachingStream:
         """The client's part of a stream; stores the features if allowed."""
         if not self.stores or stream.content_type != CONTENT_TYPE_TEE:
             # A worker of another release has no tee streams.

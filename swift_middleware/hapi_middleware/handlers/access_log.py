@@ -19,8 +19,7 @@ from urllib.parse import quote
 
 from hapi_middleware.concurrency import Timeout
 from hapi_middleware.requests.annotation_request import Env
-from hapi_middleware.worker.feature_stream import FeatureStream
-from hapi_middleware.worker.worker_client import WorkerClient
+from hapi_middleware.worker.feature_stream import WorkerStream
 from hapi_protocol.errors import HapiError
 from hapi_protocol.headers import Annotation
 from hapi_protocol.job_messages import Usage
@@ -117,23 +116,18 @@ class UsageQuery:
     """Asks the worker for a job's usage when the access log is written.
 
     Args:
-        worker: client of the worker that ran the job.
-        job_id: id from the job's grant.
-        trans_id: transaction id of the client's request.
         logger: Swift's.
 
     Attributes:
+        get_usage: asks the worker that granted the job, with a timeout in
+            seconds; None while there is no such job.
         stream: the job's stream, once it has started.
     """
 
-    def __init__(
-        self, worker: WorkerClient, job_id: str, trans_id: str, logger: Any
-    ) -> None:
-        self._worker = worker
-        self._job_id = job_id
-        self._trans_id = trans_id
+    def __init__(self, logger: Any) -> None:
         self._logger = logger
-        self.stream: FeatureStream | None = None
+        self.get_usage: Callable[[float], Usage] | None = None
+        self.stream: WorkerStream | None = None
 
     def __call__(self) -> str:
         """The rest of the entry; empty if the worker does not answer."""
@@ -146,9 +140,9 @@ class UsageQuery:
         try:
             if self.stream is not None:
                 self.stream.close()
-            usage = self._worker.get_usage(
-                self._job_id, self._trans_id, timeout
-            )
+            if self.get_usage is None:
+                return ""
+            usage = self.get_usage(timeout)
         except HapiError as error:
             self._logger.debug("hapi: a job's usage is unknown: %s", error)
             return ""

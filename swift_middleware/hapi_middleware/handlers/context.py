@@ -8,7 +8,7 @@ from typing import Any
 from hapi_middleware.cache.store import FeatureCache
 from hapi_middleware.config import FilterConfig
 from hapi_middleware.metrics import Metrics
-from hapi_middleware.worker.worker_client import WorkerClient
+from hapi_middleware.places.places import Places
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class HandlerContext:
         config: options of the filter.
         logger: Swift's, with statsd.
         metrics: counters of the filter.
-        worker: client of this host's worker.
+        places: places that compute.
         cache: features cached in Swift.
     """
 
@@ -28,5 +28,5 @@ class HandlerContext:
     config: FilterConfig
     logger: Any
     metrics: Metrics
-    worker: WorkerClient
+    places: Places
     cache: FeatureCache

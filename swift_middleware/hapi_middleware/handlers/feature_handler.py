@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from swift.common.swob import Response
@@ -22,6 +21,7 @@ from hapi_middleware.handlers.access_log import (
 )
 from hapi_middleware.handlers.context import HandlerContext
 from hapi_middleware.metrics import StreamReporter
+from hapi_middleware.places.computer import Granted, Work
 from hapi_middleware.requests.annotation_request import (
     Env,
     FeatureRequest,
@@ -34,15 +34,12 @@ from hapi_middleware.requests.responses import (
     stream_headers,
 )
 from hapi_middleware.requests.subrequests import (
-    ObjectBody,
     ObjectHead,
     Package,
     Source,
     source_changed_error,
     source_length_for_job,
 )
-from hapi_middleware.worker.feature_stream import FeatureStream
-from hapi_middleware.worker.package_upload import request_grant
 from hapi_protocol.errors import UnsupportedError
 from hapi_protocol.headers import CACHE_HIT
 from hapi_protocol.job_messages import (
@@ -52,9 +49,6 @@ from hapi_protocol.job_messages import (
     JobRequest,
     ModelIdentity,
 )
-
-USED_LIFETIME = 0.9
-"""Fraction of a grant's lifetime after which another is requested."""
 
 
 class FeatureHandler:
@@ -73,7 +67,7 @@ class FeatureHandler:
         self._logger = context.logger
         self._metrics = context.metrics
         self._reporter = StreamReporter(request.name, context.logger)
-        self._worker = context.worker
+        self._places = context.places
         self._env = env
         self._request = request
         self._annotation = request.annotation
@@ -100,6 +94,9 @@ class FeatureHandler:
         # Authorization first: the checks below reveal facts about both
         # objects, so the caller must be allowed to read them.
         head = self._source.head()
+        self._computers = self._places.computers(
+            self._request.name, head, self._annotation.byte_range
+        )
         model = self._package.identify() if self._package else None
         account = paying_account(self._env, self._config)
         add_entry(self._env, request_entry(self._annotation, account))
@@ -162,7 +159,7 @@ class FeatureHandler:
             is_needed or request.method == "HEAD" or request.if_none_match
         ):
             return None
-        info = self._worker.find_model(job.model, job.trans_id)
+        info = self._computers.find_model(job.model, job.trans_id)
         if info is None:
             return None
         if job.cut > info.num_cuts:
@@ -180,36 +177,56 @@ class FeatureHandler:
         self, head: ObjectHead, job: JobRequest, lookup: CacheLookup
     ) -> Any:
         job = replace(job, is_split=lookup.stores)
-        grant, started = self._grant(job), time.monotonic()
-        etag = self._etag(job, grant)
-        # The ETag is new if the worker had no model before.  On a match the
-        # unused grant lapses.
+        etag = ""
+        early: Any = None
+        usage_query = UsageQuery(self._logger)
+        if not self._request.is_s3:
+            complete_at_logging(self._env, usage_query)
+
+        def is_answered(granted: Granted) -> bool:
+            nonlocal etag, early
+            etag = self._etag(job, granted.grant)
+            # The ETag is new if the worker had no model before.
+            early = self._early_answer(head, etag, lookup)
+            is_used = early is None
+            usage_query.get_usage = granted.get_usage if is_used else None
+            return not is_used
+
+        part = self._annotation.byte_range
+        work = Work(
+            job,
+            part,
+            partial(self._source.open, head, part),
+            is_repeatable=True,
+            package=self._package,
+            reporter=self._reporter,
+        )
+        worker_stream = self._computers.start(work, is_answered)
+        if worker_stream is None:
+            return early
+        usage_query.stream = worker_stream
+        stream: AnswerStream = lookup.wrap(worker_stream, etag)
+        if self._request.is_s3:
+            entry = request_entry(self._annotation, job.charged_account)
+            stream = LoggedStream(
+                stream, usage_query, entry, job.trans_id, self._logger
+            )
+        # Each batch is sent at once.
+        self._env["eventlet.minimum_write_chunk_size"] = 0
+        headers = stream_headers(head.etag, etag, lookup.state)
+        return Response(status=200, headers=headers, app_iter=stream)
+
+    def _early_answer(
+        self, head: ObjectHead, etag: str, lookup: CacheLookup
+    ) -> Any:
+        """The answer if nothing needs to be computed, else None."""
         if is_match(self._request.if_none_match, etag):
             headers = stream_headers(head.etag, etag)
             return HeadersOnly("304 Not Modified", headers)
         cached = lookup.find(etag)
         if cached is not None:
             return self._cached_response(head, etag, cached)
-        body = self._source.open(head, self._annotation.byte_range)
-        waited = time.monotonic() - started
-        if waited > USED_LIFETIME * grant.lifetime_seconds:
-            # Swift takes node_timeout to leave an object server that hangs.
-            try:
-                grant = self._grant(job)
-            except BaseException:
-                body.close()
-                raise
-            etag = self._etag(job, grant)
-        stream = self._open_stream(
-            grant, body, job, lambda stream: lookup.wrap(stream, etag)
-        )
-        # Each batch is sent at once.
-        self._env["eventlet.minimum_write_chunk_size"] = 0
-        headers = stream_headers(head.etag, etag, lookup.state)
-        return Response(status=200, headers=headers, app_iter=stream)
-
-    def _grant(self, job: JobRequest) -> JobGrant:
-        return request_grant(self._worker, self._metrics, job, self._package)
+        return None
 
     def _etag(self, job: JobRequest, grant: JobGrant) -> str:
         return stream_etag(
@@ -227,27 +244,3 @@ class FeatureHandler:
         headers = stream_headers(head.etag, etag, CACHE_HIT)
         headers["Content-Length"] = str(cached.length_bytes)
         return Response(status=200, headers=headers, app_iter=cached)
-
-    def _open_stream(
-        self,
-        grant: JobGrant,
-        body: ObjectBody,
-        job: JobRequest,
-        wrap: Callable[[FeatureStream], AnswerStream],
-    ) -> AnswerStream:
-        usage_query = UsageQuery(
-            self._worker, grant.job_id, job.trans_id, self._logger
-        )
-        if not self._request.is_s3:
-            complete_at_logging(self._env, usage_query)
-        worker_stream = self._worker.open_stream(
-            grant, body, job.trans_id, self._reporter
-        )
-        usage_query.stream = worker_stream
-        stream = wrap(worker_stream)
-        if not self._request.is_s3:
-            return stream
-        entry = request_entry(self._annotation, job.charged_account)
-        return LoggedStream(
-            stream, usage_query, entry, job.trans_id, self._logger
-        )

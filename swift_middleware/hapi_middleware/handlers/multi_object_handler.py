@@ -24,6 +24,8 @@ from hapi_middleware.handlers.access_log import (
 )
 from hapi_middleware.handlers.context import HandlerContext
 from hapi_middleware.metrics import StreamReporter
+from hapi_middleware.places.computer import Granted, Work
+from hapi_middleware.places.places import Computers
 from hapi_middleware.requests.annotation_request import (
     Env,
     read_annotation,
@@ -40,7 +42,6 @@ from hapi_middleware.requests.multi_object_reads import (
 from hapi_middleware.requests.object_names import read_object_names
 from hapi_middleware.requests.responses import multi_headers
 from hapi_middleware.requests.subrequests import Package, SwiftAnswerError
-from hapi_middleware.worker.package_upload import request_grant
 from hapi_protocol.errors import AnnotationError, HapiError, UnavailableError
 from hapi_protocol.headers import (
     HEADER_CACHE,
@@ -56,7 +57,6 @@ from hapi_protocol.headers import (
 )
 from hapi_protocol.job_messages import (
     KIND_FEATURES,
-    JobGrant,
     JobRequest,
     ModelIdentity,
 )
@@ -210,7 +210,7 @@ class MultiObjectHandler:
         self._logger = logger
         self._metrics = context.metrics
         self._reporter = StreamReporter(request.container, logger)
-        self._worker = context.worker
+        self._places = context.places
         self._env = env
         self._request = request
         self._package = Package(
@@ -233,6 +233,9 @@ class MultiObjectHandler:
         """
         self._metrics.count("multi_requests")
         model = self._package.identify()
+        computers = self._places.computers(
+            self._package.name, self._package.head
+        )
         account = paying_account(self._env, self._config)
         names = read_object_names(self._env, self._config.max_multi_objects)
         annotation = self._request.annotation
@@ -245,10 +248,7 @@ class MultiObjectHandler:
             if not frames.fetch_first_readable():
                 raise self._plain_answer(names[0])
             job = self._job(model, account, len(names))
-            grant = request_grant(
-                self._worker, self._metrics, job, self._package
-            )
-            return self._stream_response(grant, frames)
+            return self._stream_response(computers, job, frames)
         except BaseException:
             frames.close()
             raise
@@ -287,16 +287,25 @@ class MultiObjectHandler:
         )
 
     def _stream_response(
-        self, grant: JobGrant, frames: FramedObjects
+        self, computers: Computers, job: JobRequest, frames: FramedObjects
     ) -> Response:
-        trans_id = self._request.trans_id
-        usage_query = UsageQuery(
-            self._worker, grant.job_id, trans_id, self._logger
-        )
+        usage_query = UsageQuery(self._logger)
         complete_at_logging(self._env, usage_query)
-        stream = self._worker.open_stream(
-            grant, frames, trans_id, self._reporter
+
+        def is_answered(granted: Granted) -> bool:
+            usage_query.get_usage = granted.get_usage
+            return False
+
+        work = Work(
+            job,
+            None,
+            lambda: frames,
+            is_repeatable=False,
+            package=self._package,
+            reporter=self._reporter,
         )
+        stream = computers.start(work, is_answered)
+        assert stream is not None, "is_answered() is never True"
         usage_query.stream = stream
         # Each batch is sent at once.
         self._env["eventlet.minimum_write_chunk_size"] = 0

@@ -17,10 +17,8 @@ from hapi_middleware.requests.responses import (
     profile_headers,
 )
 from hapi_middleware.requests.subrequests import Package, Source
-from hapi_middleware.worker.package_upload import PackageUploader
 from hapi_protocol.headers import ModelPath
 from hapi_protocol.job_messages import ModelIdentity, ProfileRequest
-from hapi_protocol.profiles import ModelProfile
 
 
 class ProfileHandler:
@@ -41,7 +39,7 @@ class ProfileHandler:
         app, config = context.app, context.config
         self._config = config
         self._metrics = context.metrics
-        self._worker = context.worker
+        self._places = context.places
         self._env = env
         self._request = request
         self._source = Source(app, env, request.name)
@@ -61,7 +59,9 @@ class ProfileHandler:
             HapiError: any other failure.
         """
         # Authorization first, as for features.
-        model = self._package.identity_from_head(self._source.head())
+        head = self._source.head()
+        model = self._package.identity_from_head(head)
+        self._computers = self._places.computers(self._request.name, head)
         account = paying_account(self._env, self._config)
         add_entry(self._env, profile_entry(account))
         etag = self._etag_before_profiling(model)
@@ -78,22 +78,14 @@ class ProfileHandler:
         request = self._request
         if request.method != "HEAD" and not request.if_none_match:
             return None
-        info = self._worker.find_model(model, request.trans_id)
+        info = self._computers.find_model(model, request.trans_id)
         if info is None:
             return None
         return profile_etag(model.etag, info.digest, info.numerics_tag)
 
     def _profile(self, model: ModelIdentity, account: str) -> Any:
-        trans_id = self._request.trans_id
-
-        def ask(identity: ModelIdentity) -> tuple[ModelIdentity, ModelProfile]:
-            request = ProfileRequest(account, identity, trans_id)
-            return identity, self._worker.get_profile(request)
-
-        uploader = PackageUploader(
-            self._worker, self._package, self._metrics, trans_id
-        )
-        model, profile = uploader.ask(model, ask)
+        request = ProfileRequest(account, model, self._request.trans_id)
+        model, profile = self._computers.get_profile(request, self._package)
         etag = profile_etag(model.etag, profile.digest, profile.numerics_tag)
         headers = profile_headers(model.etag, etag)
         # The ETag is new if the worker had no model before.

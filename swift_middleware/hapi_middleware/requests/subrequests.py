@@ -18,6 +18,7 @@ from hapi_middleware.requests.authorization import (
     refusal,
     source_request,
 )
+from hapi_protocol.backend import HEADER_POLICY
 from hapi_protocol.errors import (
     HapiError,
     PackageError,
@@ -35,6 +36,12 @@ MIN_PACKAGE_BYTES = 22
 """Length of an empty zip archive (its end-of-central-directory record)."""
 
 _RETRY_SECONDS = 1.0
+_NOT_PLAIN = (
+    "Content-Location",
+    "X-Object-Version-Id",
+    "X-Backend-Crypto-Cipher",
+)
+"""Headers of symlinks, of versioned and of encrypted objects."""
 
 
 class SwiftAnswerError(Exception):
@@ -53,11 +60,17 @@ class ObjectHead:
         etag: bare ETag; empty if there is none.
         length_bytes: None if Swift does not know the length.
         is_manifest: the object is a static or dynamic large object.
+        policy_index: of the object's storage policy; None if a filter
+            answered with another object.
+        is_plain: the stored bytes are those that the user reads, and an
+            object server has them under the object's own name.
     """
 
     etag: str
     length_bytes: int | None
     is_manifest: bool
+    policy_index: int | None = None
+    is_plain: bool = False
 
     @property
     def md5(self) -> str | None:
@@ -65,13 +78,29 @@ class ObjectHead:
         return etag_md5(self.etag, is_manifest=self.is_manifest)
 
     @classmethod
-    def from_response(cls, response: Response) -> ObjectHead:
+    def from_response(
+        cls, response: Response, request: Request | None = None
+    ) -> ObjectHead:
+        """Reads the headers of an answer.
+
+        Args:
+            response: the answer.
+            request: the request, in which Swift's proxy leaves the policy.
+        """
         headers = response.headers
+        policy = request and request.headers.get(HEADER_POLICY)
+        is_manifest = (
+            "X-Static-Large-Object" in headers
+            or "X-Object-Manifest" in headers
+        )
         return cls(
             etag=bare_etag(headers.get("Etag", "")),
             length_bytes=response.content_length,
-            is_manifest="X-Static-Large-Object" in headers
-            or "X-Object-Manifest" in headers,
+            is_manifest=is_manifest,
+            policy_index=int(policy) if policy else None,
+            is_plain=not is_manifest
+            and not any(name in headers for name in _NOT_PLAIN)
+            and not (request and "X-Open-Expired" in request.headers),
         )
 
 
@@ -165,12 +194,13 @@ class Source:
                 if that fails.
             UnavailableError: only the filter's own HEAD fails.
         """
-        response = source_request(self._env, "HEAD").get_response(self._app)
+        request = source_request(self._env, "HEAD")
+        response = request.get_response(self._app)
         drain_and_close(response)
         if not response.is_success:
             raise self._plain_answer(response)
         save_cors_headers(self._env, response.headers)
-        return ObjectHead.from_response(response)
+        return ObjectHead.from_response(response, request)
 
     def _plain_answer(self, head: Response) -> SwiftAnswerError | HapiError:
         # Decided first: the request below may change the environment.
@@ -313,6 +343,10 @@ class Package:
         max_bytes: the filter's ``max_package_bytes``.
         is_own: the client's own request names the package, which is then
             read with every right that Swift granted to that request.
+
+    Attributes:
+        name: ``/account/container/object``.
+        head: facts about it, from :meth:`identify`.
     """
 
     def __init__(
@@ -331,6 +365,7 @@ class Package:
         self._max_bytes = max_bytes
         self._is_own = is_own
         self.name = f"/{path.account}/{path.container}/{path.object}"
+        self.head = ObjectHead("", None, is_manifest=False)
 
     def identify(self) -> ModelIdentity:
         """The model's identity, if the caller may GET the package.
@@ -340,11 +375,12 @@ class Package:
             PackageError: a manifest, or too short to be a package.
             TooLargeError: ``package_too_large``.
         """
-        response = self._get_response("HEAD")
+        response, request = self._get_response("HEAD")
         drain_and_close(response)
         if not response.is_success:
             raise refusal(response.status_int, "model", self.name)
-        return self.identity_from_head(ObjectHead.from_response(response))
+        self.head = ObjectHead.from_response(response, request)
+        return self.identity_from_head(self.head)
 
     def open(self, identity: ModelIdentity) -> ObjectBody | None:
         """Opens the package's bytes; None if its version has changed.
@@ -352,7 +388,7 @@ class Package:
         Raises:
             RightsError: the caller may no longer read it.
         """
-        response = self._get_response("GET")
+        response, _ = self._get_response("GET")
         if not response.is_success:
             drain_and_close(response)
             raise refusal(response.status_int, "model", self.name)
@@ -367,12 +403,12 @@ class Package:
             return None
         return ObjectBody(response, identity.length_bytes, self.name, head.md5)
 
-    def _get_response(self, method: str) -> Response:
+    def _get_response(self, method: str) -> tuple[Response, Request]:
         if self._is_own:
             request = source_request(self._env, method)
         else:
             request = model_request(self._env, method, self._url)
-        return request.get_response(self._app)
+        return request.get_response(self._app), request
 
     def identity_from_head(self, head: ObjectHead) -> ModelIdentity:
         """The model's identity, by an authorised HEAD of the package.

@@ -36,6 +36,28 @@ class JobBody(Protocol):
     def close(self) -> None: ...
 
 
+class WorkerStream(Protocol):
+    """The features of a job; ends cleanly only if the worker's answer did."""
+
+    def __iter__(self) -> Iterator[bytes]: ...
+
+    def __next__(self) -> bytes: ...
+
+    @property
+    def content_type(self) -> str:
+        """Content type of the worker's answer."""
+
+    @property
+    def is_closed(self) -> bool:
+        """True after the end, a failure or :meth:`close`."""
+
+    def close(self) -> None:
+        """Ends the job and frees its resources.  Idempotent."""
+
+    def fail(self, error: HapiError) -> HapiError:
+        """Ends the stream as broken by ``error``, and returns the error."""
+
+
 class FeatureStream:
     """Sends source bytes to the worker while features are read from it.
 

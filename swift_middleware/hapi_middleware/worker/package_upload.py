@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from hapi_middleware.metrics import Metrics
-from hapi_middleware.requests.subrequests import Package
-from hapi_middleware.worker.worker_client import WorkerClient
+from hapi_middleware.requests.subrequests import ObjectBody, Package
 from hapi_protocol.errors import ConflictError, UnavailableError
-from hapi_protocol.job_messages import JobGrant, JobRequest, ModelIdentity
+from hapi_protocol.job_messages import ModelIdentity
 
 MAX_UPLOADS = 2
 """Maximum uploads of a package for one request.  If the worker needs more, it
@@ -19,41 +17,20 @@ does not keep the package."""
 T = TypeVar("T")
 
 
-def request_grant(
-    worker: WorkerClient,
-    metrics: Metrics,
-    job: JobRequest,
-    package: Package | None,
-) -> JobGrant:
-    """Requests a grant for a job, and uploads the package if it is missing.
+class PackageStore(Protocol):
+    """Keeps the packages of a worker."""
 
-    Args:
-        worker: client of the worker.
-        metrics: metrics of the filter.
-        job: the job; its model, if it has one, is the package.
-        package: a package that the caller may read; None for a job without
-            model.
-
-    Raises:
-        HapiError: as :meth:`PackageUploader.ask`.
-    """
-
-    def ask(model: ModelIdentity | None) -> JobGrant:
-        with metrics.timed("grant"):
-            return worker.create_job(replace(job, model=model))
-
-    if package is None or job.model is None:
-        return ask(None)
-    return PackageUploader(worker, package, metrics, job.trans_id).ask(
-        job.model, ask
-    )
+    def put_model(
+        self, identity: ModelIdentity, body: ObjectBody, trans_id: str
+    ) -> None:
+        """Uploads a package."""
 
 
 class PackageUploader:
     """Asks the worker, and uploads the package if it is missing.
 
     Args:
-        worker: client of the worker.
+        worker: where the package is missing.
         package: a package that the caller may read.
         metrics: metrics of the filter.
         trans_id: transaction id of the client's request.
@@ -61,7 +38,7 @@ class PackageUploader:
 
     def __init__(
         self,
-        worker: WorkerClient,
+        worker: PackageStore,
         package: Package,
         metrics: Metrics,
         trans_id: str,

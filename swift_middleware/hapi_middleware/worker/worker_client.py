@@ -10,19 +10,18 @@ import http.client
 import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
 from hapi_middleware.concurrency import connect_unix
 from hapi_middleware.metrics import StreamReporter
-from hapi_middleware.requests.subrequests import ObjectBody
 from hapi_middleware.worker.feature_stream import FeatureStream, JobBody
 from hapi_middleware.worker.worker_errors import (
     RETRY_SECONDS,
     read_answer,
     socket_errors_as_hapi_errors,
 )
+from hapi_protocol.backend import ModelInfo
 from hapi_protocol.errors import (
     AnnotationError,
     InternalError,
@@ -37,15 +36,6 @@ from hapi_protocol.job_messages import (
     Usage,
 )
 from hapi_protocol.profiles import MAX_PROFILE_BYTES, ModelProfile
-
-
-@dataclass(frozen=True)
-class ModelInfo:
-    """Facts about a model that the worker has hashed."""
-
-    digest: str
-    num_cuts: int
-    numerics_tag: str
 
 
 class WorkerClient:
@@ -100,7 +90,7 @@ class WorkerClient:
         return _model_info(body)
 
     def put_model(
-        self, identity: ModelIdentity, body: ObjectBody, trans_id: str
+        self, identity: ModelIdentity, body: Iterable[bytes], trans_id: str
     ) -> None:
         """Uploads a package; the worker hashes the bytes itself."""
         with self._exchange(trans_id) as connection:
@@ -111,7 +101,7 @@ class WorkerClient:
                 trans_id,
                 headers={
                     HEADER_IDENTITY: identity.to_json(),
-                    "Content-Length": str(body.length_bytes),
+                    "Content-Length": str(identity.length_bytes),
                 },
             )
             _send_chunks(connection, body)

@@ -3,20 +3,33 @@
 import configparser
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from swift.common.storage_policy import StoragePolicy, StoragePolicyCollection
 from swift.common.utils import config_read_reseller_options
 
-from hapi_middleware.config import OPTIONS, FilterConfig
+from hapi_middleware.config import (
+    OBJECT_OPTIONS,
+    OPTIONS,
+    FilterConfig,
+    ObjectFilterConfig,
+)
 from hapi_middleware.filter import filter_factory
+from hapi_middleware.object_server import object_filter
 
+OBJECT_SAMPLE = (
+    Path(__file__).parents[3] / "deploy" / "object-server.conf-sample"
+)
 SAMPLE = Path(__file__).parents[3] / "deploy" / "proxy-server.conf-sample"
 
 
 def _documented():
     """Options of the sample's filter section, commented or not."""
-    section = SAMPLE.read_text().partition("[filter:hapi]")[2]
+    return _options(SAMPLE.read_text().partition("[filter:hapi]")[2])
+
+
+def _options(section):
     line = r"^#? ?([a-z_]+) =(?: (.*))?$"
     return dict(re.findall(line, section, re.MULTILINE))
 
@@ -29,6 +42,46 @@ def test_options_and_their_defaults_are_documented():
     assert set(values) == set(OPTIONS)
     assert all("log_" in name for name in set(documented) - set(OPTIONS))
     assert FilterConfig.from_conf({}, values) == FilterConfig()
+
+
+def test_object_servers_options_and_their_defaults_are_documented():
+    text = OBJECT_SAMPLE.read_text()
+    section = text.partition("[filter:hapi_object]")[2]
+    values = _options(section)
+    assert values.pop("use") == "egg:swift-hapi#hapi_object"
+    assert set(values) == set(OBJECT_OPTIONS)
+    found = ObjectFilterConfig.from_conf({}, values)
+    assert found == ObjectFilterConfig()
+    assert "hapi_object object-server" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("beat_seconds", "0"),
+        ("backend_key_file", "key"),
+        ("worker_socket", "relative.sock"),
+    ],
+)
+def test_bad_value_of_an_object_server_is_refused_by_name(name, value):
+    with pytest.raises(ValueError, match=r"it must be") as caught:
+        object_filter.filter_factory({}, **{name: value})
+    assert f"[filter:hapi_object] {name} = {value}" in str(caught.value)
+
+
+def test_object_server_does_not_start_without_a_key(tmp_path):
+    path = tmp_path / "key"
+    with pytest.raises(ValueError, match=r"key of proxies and object servers"):
+        object_filter.filter_factory({}, backend_key_file=str(path))
+    path.write_bytes(b"k" * 40)
+    path.chmod(0o600)
+    factory = object_filter.filter_factory({}, backend_key_file=str(path))
+    with pytest.raises(ValueError, match=r"must be the last filter"):
+        factory(SimpleNamespace(app=object()))
+    with pytest.raises(ValueError, match=r"key of proxies and object servers"):
+        filter_factory({}, places="object", backend_key_file=f"{path}2")(
+            object()
+        )
 
 
 def test_sample_has_our_entry_point_and_a_correct_pipeline():
@@ -73,6 +126,11 @@ def test_sample_has_our_entry_point_and_a_correct_pipeline():
         ("model_library", "AUTH_library/models/resnet"),
         ("model_library", "AUTH_library/my models"),
         ("cache_policy", "nosuch"),
+        ("places", "disk"),
+        ("places", ""),
+        ("places", "object, object"),
+        ("backend_key_file", "key"),
+        ("object_silence_seconds", "0"),
     ],
 )
 def test_bad_value_is_refused_by_name(name, value):

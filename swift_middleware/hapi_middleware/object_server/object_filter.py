@@ -1,0 +1,325 @@
+"""The paste filter of object servers: answers the verb ``HAPI``.
+
+It belongs directly left of ``object-server``.  All other requests pass
+unchanged.  A request is refused before the object is opened and before the
+worker is asked, unless a proxy with the cluster's key has signed it.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from swift.common.swob import Response, wsgi_to_str
+from swift.common.utils import get_logger
+
+from hapi_middleware.config import ObjectFilterConfig
+from hapi_middleware.metrics import Metrics, StreamReporter
+from hapi_middleware.object_server.framed_answer import FramedAnswer, Send
+from hapi_middleware.object_server.local_object import (
+    LocalObject,
+    NotHereError,
+)
+from hapi_middleware.requests.annotation_request import Env
+from hapi_middleware.worker.feature_stream import JobBody
+from hapi_middleware.worker.worker_client import WorkerClient
+from hapi_protocol.backend import (
+    BACKEND_VERSION,
+    HEADER_MESSAGE_BYTES,
+    HEADER_NONCE,
+    HEADER_POLICY,
+    HEADER_SIGNATURE,
+    HEADER_STEP,
+    HEADER_VERSION,
+    METHOD,
+    STEP_BYTES,
+    STEP_FIND,
+    STEP_JOB,
+    STEP_MODEL,
+    STEP_PROFILE,
+    STEP_USAGE,
+    STEPS,
+    JobId,
+    JobOrder,
+    ModelFacts,
+    ModelOrder,
+    StreamStart,
+)
+from hapi_protocol.errors import HapiError, UnavailableError
+from hapi_protocol.frames import Kind
+from hapi_protocol.job_messages import (
+    JobGrant,
+    JobRequest,
+    ProfileRequest,
+    Usage,
+)
+from hapi_protocol.json_messages import MAX_MESSAGE_BYTES
+from hapi_protocol.printable import printable
+from hapi_protocol.signatures import SignedRequest, Verifier, read_keys
+
+READ_BYTES = 256 * 1024
+USAGE_TIMEOUT_SECONDS = 1.0
+_PREFIX = "hapi_object"
+
+StartResponse = Callable[..., Any]
+
+
+class RequestBytes:
+    """The bytes after a request's message; iterated once.
+
+    Args:
+        stream: ``wsgi.input``, of which the message has been read.
+    """
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def __iter__(self) -> Iterator[bytes]:
+        try:
+            while chunk := self._stream.read(READ_BYTES):
+                yield chunk
+        except (OSError, ValueError) as error:
+            # eventlet's ChunkReadError is a ValueError.
+            raise UnavailableError(
+                "service_unavailable",
+                f"the proxy's bytes break off: {error!r}",
+            ) from error
+
+    def close(self) -> None:
+        """Does nothing: the server reads or drops the rest."""
+
+
+class ObjectMiddleware:
+    """The WSGI filter.  It holds configuration and no state of a request.
+
+    Args:
+        app: the object server.
+        config: options of the filter.
+        verifier: checks signatures.
+        logger: Swift's logger, with statsd.
+    """
+
+    def __init__(
+        self,
+        app: Any,
+        config: ObjectFilterConfig,
+        verifier: Verifier,
+        logger: Any,
+    ) -> None:
+        self.app = app
+        self._config = config
+        self._verifier = verifier
+        self._logger = logger
+        self._metrics = Metrics(logger, _PREFIX)
+        self._worker = WorkerClient(
+            config.worker_socket,
+            config.worker_connect_timeout,
+            config.worker_timeout,
+        )
+
+    def __call__(self, env: Env, start_response: StartResponse) -> Any:
+        if env["REQUEST_METHOD"] != METHOD:
+            return self.app(env, start_response)
+        self._logger.txn_id = env.get("HTTP_X_TRANS_ID")
+        return self._answer(env)(env, start_response)
+
+    def _answer(self, env: Env) -> Response:
+        version = env.get(_key(HEADER_VERSION), "")
+        if version != str(BACKEND_VERSION):
+            return self._refuse(
+                env,
+                400,
+                f"version {version!r:.20} of the protocol between filters; "
+                f"this host has {BACKEND_VERSION}: install one release",
+            )
+        message = self._message(env)
+        if message is None:
+            return self._refuse(env, 400, "it has no message")
+        request = SignedRequest(
+            path=wsgi_to_str(env["PATH_INFO"]),
+            step=env.get(_key(HEADER_STEP), ""),
+            version=version,
+            policy_index=env.get(_key(HEADER_POLICY), ""),
+            timestamp=env.get("HTTP_X_TIMESTAMP", ""),
+            nonce=env.get(_key(HEADER_NONCE), ""),
+            message=message,
+        )
+        problem = self._verifier.problem(
+            request, env.get(_key(HEADER_SIGNATURE), "")
+        )
+        if problem is not None:
+            return self._refuse(env, 403, problem)
+        if request.step not in STEPS:
+            return self._refuse(env, 400, f"step {request.step!r:.20}")
+        try:
+            work = self._work(env, request.step, message)
+        except NotHereError as error:
+            self._metrics.count("not_here")
+            self._logger.debug("hapi_object: %s", error)
+            return Response(status=error.status)
+        except HapiError as error:
+            return self._refuse(env, 400, str(error))
+        # Each frame is sent at once.
+        env["eventlet.minimum_write_chunk_size"] = 0
+        answer = FramedAnswer(work, self._config.beat_seconds, self._logger)
+        return Response(
+            status=200,
+            headers={"Content-Type": "application/octet-stream"},
+            app_iter=answer,
+        )
+
+    def _message(self, env: Env) -> bytes | None:
+        length = env.get(_key(HEADER_MESSAGE_BYTES), "")
+        if not (length.isascii() and length.isdigit() and len(length) < 6):
+            return None
+        if not 0 < int(length) <= MAX_MESSAGE_BYTES:
+            return None
+        try:
+            message = env["wsgi.input"].read(int(length))
+        except (OSError, ValueError):
+            return None
+        return message if len(message) == int(length) else None
+
+    def _refuse(self, env: Env, status: int, reason: str) -> Response:
+        self._metrics.count("refused")
+        self._logger.warning(
+            "hapi_object: refused a request of %s: %s",
+            env.get("REMOTE_ADDR", "an unknown host"),
+            printable(reason),
+        )
+        return Response(status=status, body=reason.encode())
+
+    def _work(
+        self, env: Env, step: str, message: bytes
+    ) -> Callable[[Send], None]:
+        """The function that answers a step.
+
+        Raises:
+            NotHereError: the step reads an object that is not here.
+            HapiError: the message is damaged.
+        """
+        trans_id = env.get("HTTP_X_TRANS_ID", "")
+        payload = RequestBytes(env["wsgi.input"])
+        if step in (STEP_JOB, STEP_BYTES):
+            order = JobOrder.from_body(message)
+            body: JobBody = payload
+            if step == STEP_JOB:
+                body = LocalObject(self.app, env, order)
+            return lambda send: self._compute(order, body, send)
+        if step == STEP_PROFILE:
+            request = ProfileRequest.from_body(message)
+            return lambda send: send(
+                Kind.ANSWER, self._worker.get_profile(request).to_body()
+            )
+        if step == STEP_USAGE:
+            job_id = JobId.from_body(message).job_id
+            return lambda send: send(
+                Kind.ANSWER,
+                self._worker.get_usage(
+                    job_id, trans_id, self._config.worker_timeout
+                ).to_body(),
+            )
+        model = ModelOrder.from_body(message).model
+        if step == STEP_FIND:
+            return lambda send: send(
+                Kind.ANSWER,
+                ModelFacts(self._worker.find_model(model, trans_id)).to_body(),
+            )
+        assert step == STEP_MODEL
+
+        def store(send: Send) -> None:
+            self._metrics.count("models")
+            send(Kind.READY, b"")
+            self._worker.put_model(model, payload, trans_id)
+            send(Kind.ANSWER, b"")
+
+        return store
+
+    def _compute(self, order: JobOrder, body: JobBody, send: Send) -> None:
+        self._metrics.count("jobs")
+        job = order.job
+        started = time.monotonic()
+        try:
+            grant = self._worker.create_job(job)
+            send(Kind.READY, grant.to_body())
+        except BaseException:
+            body.close()
+            raise
+        failure: HapiError | None = None
+        try:
+            self._send_features(job, grant, body, send)
+        except HapiError as error:
+            failure = error
+        usage = self._usage(grant.job_id, job.trans_id)
+        self._log(job, usage, time.monotonic() - started)
+        if usage is not None:
+            send(Kind.USAGE, usage.to_body())
+        if failure is not None:
+            raise failure
+
+    def _send_features(
+        self, job: JobRequest, grant: JobGrant, body: JobBody, send: Send
+    ) -> None:
+        reporter = StreamReporter(job.source_name, self._logger, _PREFIX)
+        stream = self._worker.open_stream(grant, body, job.trans_id, reporter)
+        try:
+            send(Kind.ANSWER, StreamStart(stream.content_type).to_body())
+            for data in stream:
+                send(Kind.DATA, data)
+        finally:
+            stream.close()
+
+    def _usage(self, job_id: str, trans_id: str) -> Usage | None:
+        try:
+            return self._worker.get_usage(
+                job_id, trans_id, USAGE_TIMEOUT_SECONDS
+            )
+        except HapiError as error:
+            self._logger.debug(
+                "hapi_object: a job's usage is unknown: %s", error
+            )
+            return None
+
+    def _log(
+        self, job: JobRequest, usage: Usage | None, seconds: float
+    ) -> None:
+        facts = {} if usage is None else {**vars(usage)}
+        shown = ("samples", "errors", "outcome", "source_bytes", "sent_bytes")
+        self._logger.info(
+            "hapi_object: %s in %.3f s: %s (txn: %s)",
+            printable(job.source_name),
+            seconds,
+            json.dumps({key: facts.get(key) for key in shown}),
+            job.trans_id,
+        )
+
+
+def _key(header: str) -> str:
+    return "HTTP_" + header.upper().replace("-", "_")
+
+
+def filter_factory(
+    global_conf: Mapping[str, str], **local_conf: str
+) -> Callable[[Any], ObjectMiddleware]:
+    """Paste's entry point (``use = egg:swift-hapi#hapi_object``).
+
+    Raises:
+        ValueError: an unknown option, a bad value or a bad key; from the
+            returned factory: a wrong position in the pipeline.
+    """
+    config = ObjectFilterConfig.from_conf(global_conf, local_conf)
+    keys = read_keys(Path(config.backend_key_file))
+    logger = get_logger({**global_conf, **local_conf}, log_route=_PREFIX)
+
+    def factory(app: Any) -> ObjectMiddleware:
+        if getattr(app, "app", None) is not None:
+            raise ValueError(
+                "[filter:hapi_object] must be the last filter, directly left "
+                f"of object-server; {type(app).__name__} is right of it"
+            )
+        return ObjectMiddleware(app, config, Verifier(keys, time.time), logger)
+
+    return factory

@@ -1,0 +1,178 @@
+"""A place that computes, and the proxy's own: the worker of this host."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Protocol
+
+from hapi_middleware.config import PLACE_PROXY
+from hapi_middleware.metrics import Metrics, StreamReporter
+from hapi_middleware.requests.subrequests import Package
+from hapi_middleware.worker.feature_stream import JobBody, WorkerStream
+from hapi_middleware.worker.package_upload import PackageUploader
+from hapi_middleware.worker.worker_client import WorkerClient
+from hapi_protocol.backend import ModelInfo
+from hapi_protocol.headers import ByteRange
+from hapi_protocol.job_messages import (
+    JobGrant,
+    JobRequest,
+    ModelIdentity,
+    ProfileRequest,
+    Usage,
+)
+from hapi_protocol.profiles import ModelProfile
+
+USED_LIFETIME = 0.9
+"""Fraction of a grant's lifetime after which another is requested."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """An authorised job, and where its bytes are.
+
+    Attributes:
+        job: the job.
+        part: bytes of the source to read; None for all.
+        open_source: opens these bytes by the caller's rights; called at most
+            once for each place that is asked.
+        is_repeatable: ``open_source`` may be called again.
+        package: the model; None for a job without model.
+        reporter: reports the stream's start and end.
+    """
+
+    job: JobRequest
+    part: ByteRange | None
+    open_source: Callable[[], JobBody]
+    is_repeatable: bool
+    package: Package | None
+    reporter: StreamReporter
+
+
+@dataclass(frozen=True)
+class Granted:
+    """A job that a place has granted.
+
+    Attributes:
+        grant: the grant.
+        get_usage: asks for the job's usage with a timeout in seconds.
+    """
+
+    grant: JobGrant
+    get_usage: Callable[[float], Usage]
+
+
+class Computer(Protocol):
+    """A place that computes.
+
+    Attributes:
+        kind: ``proxy`` or ``object``.
+
+    Raises:
+        HapiError: from all methods: the place's own error, or that it does
+            not answer.
+    """
+
+    kind: str
+
+    def find_model(
+        self, identity: ModelIdentity, trans_id: str
+    ) -> ModelInfo | None:
+        """Facts about a model; None if the place does not have it."""
+
+    def get_profile(
+        self, request: ProfileRequest, package: Package
+    ) -> tuple[ModelIdentity, ModelProfile]:
+        """Profile of a package, and the identity that was profiled."""
+
+    def start(
+        self, work: Work, is_answered: Callable[[Granted], bool]
+    ) -> WorkerStream | None:
+        """Starts a job and waits for its first features.
+
+        Args:
+            work: the job.
+            is_answered: called when the job is granted; if True, nothing is
+                computed.
+
+        Returns:
+            The stream; None if ``is_answered`` was True.
+        """
+
+
+class LocalComputer:
+    """The worker of this host.
+
+    Args:
+        worker: its client.
+        metrics: metrics of the filter.
+
+    Attributes:
+        kind: ``proxy``.
+        find_model: as :meth:`Computer.find_model`.
+    """
+
+    def __init__(self, worker: WorkerClient, metrics: Metrics) -> None:
+        self.kind = PLACE_PROXY
+        self._worker = worker
+        self._metrics = metrics
+        self.find_model = worker.find_model
+
+    def get_profile(
+        self, request: ProfileRequest, package: Package
+    ) -> tuple[ModelIdentity, ModelProfile]:
+        """Profile of a package, as :meth:`Computer.get_profile`."""
+
+        def ask(identity: ModelIdentity) -> tuple[ModelIdentity, ModelProfile]:
+            current = replace(request, model=identity)
+            return identity, self._worker.get_profile(current)
+
+        return self._uploader(package, request.trans_id).ask(
+            request.model, ask
+        )
+
+    def start(
+        self, work: Work, is_answered: Callable[[Granted], bool]
+    ) -> WorkerStream | None:
+        """Starts a job, as :meth:`Computer.start`."""
+        granted, started = self._grant(work), time.monotonic()
+        if is_answered(granted):
+            # The unused grant lapses.
+            return None
+        body = work.open_source()
+        waited = time.monotonic() - started
+        try:
+            if waited > USED_LIFETIME * granted.grant.lifetime_seconds:
+                # Swift takes node_timeout to leave an object server that
+                # hangs.
+                granted = self._grant(work)
+                if is_answered(granted):
+                    body.close()
+                    return None
+        except BaseException:
+            body.close()
+            raise
+        return self._worker.open_stream(
+            granted.grant, body, work.job.trans_id, work.reporter
+        )
+
+    def _grant(self, work: Work) -> Granted:
+        job = work.job
+
+        def ask(model: ModelIdentity | None) -> JobGrant:
+            with self._metrics.timed("grant"):
+                return self._worker.create_job(replace(job, model=model))
+
+        if work.package is None or job.model is None:
+            grant = ask(None)
+        else:
+            uploader = self._uploader(work.package, job.trans_id)
+            grant = uploader.ask(job.model, ask)
+        return Granted(
+            grant, partial(self._worker.get_usage, grant.job_id, job.trans_id)
+        )
+
+    def _uploader(self, package: Package, trans_id: str) -> PackageUploader:
+        return PackageUploader(self._worker, package, self._metrics, trans_id)

@@ -1,0 +1,361 @@
+"""Exchanges with the filters of object servers."""
+
+from __future__ import annotations
+
+import http.client
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from hapi_middleware.concurrency import Task, Timeout, http_connect
+from hapi_middleware.config import FilterConfig
+from hapi_middleware.metrics import Metrics
+from hapi_middleware.worker.feature_stream import JobBody
+from hapi_protocol.backend import (
+    BACKEND_VERSION,
+    HEADER_MESSAGE_BYTES,
+    HEADER_NONCE,
+    HEADER_POLICY,
+    HEADER_SIGNATURE,
+    HEADER_STEP,
+    HEADER_VERSION,
+    METHOD,
+)
+from hapi_protocol.errors import (
+    AnnotationError,
+    HapiError,
+    UnavailableError,
+)
+from hapi_protocol.frames import FrameError, FrameReader, Kind, read_error
+from hapi_protocol.job_messages import Usage
+from hapi_protocol.json_messages import JsonMessage
+from hapi_protocol.printable import printable
+from hapi_protocol.signatures import SignedRequest
+
+RETRY_SECONDS = 2.0
+_MAX_REFUSAL_BYTES = 1024
+_STALE = (404, 412, 422, 507)
+"""Statuses of an object server that does not have the object as it was named;
+another one may have it."""
+
+_Message = TypeVar("_Message", bound=JsonMessage)
+
+
+@dataclass(frozen=True)
+class Node:
+    """A device of an object server, and a path on it.
+
+    Attributes:
+        facts: the device, from the ring.
+        partition: partition of the path.
+        name: ``/account/container/object``.
+        policy_index: of the storage policy.
+    """
+
+    facts: Mapping[str, Any]
+    partition: int
+    name: str
+    policy_index: int
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Address of the object server."""
+        return self.facts["ip"], self.facts["port"]
+
+    def __str__(self) -> str:
+        ip, port = self.address
+        return f"{ip}:{port}"
+
+
+class Suppression:
+    """Object servers that are not asked for a while.
+
+    Args:
+        clock: seconds of a clock that only goes on.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._until: dict[tuple[str, int], float] = {}
+
+    def add(self, address: tuple[str, int], seconds: float) -> None:
+        """Asks an object server no more for ``seconds``."""
+        self._until[address] = self._clock() + seconds
+
+    def has(self, address: tuple[str, int]) -> bool:
+        """True if an object server is not asked now."""
+        return self._until.get(address, 0.0) > self._clock()
+
+
+class NodeClient:
+    """Client of the filters of object servers.
+
+    Args:
+        config: options of the filter.
+        keys: keys of the cluster; the first one signs.
+        metrics: metrics of the filter.
+        logger: Swift's.
+
+    Attributes:
+        suppression: object servers that are not asked.
+    """
+
+    def __init__(
+        self,
+        config: FilterConfig,
+        keys: Sequence[bytes],
+        metrics: Metrics,
+        logger: Any,
+    ) -> None:
+        self._config = config
+        self._key = keys[0]
+        self._metrics = metrics
+        self._logger = logger
+        self.suppression = Suppression()
+
+    def open(
+        self, node: Node, step: str, message: JsonMessage, trans_id: str
+    ) -> NodeExchange:
+        """Sends a request and waits for the status.
+
+        Args:
+            node: where to send it.
+            step: one of :data:`hapi_protocol.backend.STEPS`.
+            message: message of the step.
+            trans_id: transaction id of the client's request.
+
+        Raises:
+            UnavailableError: the object server does not answer, has no
+                filter, or not the object.
+        """
+        connection = self._connect(node, step, message.to_body(), trans_id)
+        try:
+            with Timeout(self._config.object_silence_seconds):
+                response = connection.getresponse()
+                refusal = b""
+                if response.status != 200:
+                    refusal = response.read(_MAX_REFUSAL_BYTES)
+        except (OSError, http.client.HTTPException, Timeout) as error:
+            connection.close()
+            raise self.lost(node, error) from error
+        if response.status != 200:
+            connection.close()
+            raise self._refused(node, response.status, refusal)
+        return NodeExchange(self, node, connection, response)
+
+    def _connect(
+        self, node: Node, step: str, message: bytes, trans_id: str
+    ) -> Any:
+        facts = node.facts
+        signed = SignedRequest(
+            path=f"/{facts['device']}/{node.partition}{node.name}",
+            step=step,
+            version=str(BACKEND_VERSION),
+            policy_index=str(node.policy_index),
+            timestamp=f"{time.time():.5f}",
+            nonce=uuid.uuid4().hex,
+            message=message,
+        )
+        headers = {
+            "X-Timestamp": signed.timestamp,
+            "X-Trans-Id": trans_id,
+            "Transfer-Encoding": "chunked",
+            HEADER_POLICY: signed.policy_index,
+            HEADER_STEP: step,
+            HEADER_VERSION: signed.version,
+            HEADER_NONCE: signed.nonce,
+            HEADER_SIGNATURE: signed.signature(self._key),
+            HEADER_MESSAGE_BYTES: str(len(message)),
+        }
+        try:
+            with Timeout(self._config.object_connect_timeout):
+                connection = http_connect(
+                    facts["ip"],
+                    facts["port"],
+                    facts["device"],
+                    node.partition,
+                    METHOD,
+                    node.name,
+                    headers=headers,
+                )
+                connection.send(_chunk(message))
+        except (OSError, http.client.HTTPException, Timeout) as error:
+            raise self.lost(node, error) from error
+        return connection
+
+    @property
+    def silence_seconds(self) -> float:
+        """Silence after which an object server counts as lost."""
+        return self._config.object_silence_seconds
+
+    def lost(self, node: Node, error: BaseException) -> UnavailableError:
+        """Suppresses an object server that does not answer.
+
+        Returns:
+            The error to raise.
+        """
+        is_silent = isinstance(error, Timeout)
+        self._metrics.count("node.silent" if is_silent else "node.lost")
+        what = "is silent" if is_silent else f"cannot be reached: {error!r}"
+        return self._suppressed(node, f"the object server {node} {what}")
+
+    def _refused(
+        self, node: Node, status: int, body: bytes
+    ) -> UnavailableError:
+        text = printable(body.decode("utf-8", "replace"))
+        if status in _STALE:
+            self._metrics.count("node.stale")
+            return UnavailableError(
+                "service_unavailable",
+                f"the object server {node} has {node.name} not as it was "
+                f"named (status {status}); retry",
+                object_name=node.name,
+                retry_after=RETRY_SECONDS,
+            )
+        if status in (405, 501):
+            self._metrics.count("node.absent")
+            return self._suppressed(
+                node, f"the object server {node} does not compute", debug=True
+            )
+        self._metrics.count("node.refused")
+        return self._suppressed(
+            node, f"the object server {node} answers {status}: {text:.300}"
+        )
+
+    def _suppressed(
+        self, node: Node, problem: str, *, debug: bool = False
+    ) -> UnavailableError:
+        seconds = self._config.object_suppress_seconds
+        self.suppression.add(node.address, seconds)
+        log = self._logger.debug if debug else self._logger.warning
+        log("hapi: %s; it is not asked for %g s", problem, seconds)
+        return UnavailableError(
+            "worker_unavailable", problem, retry_after=RETRY_SECONDS
+        )
+
+
+class NodeExchange:
+    """One request to the filter of an object server, and its frames.
+
+    Args:
+        client: the client that opened it.
+        node: where it was sent.
+        connection: its connection, the message sent.
+        response: its answer, of which the status has been read.
+
+    Attributes:
+        usage: resource use of the job, once it is known.
+    """
+
+    def __init__(
+        self, client: NodeClient, node: Node, connection: Any, response: Any
+    ) -> None:
+        self._client = client
+        self._node = node
+        self._connection = connection
+        self._frames = FrameReader(response.read)
+        self._sender: Task | None = None
+        self._body: JobBody | None = None
+        self._send_error: HapiError | None = None
+        self._is_closed = False
+        self.usage: Usage | None = None
+
+    def next(self) -> tuple[Kind, bytes]:
+        """The next frame that is no beat, and no usage.
+
+        Raises:
+            HapiError: the object server's own error, that of the bytes sent
+                to it, or that it breaks off.
+        """
+        while True:
+            try:
+                with Timeout(self._client.silence_seconds):
+                    kind, payload = self._frames.next()
+            except Timeout as error:
+                raise self._client.lost(self._node, error) from error
+            except (FrameError, OSError, http.client.HTTPException) as error:
+                raise self._send_error or self._client.lost(
+                    self._node, error
+                ) from error
+            if kind is Kind.ERROR:
+                raise self._send_error or self._error(payload)
+            if kind is Kind.USAGE:
+                self.usage = self.read(Usage, payload)
+            elif kind is not Kind.BEAT:
+                return kind, payload
+
+    def expect(self, kind: Kind) -> bytes:
+        """The payload of the next frame, which must have this kind.
+
+        Raises:
+            HapiError: as :meth:`next`, or another frame comes.
+        """
+        found, payload = self.next()
+        if found is not kind:
+            raise self._damaged(f"{found.name} instead of {kind.name}")
+        return payload
+
+    def read(self, kind: type[_Message], body: bytes) -> _Message:
+        """Reads a message of the object server.
+
+        Raises:
+            UnavailableError: it is damaged, or of another release.
+        """
+        try:
+            return kind.from_body(body)
+        except AnnotationError as error:
+            raise self._damaged(error.message) from error
+
+    def send(self, body: JobBody) -> None:
+        """Sends the bytes after the message, in a green thread.
+
+        Args:
+            body: chunks that are not empty; closed at their end, or with the
+                exchange.
+        """
+
+        def send_all() -> None:
+            try:
+                for chunk in body:
+                    self._connection.send(_chunk(chunk))
+                self._connection.send(_chunk(b""))
+            except OSError:
+                # The reading side finds out why.
+                return
+            except HapiError as error:
+                self._send_error = error
+                self._connection.sock.shutdown(1)
+            finally:
+                body.close()
+
+        self._body = body
+        self._sender = Task(send_all)
+
+    def close(self) -> None:
+        """Ends the exchange in both directions.  Idempotent."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._sender is not None and self._body is not None:
+            self._sender.cancel()
+            self._body.close()
+        self._connection.close()
+
+    def _error(self, payload: bytes) -> HapiError:
+        try:
+            return read_error(payload)
+        except FrameError as error:
+            return self._damaged(str(error))
+
+    def _damaged(self, problem: str) -> UnavailableError:
+        return UnavailableError(
+            "worker_unavailable",
+            f"the answer of the object server {self._node}: {problem}",
+            retry_after=RETRY_SECONDS,
+        )
+
+
+def _chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)

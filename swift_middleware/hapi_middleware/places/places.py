@@ -1,0 +1,239 @@
+"""Order of the places that a request may ask, and the asking."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any, TypeVar
+
+from swift.common.storage_policy import POLICIES, REPL_POLICY
+
+from hapi_middleware.config import PLACE_OBJECT, PLACE_PROXY, FilterConfig
+from hapi_middleware.metrics import Metrics
+from hapi_middleware.places.computer import (
+    Computer,
+    Granted,
+    LocalComputer,
+    Work,
+)
+from hapi_middleware.places.node_client import RETRY_SECONDS, Node, NodeClient
+from hapi_middleware.places.node_computer import NodeComputer
+from hapi_middleware.requests.subrequests import ObjectHead, Package
+from hapi_middleware.worker.feature_stream import WorkerStream
+from hapi_middleware.worker.worker_client import WorkerClient
+from hapi_protocol.backend import ModelInfo
+from hapi_protocol.errors import HapiError, UnavailableError
+from hapi_protocol.headers import ByteRange
+from hapi_protocol.job_messages import ModelIdentity, ProfileRequest
+from hapi_protocol.profiles import ModelProfile
+from hapi_protocol.signatures import read_keys
+
+MAX_HANDOFFS = 3
+"""Object servers without the object that are asked if bytes are sent to them
+anyway."""
+ELSEWHERE = frozenset(
+    {
+        "worker_unavailable",
+        "service_unavailable",
+        "source_damaged",
+        "queue_full",
+        "draining",
+        "share_exceeded",
+        "does_not_fit",
+        "too_slow",
+        "internal",
+    }
+)
+"""Codes of errors after which the next place is asked."""
+DAMAGED = frozenset({"damaged_shard", "empty_shard", "samples_out_of_range"})
+"""Codes of errors after which one more place is asked: its replica may be
+intact."""
+
+_T = TypeVar("_T")
+
+
+class Computers:
+    """The places that a request may ask, in order.
+
+    All methods raise the error of the last place that was asked, or of the
+    one that will be free first.
+
+    Args:
+        places: the places.
+        metrics: metrics of the filter.
+    """
+
+    def __init__(self, places: Sequence[Computer], metrics: Metrics) -> None:
+        self._places = places
+        self._metrics = metrics
+
+    def find_model(
+        self, identity: ModelIdentity, trans_id: str
+    ) -> ModelInfo | None:
+        """Facts about a model at the first place that answers."""
+        return self._in_turn(lambda each: each.find_model(identity, trans_id))
+
+    def get_profile(
+        self, request: ProfileRequest, package: Package
+    ) -> tuple[ModelIdentity, ModelProfile]:
+        """Profile of a package, as :meth:`.Computer.get_profile`."""
+        return self._in_turn(lambda each: each.get_profile(request, package))
+
+    def start(
+        self, work: Work, is_answered: Callable[[Granted], bool]
+    ) -> WorkerStream | None:
+        """Starts a job, as :meth:`.Computer.start`."""
+        is_granted = False
+
+        def answered(granted: Granted) -> bool:
+            nonlocal is_granted
+            is_granted = True
+            return is_answered(granted)
+
+        def start(place: Computer) -> WorkerStream | None:
+            stream = place.start(work, answered)
+            self._metrics.count(f"places.{place.kind}")
+            return stream
+
+        return self._in_turn(
+            start, lambda: work.is_repeatable or not is_granted
+        )
+
+    def _in_turn(
+        self,
+        ask: Callable[[Computer], _T],
+        may_repeat: Callable[[], bool] = lambda: True,
+    ) -> _T:
+        errors: list[HapiError] = []
+        damaged: list[HapiError] = []
+        for place in self._places:
+            try:
+                return ask(place)
+            except HapiError as error:
+                if error.code in DAMAGED:
+                    damaged.append(error)
+                elif error.code not in ELSEWHERE:
+                    raise
+                errors.append(error)
+                if len(damaged) > 1 or not may_repeat():
+                    raise
+        if damaged:
+            raise damaged[0]
+        if not errors:
+            raise UnavailableError(
+                "worker_unavailable",
+                "no object server that computes features answers; retry",
+                retry_after=RETRY_SECONDS,
+            )
+        raise min(errors, key=_seconds_to_retry)
+
+
+def _seconds_to_retry(error: HapiError) -> float:
+    return float("inf") if error.retry_after is None else error.retry_after
+
+
+class Places:
+    """Makes the places of a request.
+
+    Args:
+        app: the rest of the pipeline.
+        config: options of the filter.
+        worker: client of this host's worker.
+        metrics: metrics of the filter.
+        logger: Swift's.
+
+    Raises:
+        ValueError: the key of the object servers cannot be used.
+    """
+
+    def __init__(
+        self,
+        app: Any,
+        config: FilterConfig,
+        worker: WorkerClient,
+        metrics: Metrics,
+        logger: Any,
+    ) -> None:
+        self._app = app
+        self._config = config
+        self._metrics = metrics
+        self._local = LocalComputer(worker, metrics)
+        self._client: NodeClient | None = None
+        if PLACE_OBJECT in config.places:
+            keys = read_keys(Path(config.backend_key_file))
+            self._client = NodeClient(config, keys, metrics, logger)
+
+    def computers(
+        self, name: str, head: ObjectHead, part: ByteRange | None = None
+    ) -> Computers:
+        """The places for a request.
+
+        Args:
+            name: ``/account/container/object`` of the source, or of the
+                package if there is no single source.
+            head: facts about it.
+            part: the bytes that the job reads; None for all.
+        """
+        places: list[Computer] = []
+        for place in self._config.places:
+            if place == PLACE_PROXY:
+                places.append(self._local)
+            elif self._client is not None:
+                places += self._nodes(self._client, name, head, part)
+        return Computers(places, self._metrics)
+
+    def _nodes(
+        self,
+        client: NodeClient,
+        name: str,
+        head: ObjectHead,
+        part: ByteRange | None,
+    ) -> Iterable[NodeComputer]:
+        policy = POLICIES.get_by_index(head.policy_index)
+        reads_locally = (
+            head.is_plain
+            and head.policy_index is not None
+            and policy.policy_type == REPL_POLICY
+            and "\x00" not in name
+        )
+        policy = policy or POLICIES.default
+        ring = POLICIES.get_object_ring(policy.idx, self._config.swift_dir)
+        _, *parts = name.split("/", 3)
+        partition, devices = ring.get_nodes(*parts)
+        devices = list(devices)
+        if not reads_locally:
+            devices += islice(ring.get_more_nodes(partition), MAX_HANDOFFS)
+        proxy = getattr(self._app, "_pipeline_final_app", None)
+        asked = [
+            each
+            for each in devices
+            if not client.suppression.has((each["ip"], each["port"]))
+            and not (proxy and proxy.error_limited(each))
+        ]
+        first_byte = part.first if part else 0
+        asked.sort(key=lambda each: spread(name, first_byte, each["id"]))
+        options = proxy and proxy.get_policy_options(policy)
+        if options and options.sorting_method == "affinity":
+            asked.sort(key=options.read_affinity_sort_key)
+        return [
+            NodeComputer(
+                client,
+                Node(each, partition, name, policy.idx),
+                reads_locally,
+                self._metrics,
+            )
+            for each in asked
+        ]
+
+
+def spread(name: str, first_byte: int, device: int) -> bytes:
+    """Rank of a device for a span: stable, and even over spans and devices.
+
+    So a span meets its pages, its model and its coalescing partner again in
+    the next epoch, and the spans of one shard use all replicas.  (Rendezvous
+    hashing: if a device is missing, only its spans move.)
+    """
+    text = f"{name}\n{first_byte}\n{device}"
+    return hashlib.blake2b(text.encode(), digest_size=8).digest()

@@ -1,0 +1,638 @@
+"""Features computed on object servers, next to the disks.
+
+Three object servers have the devices of replicated and erasure-coded
+policies; the first two have the filter and a worker.
+"""
+
+from __future__ import annotations
+
+import http.client
+import io
+import os
+import signal
+import time
+import uuid
+from dataclasses import dataclass, replace
+from urllib.parse import quote, unquote
+
+import pytest
+import torch
+
+from access_lines import used
+from caller import Caller
+from hapi_client.swift.swift_url import Location
+from hapi_cluster import Cluster
+from hapi_protocol.backend import (
+    BACKEND_VERSION,
+    HEADER_MESSAGE_BYTES,
+    HEADER_NONCE,
+    HEADER_POLICY,
+    HEADER_SIGNATURE,
+    HEADER_STEP,
+    HEADER_VERSION,
+    METHOD,
+    STEP_JOB,
+    STEP_MODEL,
+    JobOrder,
+    ModelOrder,
+)
+from hapi_protocol.feature_reader import read_features
+from hapi_protocol.frames import FrameReader, Kind, read_error
+from hapi_protocol.job_messages import JobRequest, ModelIdentity
+from hapi_protocol.signatures import SignedRequest, read_keys
+from hapi_splitter.package.writer import package_bytes
+from jobs import connected, small_job, upload_shards
+from local_rows import local_rows, received_rows
+from networks import small_parts
+from objects_of_kinds import KINDS, make_containers, store
+from photos import shard
+from replicas import replicas
+from second_proxy import counted_links, second_proxy
+from waiting import until
+
+SETTINGS = {
+    "layout": "mixed",
+    "object_servers": 3,
+    "object_workers": 2,
+    "worker_options": {"device": "cpu"},
+    "filter_options": {"cache": "true", "object_suppress_seconds": "2"},
+    "swift_options": {
+        "proxy-server.conf": {
+            "app:proxy-server": {
+                "conn_timeout": "0.5",
+                "node_timeout": "3",
+                "recoverable_node_timeout": "3",
+                "error_suppression_interval": "2",
+            }
+        }
+    },
+}
+SERVERS = ("object", "object-2", "object-3")
+PLACE = "/AUTH_test/near"
+EC_PLACE = "/AUTH_test/near-ec"
+MODEL = f"{PLACE}/net.hapi"
+ASKED = {"X-Hapi-Model": MODEL, "X-Hapi-Cut": "1"}
+NUM_ROWS = 6
+CONTENT = shard(NUM_ROWS, seed=5)
+SECONDS = 60.0
+
+
+@dataclass
+class Near:
+    """The cluster, its owner, and a proxy that computes by itself."""
+
+    cluster: Cluster
+    owner: Caller
+    by_proxy: Caller
+    frozen: object
+
+    def get(self, path, headers=ASKED):
+        return self.owner.get(path, headers)
+
+    def put(self, name, content=CONTENT):
+        self.owner.put(f"{PLACE}/{name}", content)
+        return f"{PLACE}/{name}"
+
+    def pid(self, name):
+        return self.cluster.status()["children"][name]["pid"]
+
+    def log(self, name):
+        return self.cluster.log(name).read_text()
+
+
+@pytest.fixture(scope="module")
+def near(tmp_path_factory):
+    pytest.importorskip("swift", reason="needs swift-hapi[cluster]")
+    with Cluster.temporary(**SETTINGS) as cluster:
+        options = {"places": "proxy"}
+        folder = tmp_path_factory.mktemp("proxy")
+        with second_proxy(cluster, folder, options) as url:
+            owner = Caller(cluster)
+            by_proxy = Caller(cluster, proxy_url=url)
+            for container, policy in (
+                (PLACE, "replicated"),
+                (EC_PLACE, "ec42"),
+            ):
+                owner.put(container, headers={"X-Storage-Policy": policy})
+            frozen = small_parts().frozen
+            owner.put(MODEL, package_bytes(frozen))
+            yield Near(cluster, owner, by_proxy, frozen)
+            owner.close()
+            by_proxy.close()
+
+
+def told(answer):
+    """The content of an answer, but for what no two answers share."""
+    headers = {
+        name: value
+        for name, value in answer.headers.items()
+        if name.lower() not in HOP_HEADERS
+    }
+    body = answer.content
+    if answer.status_code == 200 and body:
+        # But for the times in its summary.
+        body = [
+            (
+                batch.rows,
+                None if batch.features is None else batch.features.tolist(),
+            )
+            for batch in read_features(io.BytesIO(body))
+        ]
+    if answer.status_code >= 400:
+        fields = answer.json()
+        fields.pop("trans_id", None)
+        body = fields
+    return answer.status_code, headers, body
+
+
+HOP_HEADERS = {
+    "date",
+    "x-trans-id",
+    "x-openstack-request-id",
+    "transfer-encoding",
+    "connection",
+    "x-hapi-worker",
+}
+
+
+def computed_on(near, answer):
+    """Names of the object servers that logged a request's job."""
+    trans_id = answer.headers["X-Trans-Id"]
+    return [
+        name
+        for name in SERVERS
+        if any(
+            "hapi_object:" in line and trans_id in line
+            for line in near.log(name).splitlines()
+        )
+    ]
+
+
+def assert_near(near, answer):
+    """Asserts good rows, computed on an object server."""
+    assert answer.status_code == 200, answer.text[:500]
+    rows = received_rows(answer.content)
+    rows.assert_equal(local_rows(near.frozen, 1, CONTENT, "any"))
+    until(lambda: computed_on(near, answer), 5, lambda: near.log("object"))
+
+
+REQUESTS = {
+    "whole": {},
+    "samples": {"X-Hapi-Samples": "1-3"},
+    "encoding": {"X-Hapi-Encoding": "float16"},
+    "cache": {"X-Hapi-Cache": "readwrite"},
+    "no such cut": {"X-Hapi-Cut": "99"},
+    "no such samples": {"X-Hapi-Samples": "90-91"},
+    "no such model": {"X-Hapi-Model": f"{PLACE}/none.hapi"},
+    "no model": {"X-Hapi-Model": f"{PLACE}/equal.tar"},
+    "no match": {"If-None-Match": "*"},
+    "other version": {"X-Hapi-If-Source-Etag": "0" * 32},
+}
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_answers_equal_those_of_the_proxys_worker(near, name):
+    path = near.put("equal.tar")
+    headers = {**ASKED, **REQUESTS[name]}
+    for method in ("GET", "HEAD"):
+        near_disk = near.owner.request(method, path, headers)
+        by_proxy = near.by_proxy.request(method, path, headers)
+        if method == "HEAD" and near_disk.status_code >= 400:
+            assert near_disk.status_code == by_proxy.status_code
+        else:
+            assert told(near_disk) == told(by_proxy)
+    if name == "whole":
+        etag = near_disk.headers["ETag"]
+        for caller in (near.owner, near.by_proxy):
+            again = caller.get(path, {**headers, "If-None-Match": etag})
+            assert again.status_code == 304
+            assert again.headers["ETag"] == etag
+
+
+def test_index_and_damaged_data_are_answered_equally(near):
+    path = near.put("index.tar")
+    torn = near.put("torn.tar", CONTENT[:3000])
+    for place, headers in (
+        (path, {"X-Hapi-Index": "true"}),
+        (torn, {"X-Hapi-Index": "true"}),
+        (torn, ASKED),
+    ):
+        assert told(near.owner.get(place, headers)) == told(
+            near.by_proxy.get(place, headers)
+        )
+
+
+def test_whole_objects_and_ranges_are_computed_near_the_disk(near):
+    path = near.put("near.tar")
+    answer = near.get(path)
+    assert_near(near, answer)
+    entry = used(near.cluster, answer.headers["X-Trans-Id"])
+    assert entry["outcome"] == "done"
+    assert int(entry["samples"]) == NUM_ROWS
+    assert int(entry["source_bytes"]) == len(CONTENT)
+
+
+def test_image_bytes_stay_on_their_host(near, tmp_path):
+    path = near.put("stays.tar")
+    with counted_links(near.cluster) as links:
+        ports = {port: link.port for port, link in links.items()}
+        with second_proxy(near.cluster, tmp_path, {}, links=ports) as url:
+            caller = Caller(near.cluster, proxy_url=url)
+            caller.get(path, ASKED)  # brings the package
+
+            def crossed(headers):
+                before = sum(each.answer_bytes for each in links.values())
+                answer = caller.get(path, headers)
+                assert answer.status_code == 200
+                after = sum(each.answer_bytes for each in links.values())
+                return after - before, len(answer.content)
+
+            plain, length = crossed({})
+            assert plain >= length == len(CONTENT)
+            sent, features = crossed(ASKED)
+            heads = 2 * 2000
+            assert sent <= 1.01 * features + heads
+            caller.close()
+
+
+@pytest.fixture(scope="module")
+def kinds(near):
+    """One content as each kind of object, in a replicated policy."""
+    for name in ("near-kinds", "near-kinds-parts", "near-kinds-old"):
+        policy = {"X-Storage-Policy": "replicated"}
+        near.owner.put(f"/AUTH_test/{name}", headers=policy)
+    make_containers(near.owner, "near-kinds", "")
+    targets = store(near.owner, "near-kinds", "tar", CONTENT, b"later")
+    near.owner.put(f"{EC_PLACE}/ec.tar", CONTENT)
+    return {
+        **{
+            kind: (target.path, target.version)
+            for kind, target in targets.items()
+        },
+        "ec": (f"{EC_PLACE}/ec.tar", None),
+    }
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "ec"])
+def test_each_kind_of_object_gives_the_right_features(near, kinds, kind):
+    path, version = kinds[kind]
+    query = f"?version-id={version}" if version else ""
+    answer = near.get(f"{path}{query}")
+    assert_near(near, answer)
+    if kind != "plain":
+        etag = near.owner.request("HEAD", f"{path}{query}").headers["ETag"]
+        for replica in replicas(near.cluster, unquote(path)):
+            status, _ = ask(near, replica, unquote(path), etag.strip('"'))
+            assert status in (404, 405, 412, 422), (kind, status)
+
+
+def order_for(name, etag, length, package):
+    """The order of a job that reads a whole object."""
+    return JobOrder(
+        JobRequest(
+            kind="features",
+            charged_account="AUTH_test",
+            model=package,
+            cut=1,
+            encoding="float32",
+            transform="eval",
+            numerics="exact",
+            samples=None,
+            ranged=False,
+            source_name=name,
+            source_etag=etag,
+            source_length_bytes=length,
+            trans_id="tx-direct",
+        ),
+        None,
+    )
+
+
+def package_of(near):
+    head = near.owner.request("HEAD", MODEL)
+    return ModelIdentity(
+        *MODEL[1:].split("/"),
+        etag=head.headers["ETag"],
+        length_bytes=int(head.headers["Content-Length"]),
+    )
+
+
+def ask(
+    near,
+    replica,
+    name,
+    etag,
+    *,
+    step=STEP_JOB,
+    message=None,
+    key=None,
+    sign=lambda signed: signed,
+    headers=None,
+    length=None,
+):
+    """Asks an object server directly; returns status and frames or body."""
+    if message is None:
+        size = len(CONTENT) if length is None else length
+        order = order_for(name, etag, size, package_of(near))
+        message = order.to_body()
+    [own] = read_keys(near.cluster.directory / "etc" / "hapi-backend.key")
+    path = f"/{replica.device}/{replica.partition}{name}"
+    signed = SignedRequest(
+        path=path,
+        step=step,
+        version=str(BACKEND_VERSION),
+        policy_index=str(replica.policy_index),
+        timestamp=f"{time.time():.5f}",
+        nonce=uuid.uuid4().hex,
+        message=message,
+    )
+    sent = {
+        "X-Timestamp": signed.timestamp,
+        "X-Trans-Id": "tx-direct",
+        HEADER_POLICY: signed.policy_index,
+        HEADER_STEP: step,
+        HEADER_VERSION: signed.version,
+        HEADER_NONCE: signed.nonce,
+        HEADER_SIGNATURE: sign(signed).signature(key or own),
+        HEADER_MESSAGE_BYTES: str(len(message)),
+        **(headers or {}),
+    }
+    connection = http.client.HTTPConnection(
+        "127.0.0.1", replica.port, timeout=SECONDS
+    )
+    connection.request(METHOD, quote(path), message, sent)
+    answer = connection.getresponse()
+    try:
+        if answer.status != 200:
+            return answer.status, answer.read()
+        frames = FrameReader(answer.read)
+        found = [frames.next()]
+        while found[-1][0] not in (Kind.END, Kind.ERROR):
+            found.append(frames.next())
+        return 200, [each for each in found if each[0] is not Kind.BEAT]
+    finally:
+        connection.close()
+
+
+@pytest.fixture
+def direct(near):
+    """An object, and its replica on a server that has the filter."""
+    path = near.put("direct.tar")
+    etag = near.owner.request("HEAD", path).headers["ETag"]
+    near.get(path)  # brings the package to one of them
+    found = next(
+        each
+        for each in replicas(near.cluster, path)
+        if each.server in SERVERS[:2]
+    )
+    return path, etag, found
+
+
+def test_signed_job_is_computed(near, direct):
+    path, etag, replica = direct
+    near.owner.request("GET", path, ASKED)
+    status, frames = ask(near, replica, path, etag)
+    assert status == 200
+    kinds = [kind for kind, _ in frames]
+    if kinds == [Kind.ERROR]:  # the package is at the other server
+        assert read_error(frames[0][1]).code == "model_needed"
+        return
+    assert kinds[:2] == [Kind.READY, Kind.ANSWER]
+    assert kinds[-2:] == [Kind.USAGE, Kind.END]
+    data = b"".join(data for kind, data in frames if kind is Kind.DATA)
+    received_rows(data).assert_equal(
+        local_rows(near.frozen, 1, CONTENT, "any")
+    )
+
+
+FORGED = {
+    "no signature": {"headers": {HEADER_SIGNATURE: ""}},
+    "another key": {"key": b"x" * 40},
+    "a short key": {"key": b"x"},
+    "old": {
+        "sign": lambda signed: replace(
+            signed, timestamp=str(float(signed.timestamp) - 120)
+        ),
+        "headers": {"X-Timestamp": f"{time.time() - 120:.5f}"},
+    },
+    "another object": {
+        "sign": lambda signed: replace(signed, path=f"{signed.path}2")
+    },
+    "another policy": {
+        "sign": lambda signed: replace(signed, policy_index="0")
+    },
+    "another step": {"sign": lambda signed: replace(signed, step=STEP_MODEL)},
+    "another message": {"sign": lambda signed: replace(signed, message=b"{}")},
+}
+
+
+@pytest.mark.parametrize("name", FORGED)
+def test_forged_requests_open_nothing(near, direct, name):
+    path, etag, replica = direct
+    before = near.log(f"{replica.server}-worker")
+    status, body = ask(near, replica, path, etag, **FORGED[name])
+    assert status == 403, body
+    assert near.log(f"{replica.server}-worker") == before
+    log = near.log(replica.server)
+    assert "refused a request of 127.0.0.1" in log
+
+
+def test_repeated_request_is_refused(near, direct):
+    path, etag, replica = direct
+    fixed = SignedRequest(
+        f"/{replica.device}/{replica.partition}{path}",
+        STEP_JOB,
+        str(BACKEND_VERSION),
+        str(replica.policy_index),
+        f"{time.time():.5f}",
+        uuid.uuid4().hex,
+        order_for(path, etag, len(CONTENT), package_of(near)).to_body(),
+    )
+    again = {
+        "sign": lambda _: fixed,
+        "message": fixed.message,
+        "headers": {
+            "X-Timestamp": fixed.timestamp,
+            HEADER_NONCE: fixed.nonce,
+        },
+    }
+    assert ask(near, replica, path, etag, **again)[0] == 200
+    status, body = ask(near, replica, path, etag, **again)
+    assert (status, body) == (403, b"it is repeated")
+
+
+@pytest.mark.parametrize(
+    ("options", "status"),
+    [
+        ({"headers": {HEADER_VERSION: "2"}}, 400),
+        ({"headers": {HEADER_MESSAGE_BYTES: "99999999"}}, 400),
+        ({"headers": {HEADER_MESSAGE_BYTES: "x"}}, 400),
+        ({"step": "other"}, 400),
+        ({"message": b"[]"}, 400),
+        ({"message": b"{}"}, 400),
+    ],
+)
+def test_malformed_requests_are_refused(near, direct, options, status):
+    path, etag, replica = direct
+    assert ask(near, replica, path, etag, **options)[0] == status
+
+
+def test_other_version_of_an_object_is_not_computed(near, direct):
+    path, etag, replica = direct
+    assert ask(near, replica, path, "0" * 32)[0] == 412
+    assert ask(near, replica, path, etag, length=77)[0] == 412
+    gone = f"{PLACE}/gone.tar"
+    assert ask(near, replica, gone, etag)[0] == 404
+
+
+def test_clients_cannot_reach_the_filter_of_object_servers(near, direct):
+    path, _etag, _replica = direct
+    answer = near.owner.request(METHOD, path)
+    assert answer.status_code == 405
+    plain = near.owner.get(path, {HEADER_STEP: STEP_JOB})
+    assert plain.content == CONTENT
+
+
+def test_object_server_without_the_filter_stays_untouched(near):
+    path = near.put("untouched.tar")
+    near.owner.request(
+        "POST", path, {"X-Object-Meta-Colour": "red"}
+    ).raise_for_status()
+    etag = near.owner.request("HEAD", path).headers["ETag"]
+    alone = [
+        each
+        for each in replicas(near.cluster, path)
+        if each.server == SERVERS[2]
+    ]
+    assert alone
+    before = {each: each.path.stat() for each in alone}
+    for each in alone:
+        assert ask(near, each, path, etag)[0] == 405
+    for each, stat in before.items():
+        assert each.path.stat() == stat
+        assert list(each.path.parent.iterdir())
+    head = near.owner.request("HEAD", path)
+    assert head.headers["X-Object-Meta-Colour"] == "red"
+    assert_near(near, near.get(path))
+
+
+def test_model_of_other_bytes_is_never_used_under_its_name(near, direct):
+    """The worker maps an identity to bytes that it has hashed itself."""
+    path, etag, replica = direct
+    claimed = replace(package_of(near), etag="f" * 32, length_bytes=5)
+    status, frames = ask(
+        near,
+        replica,
+        path,
+        etag,
+        step=STEP_MODEL,
+        message=ModelOrder(claimed).to_body(),
+    )
+    assert status == 200
+    assert frames[-1][0] is Kind.ERROR
+
+
+# -- faults ------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def photos(near, tmp_path_factory):
+    """A data set of several shards in the replicated policy."""
+    with connected(near.cluster) as connection:
+        near.owner.put(
+            "/AUTH_test/near-photos",
+            headers={"X-Storage-Policy": "replicated"},
+        )
+        place = Location("near-photos", "train")
+        folder = tmp_path_factory.mktemp("shards")
+        shards = {f"{n:02d}.tar": shard(16, seed=n) for n in range(12)}
+        upload_shards(connection, place, folder, shards)
+        yield place, 12 * 16
+
+
+def epoch(near, photos, meanwhile=lambda: None):
+    """Labels of an epoch by push-down; each sample exactly once."""
+    place, num_samples = photos
+    with (
+        connected(near.cluster) as connection,
+        small_job(
+            place, connection=connection, cut="freeze", batch_size=8
+        ) as job,
+    ):
+        loader = job.loader(0)
+        count = 0
+        for step, (features, _) in enumerate(loader):
+            if step == 2:
+                meanwhile()
+            assert torch.isfinite(features).all()
+            count += len(features)
+        assert count == num_samples
+
+
+@pytest.fixture
+def expected(near, photos):
+    place, _ = photos
+    with (
+        connected(near.cluster) as connection,
+        small_job(place, connection=connection, cut="stream") as job,
+    ):
+        return torch.cat([features for features, _ in job.loader()])
+
+
+def test_an_epoch_is_computed_on_both_servers(near, photos, expected):
+    before = {name: near.log(name).count("hapi_object: /") for name in SERVERS}
+    place, _num_samples = photos
+    with (
+        connected(near.cluster) as connection,
+        small_job(place, connection=connection, cut="freeze") as job,
+    ):
+        features = torch.cat([features for features, _ in job.loader()])
+        assert job.stats.fallbacks == 0
+    torch.testing.assert_close(features, expected, rtol=1e-4, atol=1e-5)
+    done = {
+        name: near.log(name).count("hapi_object: /") - before[name]
+        for name in SERVERS
+    }
+    assert done["object"]
+    assert done["object-2"]
+    assert not done["object-3"]
+
+
+@pytest.mark.parametrize(
+    ("victim", "signum"),
+    [
+        ("object", signal.SIGKILL),
+        ("object-2", signal.SIGSTOP),
+        ("object-worker", signal.SIGKILL),
+    ],
+)
+@pytest.mark.parametrize("when", ["before", "during"])
+def test_an_epoch_survives_a_server_that_dies_or_hangs(
+    near, photos, victim, signum, when
+):
+    pid = near.pid(victim)
+
+    def hurt():
+        os.kill(pid, signum)
+
+    try:
+        if when == "before":
+            hurt()
+        epoch(near, photos, hurt if when == "during" else lambda: None)
+    finally:
+        if signum == signal.SIGSTOP:
+            os.kill(pid, signal.SIGCONT)
+        until(lambda: near.pid(victim), SECONDS)
+    compute_again(near)
+
+
+def compute_again(near):
+    """Waits until both object servers compute."""
+    seen = set()
+
+    def both():
+        answer = near.get(near.put(f"again-{uuid.uuid4().hex}.tar"))
+        seen.update(computed_on(near, answer))
+        return len(seen) == 2
+
+    until(both, SECONDS)
