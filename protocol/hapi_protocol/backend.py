@@ -110,11 +110,17 @@ class JobId(JsonMessage):
 
 @dataclass(frozen=True)
 class StreamStart(JsonMessage):
-    """Answer to a job: its first features exist."""
+    """Answer to a job: its first features exist.
+
+    Attributes:
+        content_type: of the worker's answer.
+        worker: opaque name of the worker.
+    """
 
     NAME = "start of a stream"
 
     content_type: PossiblyEmpty
+    worker: PossiblyEmpty
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,8 @@ REQUEST_HEADERS = (
 )
 
 HEADER_SOURCE_ETAG = "X-Hapi-Source-Etag"
-RESPONSE_HEADERS = (HEADER_SOURCE_ETAG, HEADER_CACHE)
+HEADER_WORKER = "X-Hapi-Worker"
+RESPONSE_HEADERS = (HEADER_SOURCE_ETAG, HEADER_CACHE, HEADER_WORKER)
 
 CONTENT_TYPE_STREAM = "application/vnd.apache.arrow.stream"
 """IANA media type of an Arrow IPC stream."""

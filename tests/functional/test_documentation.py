@@ -30,6 +30,7 @@ from documented_commands import is_run, words_of
 from hapi_client.cli.main import app
 from hapi_client.model.package_store import upload_package
 from hapi_client.swift.credentials import Credentials
+from hapi_middleware.config import ObjectFilterConfig
 from hapi_middleware.filter import filter_factory
 from hapi_splitter.package.writer import write_package
 from hapi_worker.config import SECTION, load_config
@@ -258,6 +259,9 @@ def test_configuration_is_read_by_what_it_is_for(block, tmp_path):
         options = dict(parser.items(section))
         if section == "filter:hapi":
             check_filter(options)
+        elif section == "filter:hapi_object":
+            assert options.pop("use") == "egg:swift-hapi#hapi_object"
+            ObjectFilterConfig.from_conf({}, options)
         elif section == "pipeline:main":
             check_pipeline(options["pipeline"].split())
         elif section == SECTION:
@@ -277,6 +281,9 @@ def check_filter(options):
 
 
 def check_pipeline(names):
+    if names[-1] == "object-server":
+        assert names[-2] == "hapi_object"
+        return
     place = names.index("hapi")
     for name in ("tempauth", "keystoneauth", "s3api", "authtoken"):
         assert name not in names[place:]

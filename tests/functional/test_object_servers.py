@@ -8,14 +8,21 @@ from __future__ import annotations
 
 import http.client
 import io
+import itertools
+import json
 import os
 import signal
+import tarfile
+import threading
 import time
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from pathlib import Path
 from urllib.parse import quote, unquote
 
 import pytest
+import requests
 import torch
 
 from access_lines import used
@@ -40,7 +47,8 @@ from hapi_protocol.feature_reader import read_features
 from hapi_protocol.frames import FrameReader, Kind, read_error
 from hapi_protocol.job_messages import JobRequest, ModelIdentity
 from hapi_protocol.signatures import SignedRequest, read_keys
-from hapi_splitter.package.writer import package_bytes
+from hapi_protocol.unix_http import UnixConnection
+from hapi_splitter.package.writer import digest_of, package_bytes
 from jobs import connected, small_job, upload_shards
 from local_rows import local_rows, received_rows
 from networks import small_parts
@@ -48,6 +56,7 @@ from objects_of_kinds import KINDS, make_containers, store
 from photos import shard
 from replicas import replicas
 from second_proxy import counted_links, second_proxy
+from slow_link import slow_link
 from waiting import until
 
 SETTINGS = {
@@ -530,6 +539,7 @@ def test_model_of_other_bytes_is_never_used_under_its_name(near, direct):
     )
     assert status == 200
     assert frames[-1][0] is Kind.ERROR
+    assert "0 of 5 bytes" in read_error(frames[-1][1]).message
 
 
 # -- faults ------------------------------------------------------------------
@@ -636,3 +646,209 @@ def compute_again(near):
         return len(seen) == 2
 
     until(both, SECONDS)
+
+
+# -- replicas ----------------------------------------------------------------
+
+
+def of_computing_servers(near, path):
+    return [
+        each
+        for each in replicas(near.cluster, path)
+        if each.server in SERVERS[:2]
+    ]
+
+
+def test_missing_and_corrupt_replicas_are_left_for_another_place(near):
+    for number, hurt in enumerate((Path.unlink, flip)):
+        path = near.put(f"hurt-{number}.tar")
+        near.get(path)
+        *others, _ = replicas(near.cluster, path)
+        for each in others:
+            hurt(each.path)
+            for _ in range(2):
+                answer = near.get(path)
+                assert answer.status_code == 200, answer.text[:300]
+                received_rows(answer.content).assert_equal(
+                    local_rows(near.frozen, 1, CONTENT, "any")
+                )
+
+
+def flip(path):
+    """Changes a bit of a stored object."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    with path.open("r+b") as file:
+        file.write(data)
+
+
+def test_overwritten_object_is_one_version_or_the_other(near):
+    """Never a mix, whenever it is replaced."""
+    path = near.put("changing.tar")
+    contents = (CONTENT, shard(NUM_ROWS, seed=6))
+    expected = [local_rows(near.frozen, 1, each, "any") for each in contents]
+    etags = []
+    for content in contents:
+        near.owner.put(path, content)
+        etags.append(near.owner.request("HEAD", path).headers["ETag"])
+    stop = threading.Event()
+
+    def overwrite():
+        caller = Caller(near.cluster)
+        while not stop.is_set():
+            for content in contents:
+                caller.put(path, content)
+        caller.close()
+
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(overwrite)
+        try:
+            for _ in range(25):
+                answer = near.get(path)
+                if answer.status_code == 503:
+                    continue
+                assert answer.status_code == 200, answer.text[:300]
+                version = etags.index(answer.headers["X-Hapi-Source-Etag"])
+                received_rows(answer.content).assert_equal(expected[version])
+        finally:
+            stop.set()
+        running.result(SECONDS)
+
+
+def test_deleted_object_is_not_found(near):
+    path = near.put("deleted.tar")
+    near.get(path)
+    near.owner.request("DELETE", path).raise_for_status()
+    answer = near.get(path)
+    assert answer.status_code == 404
+    assert answer.content == near.owner.get(path).content
+
+
+# -- load --------------------------------------------------------------------
+
+
+def test_object_server_answers_others_while_it_reads_a_large_object(near):
+    """A copy from disk to socket never waits, so it must give way."""
+    content = large_shard()
+    path = near.put("large.tar", content)
+    busy = of_computing_servers(near, path)[0]
+    etag = near.owner.request("HEAD", path).headers["ETag"]
+    order = replace(
+        order_for(path, etag, len(content), None),
+        job=replace(
+            order_for(path, etag, len(content), None).job,
+            kind="index",
+            cut=0,
+        ),
+    )
+    waits = []
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(
+            ask, near, busy, path, etag, message=order.to_body()
+        )
+        while not running.done():
+            started = time.monotonic()
+            answer = requests.get(
+                f"http://127.0.0.1:{busy.port}/healthcheck", timeout=SECONDS
+            )
+            assert answer.ok
+            waits.append(time.monotonic() - started)
+        status, frames = running.result()
+    assert status == 200
+    assert frames[-1][0] is Kind.END
+    # A whole read without giving way takes most of a second.
+    assert len(waits) > 5, waits
+    assert sorted(waits)[len(waits) // 2] < 0.2, waits
+
+
+def large_shard():
+    """A shard of 200 MB with few samples."""
+    sink = io.BytesIO()
+    noise = os.urandom(1 << 20) * 10
+    with tarfile.open(fileobj=sink, mode="w") as tar:
+        for number in range(20):
+            info = tarfile.TarInfo(f"{number:03d}.jpg")
+            info.size = len(noise)
+            tar.addfile(info, io.BytesIO(noise))
+    return sink.getvalue()
+
+
+def test_nothing_runs_on_after_the_client_has_gone(near):
+    path = near.put("gone.tar", shard(400, seed=3, size=120))
+    near.get(path, {**ASKED, "X-Hapi-Samples": "0-1"})
+    answer = near.owner.stream(path, ASKED)
+    assert answer.status_code == 200
+    answer.raw.read(1000)
+    answer.close()
+    entry = used(near.cluster, answer.headers["X-Trans-Id"])
+    assert entry["outcome"] in ("gone", "done")
+    for worker in ("object-worker", "object-2-worker"):
+        until(lambda worker=worker: streams(near, worker) == 0)
+
+
+def streams(near, worker):
+    """Streams that a worker has now."""
+    socket = near.cluster.directory / "run" / SOCKETS[worker]
+    connection = UnixConnection(f"{socket}.admin", SECONDS)
+    try:
+        connection.request("GET", "/status")
+        status = json.loads(connection.getresponse().read())
+        return sum(each["streams"] for each in status["accounts"])
+    finally:
+        connection.close()
+
+
+SOCKETS = {"object-worker": "o1.sock", "object-2-worker": "o2.sock"}
+
+
+def test_first_requests_for_a_model_upload_it_once(near):
+    frozen = small_parts(seed=77).frozen
+    model = f"{PLACE}/once.hapi"
+    near.owner.put(model, package_bytes(frozen))
+    path = near.put("once.tar")
+
+    def get(_):
+        caller = Caller(near.cluster)
+        try:
+            return caller.get(path, {**ASKED, "X-Hapi-Model": model})
+        finally:
+            caller.close()
+
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(get, range(8)))
+    assert [each.status_code for each in answers] == [200] * 8
+    digest = digest_of(frozen)
+    loads = {
+        name: near.log(f"{name}-worker").count(f"model {digest[:12]}")
+        for name in SERVERS[:2]
+    }
+    assert max(loads.values()) == 1, loads
+
+
+def test_plan_counts_the_workers_that_serve_it(near, photos):
+    place, _ = photos
+    with (
+        slow_link(near.cluster.auth_url, 200_000) as url,
+        connected(near.cluster, auth_url=url) as connection,
+        small_job(
+            place,
+            connection=connection,
+            batch_size=8,
+            epochs=1e6,
+            replan_seconds=0.5,
+            replan_min_spans=2,
+        ) as job,
+    ):
+        deadline = time.monotonic() + SECONDS
+        for number in itertools.count():
+            if job._planner._estimates.num_workers == 2:
+                break
+            assert time.monotonic() < deadline, job.no_plan_reason
+            for _ in job.loader(number):
+                pass
+        [cores] = {
+            each.capacity
+            for each in job.problem.resources
+            if each.name == "server cpu"
+        }
+        assert cores > job._planner._server.cores

@@ -328,6 +328,7 @@ def test_allowed_origin_sees_our_headers_and_swifts(swift, shared):
     assert exposed[1] - exposed[0] == {
         "x-hapi-source-etag",
         "x-hapi-cache",
+        "x-hapi-worker",
         "retry-after",
     }
     assert exposed[0] - exposed[1] == {"x-object-meta-colour"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -54,9 +55,14 @@ def compare_layout(
 def _start(
     layout: str, has_filter: bool, place: Path, stack: ExitStack
 ) -> None:
-    settings = cluster_settings(layout, hapi_filter=has_filter)
-    cluster = stack.enter_context(Cluster.temporary(**settings))
     place.mkdir(parents=True, exist_ok=True)
+    key: Path | None = None
+    if has_filter:
+        key = place / "backend.key"
+        key.touch(mode=0o600)
+        key.write_text(secrets.token_urlsafe(48))
+    settings = cluster_settings(layout, key)
+    cluster = stack.enter_context(Cluster.temporary(**settings))
     stack.callback(
         shutil.copytree,
         cluster.log("swift").parent,

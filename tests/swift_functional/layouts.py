@@ -6,6 +6,7 @@ import configparser
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -35,6 +36,10 @@ FILTER_OPTIONS: Mapping[str, str] = {
     "cache_max_account_bytes": str(1 << 30),
     "cache_buffer_bytes": str(1 << 23),
     "cache_timeout": "10",
+    "places": "object, proxy",
+    "object_connect_timeout": "2",
+    "object_silence_seconds": "10",
+    "object_suppress_seconds": "5",
 }
 """Other values than the defaults; limits below many objects of the tests."""
 
@@ -74,15 +79,22 @@ LAYOUTS: Mapping[str, TestedLayout] = {
 }
 
 
-def cluster_settings(name: str, *, hapi_filter: bool) -> dict[str, Any]:
-    """Settings of ``Cluster.start``; plain requests need no worker."""
+def cluster_settings(name: str, key: Path | None) -> dict[str, Any]:
+    """Settings of ``Cluster.start``; plain requests need no worker.
+
+    Args:
+        name: name of the layout.
+        key: file with the key of both filters; None for no filters.
+    """
     layout = LAYOUTS[name]
+    has_filter = key is not None
+    own_key = {"backend_key_file": str(key)} if has_filter else {}
     settings: dict[str, Any] = {
         "worker": False,
-        "hapi_filter": hapi_filter,
+        "hapi_filter": has_filter,
         "layout": layout.cluster,
         "encryption": layout.encryption,
-        "filter_options": FILTER_OPTIONS,
+        "filter_options": {**FILTER_OPTIONS, **own_key},
     }
     names = pipeline(ClusterSettings(**settings))
     for left, name in _PLACES:
@@ -111,8 +123,16 @@ def cluster_settings(name: str, *, hapi_filter: bool) -> dict[str, Any]:
         "filter:staticweb": {"use": "egg:swift#staticweb"},
     }
     constraints = {"max_file_size": str(MAX_FILE_BYTES)}
+    near_disks = {
+        "pipeline:main": {"pipeline": "healthcheck hapi_object object-server"},
+        "filter:hapi_object": {
+            "use": "egg:swift-hapi#hapi_object",
+            **own_key,
+        },
+    }
     options = {
         "proxy-server.conf": proxy,
+        "object-server.conf": near_disks if has_filter else {},
         "swift.conf": {"swift-constraints": constraints},
     }
     return {**settings, "swift_options": options}

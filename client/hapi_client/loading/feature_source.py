@@ -49,6 +49,7 @@ from hapi_protocol.headers import (
     CACHE_MISS,
     CACHE_OFF,
     HEADER_CACHE,
+    HEADER_WORKER,
 )
 from hapi_protocol.summary import Summary
 from hapi_protocol.transforms import Training
@@ -297,7 +298,11 @@ class FeatureSource:
         if state == CACHE_HIT:
             self._counters.add(cached=len(span.rows))
             return replace(loaded, report=SpanMetrics(was_cached=True))
-        return replace(loaded, report=_report(batches, reader.summary))
+        report = replace(
+            _report(batches, reader.summary),
+            worker=body.headers.get(HEADER_WORKER, ""),
+        )
+        return replace(loaded, report=report)
 
     def _warn_of_no_cache(self, state: str, span: Span) -> None:
         is_refused = self._spec.cache != CACHE_OFF and state == CACHE_OFF

@@ -20,6 +20,8 @@ SPAN_WEIGHT = 0.3
 """Smoothing weight of the newest span in the average of its route."""
 WINDOW_WEIGHT = 0.5
 """Smoothing weight of the newest window in the average throughput."""
+WORKER_SECONDS = 60.0
+"""Time after which a worker that has computed nothing no longer counts."""
 MIN_WINDOW_SECONDS = 1.0
 """Length below which a window does not count for the throughput."""
 
@@ -56,6 +58,7 @@ class MetricsCollector:
         # the thread that holds the lock.
         self._lock = threading.RLock()
         self._load: Load | None = None
+        self._workers: dict[str, float] = {}
         self._rate = 0.0
         self._planned_rate = 0.0
         self._sample_seconds: dict[Route, float] = {}
@@ -131,6 +134,7 @@ class MetricsCollector:
                 sums[name] += getattr(report, name)
             sums["pushed"] += num_samples
             self._load = report.load or self._load
+            self._workers[report.worker] = self._clock()
 
     @contextmanager
     def in_flight(self, route: Route) -> Iterator[None]:
@@ -311,10 +315,15 @@ class MetricsCollector:
                 forward_cpu_seconds=sums["forward_cpu_seconds"],
                 fell_back=int(sums["fell_back"]),
                 load=self._load,
+                num_workers=self._num_workers(),
             )
             self._begin()
             self._update_throughput(window)
             return window
+
+    def _num_workers(self) -> int:
+        oldest = self._clock() - WORKER_SECONDS
+        return sum(seen >= oldest for seen in self._workers.values())
 
     def _update_throughput(self, window: WindowMetrics) -> None:
         # Unary plus drops routes whose samples were all cached.

@@ -34,6 +34,7 @@ class SpanMetrics:
         unpack_cpu_seconds: CPU seconds of receiving, decompressing and
             decoding the features.
         load: load that the worker reported.
+        worker: opaque name of the worker; empty if it is not known.
         fell_back: True if the span fell back to a raw read.
         was_cached: True if the features came from the feature cache.
     """
@@ -51,6 +52,7 @@ class SpanMetrics:
     request_seconds: float = 0.0
     unpack_cpu_seconds: float = 0.0
     load: Load | None = None
+    worker: str = ""
     fell_back: bool = False
     was_cached: bool = False
 
@@ -93,6 +95,7 @@ class WindowMetrics:
         forward_cpu_seconds: CPU seconds of these passes.
         fell_back: samples that fell back to a raw read.
         load: last load that the worker reported.
+        num_workers: workers that have computed lately; 0 if none has.
     """
 
     seconds: float
@@ -121,6 +124,7 @@ class WindowMetrics:
     forward_cpu_seconds: float = 0.0
     fell_back: int = 0
     load: Load | None = None
+    num_workers: int = 0
 
     @property
     def num_samples(self) -> int:

@@ -84,8 +84,9 @@ class CostEstimators:
         link: initial estimate of the link.
 
     Attributes:
-        server_share: share of the worker's capacity that this job gets, 0
+        server_share: share of the workers' capacity that this job gets, 0
             to 1.
+        num_workers: workers that serve this job.
         train_seconds: seconds of the training loop per sample.
         handling_seconds: client overhead, in core-seconds per sample:
             neither decoding, nor layers, nor training; negative if the loop
@@ -101,6 +102,7 @@ class CostEstimators:
     read_concurrency: int = 4
     link: LinkEstimator = field(default_factory=LinkEstimator)
     server_share: float = 1.0
+    num_workers: int = 1
     train_seconds: float = 0.0
     handling_seconds: float | None = None
     scale: dict[str, float] = field(default_factory=dict)
@@ -114,6 +116,7 @@ class CostEstimators:
         return Conditions(
             link_bytes_per_second=self.link.bytes_per_second,
             server_share=self.server_share,
+            num_workers=self.num_workers,
             train_seconds=self.train_seconds,
             handling_seconds=self.handling_seconds or 0.0,
             scale=dict(self.scale) if scaled else {},
@@ -144,6 +147,7 @@ class CostEstimators:
         """
         if window.seconds <= 0 or not window.num_samples:
             return
+        self.num_workers = max(1, window.num_workers)
         profiled = build(self.conditions(scaled=False))
         self._observe_training(window)
         self._observe_link(window, profiled)

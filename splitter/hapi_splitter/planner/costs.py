@@ -117,7 +117,8 @@ class Conditions:
 
     Attributes:
         link_bytes_per_second: bandwidth of all the job's connections.
-        server_share: the job's fraction of the worker's capacity, 0 to 1.
+        server_share: the job's fraction of the workers' capacity, 0 to 1.
+        num_workers: workers that serve the job, all like the profiled one.
         train_seconds: device-seconds of the training loop per sample, in
             sequence with the client's forward passes.
         handling_seconds: client overhead, core-seconds per sample.
@@ -130,6 +131,7 @@ class Conditions:
 
     link_bytes_per_second: float
     server_share: float = 1.0
+    num_workers: int = 1
     train_seconds: float = 0.0
     handling_seconds: float = 0.0
     serve_seconds_per_byte: float = DEFAULT_SERVE_SECONDS_PER_BYTE
@@ -148,6 +150,11 @@ class Conditions:
                     f"{name!r} is not a cost component; there are "
                     f"{', '.join(KINDS)}"
                 )
+
+    @property
+    def server_capacity(self) -> float:
+        """Capacity that the job gets, as a multiple of one worker's."""
+        return self.server_share * self.num_workers
 
 
 @dataclass(frozen=True)
@@ -338,7 +345,7 @@ class _Costs:
         use = resource_use(
             link_bytes,
             work,
-            server_share=self.conditions.server_share,
+            server_share=self.conditions.server_capacity,
             server_threads=layer_threads(self.server),
             client_threads=layer_threads(self.client),
         )
@@ -377,7 +384,7 @@ def layer_threads(profile: ModelProfile) -> int:
 def _resources(
     server: ModelProfile, client: ModelProfile, conditions: Conditions
 ) -> tuple[Resource, ...]:
-    share = conditions.server_share
+    share = conditions.server_capacity
     capacities = {
         LINK: conditions.link_bytes_per_second,
         SERVER_CPU: server.cores * share,

@@ -58,9 +58,10 @@ def resource_use(
     Args:
         link_bytes: bytes sent over the link.
         work: seconds by cost component.
-        server_share: the job's fraction of the worker's capacity. It limits
-            the worker but not Swift. As the problem's capacity is that of the
-            share, Swift's seconds are multiplied by it.
+        server_share: the job's capacity on workers, as a multiple of one
+            worker's. It limits the workers but not Swift. As the problem's
+            capacity is that of the share, Swift's seconds are multiplied by
+            it.
         server_threads: cores that layers use on a worker without an
             accelerator; 0 with one.
         client_threads: cores that layers use on a client without an

@@ -41,7 +41,7 @@ from hapi_middleware.requests.subrequests import (
     source_length_for_job,
 )
 from hapi_protocol.errors import UnsupportedError
-from hapi_protocol.headers import CACHE_HIT
+from hapi_protocol.headers import CACHE_HIT, HEADER_WORKER
 from hapi_protocol.job_messages import (
     KIND_FEATURES,
     KIND_INDEX,
@@ -214,6 +214,7 @@ class FeatureHandler:
         # Each batch is sent at once.
         self._env["eventlet.minimum_write_chunk_size"] = 0
         headers = stream_headers(head.etag, etag, lookup.state)
+        headers[HEADER_WORKER] = worker_stream.worker
         return Response(status=200, headers=headers, app_iter=stream)
 
     def _early_answer(

@@ -52,6 +52,7 @@ from hapi_protocol.headers import (
     HEADER_PROFILE,
     HEADER_RANGE,
     HEADER_SAMPLES,
+    HEADER_WORKER,
     Annotation,
     ModelPath,
 )
@@ -309,4 +310,5 @@ class MultiObjectHandler:
         usage_query.stream = stream
         # Each batch is sent at once.
         self._env["eventlet.minimum_write_chunk_size"] = 0
-        return Response(status=200, headers=multi_headers(), app_iter=stream)
+        headers = multi_headers() | {HEADER_WORKER: stream.worker}
+        return Response(status=200, headers=headers, app_iter=stream)

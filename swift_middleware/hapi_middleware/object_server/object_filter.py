@@ -72,24 +72,36 @@ class RequestBytes:
 
     Args:
         stream: ``wsgi.input``, of which the message has been read.
+        length_bytes: their number; None if it is not known before.
+
+    Raises:
+        UnavailableError: while iterating, if they break off.
     """
 
-    def __init__(self, stream: Any) -> None:
+    def __init__(self, stream: Any, length_bytes: int | None = None) -> None:
         self._stream = stream
+        self._length_bytes = length_bytes
 
     def __iter__(self) -> Iterator[bytes]:
+        count = 0
         try:
             while chunk := self._stream.read(READ_BYTES):
+                count += len(chunk)
                 yield chunk
         except (OSError, ValueError) as error:
             # eventlet's ChunkReadError is a ValueError.
-            raise UnavailableError(
-                "service_unavailable",
-                f"the proxy's bytes break off: {error!r}",
-            ) from error
+            raise _broken_off(repr(error)) from error
+        if self._length_bytes not in (None, count):
+            raise _broken_off(f"{count} of {self._length_bytes} bytes came")
 
     def close(self) -> None:
         """Does nothing: the server reads or drops the rest."""
+
+
+def _broken_off(reason: str) -> UnavailableError:
+    return UnavailableError(
+        "service_unavailable", f"the proxy's bytes break off: {reason}"
+    )
 
 
 class ObjectMiddleware:
@@ -233,7 +245,8 @@ class ObjectMiddleware:
         def store(send: Send) -> None:
             self._metrics.count("models")
             send(Kind.READY, b"")
-            self._worker.put_model(model, payload, trans_id)
+            package = RequestBytes(env["wsgi.input"], model.length_bytes)
+            self._worker.put_model(model, package, trans_id)
             send(Kind.ANSWER, b"")
 
         return store
@@ -266,7 +279,8 @@ class ObjectMiddleware:
         reporter = StreamReporter(job.source_name, self._logger, _PREFIX)
         stream = self._worker.open_stream(grant, body, job.trans_id, reporter)
         try:
-            send(Kind.ANSWER, StreamStart(stream.content_type).to_body())
+            start = StreamStart(stream.content_type, stream.worker)
+            send(Kind.ANSWER, start.to_body())
             for data in stream:
                 send(Kind.DATA, data)
         finally:

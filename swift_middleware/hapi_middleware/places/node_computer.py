@@ -50,21 +50,23 @@ class NodeStream:
 
     Args:
         exchange: the job's exchange; owned by the stream.
-        content_type: content type of the worker's answer.
+        start: the answer's beginning.
         reporter: reports the stream's start and end.
 
     Attributes:
         content_type: content type of the worker's answer.
+        worker: opaque name of the worker.
         is_closed: True after the end, a failure or :meth:`close`.
     """
 
     def __init__(
         self,
         exchange: NodeExchange,
-        content_type: str,
+        start: StreamStart,
         reporter: StreamReporter,
     ) -> None:
-        self.content_type = content_type
+        self.content_type = start.content_type
+        self.worker = start.worker
         self.is_closed = False
         self._exchange = exchange
         self._reporter = reporter
@@ -237,7 +239,7 @@ class NodeComputer:
         except BaseException:
             exchange.close()
             raise
-        return NodeStream(exchange, start.content_type, work.reporter)
+        return NodeStream(exchange, start, work.reporter)
 
     def _ask_usage(self, job_id: str, trans_id: str, timeout: float) -> Usage:
         try:

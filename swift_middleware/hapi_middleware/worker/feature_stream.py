@@ -44,6 +44,10 @@ class WorkerStream(Protocol):
     def __next__(self) -> bytes: ...
 
     @property
+    def worker(self) -> str:
+        """Opaque name of the worker."""
+
+    @property
     def content_type(self) -> str:
         """Content type of the worker's answer."""
 
@@ -70,11 +74,20 @@ class FeatureStream:
         sock: connected to the worker, the job's request head sent.
         body: the source; owned by the stream.
         reporter: reports the stream's start and end.
+        worker: opaque name of the worker.
+
+    Attributes:
+        worker: as given.
     """
 
     def __init__(
-        self, sock: Any, body: JobBody, reporter: StreamReporter
+        self,
+        sock: Any,
+        body: JobBody,
+        reporter: StreamReporter,
+        worker: str = "",
     ) -> None:
+        self.worker = worker
         self._sock = sock
         self._body = body
         self._reporter = reporter

@@ -6,12 +6,16 @@ a proxy that forks, reloads and outlives its workers.
 
 from __future__ import annotations
 
+import hashlib
 import http.client
 import json
+import socket
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from urllib.parse import quote
+
+from swift.common import utils
 
 from hapi_middleware.concurrency import connect_unix
 from hapi_middleware.metrics import StreamReporter
@@ -153,9 +157,15 @@ class WorkerClient:
         except BaseException:
             body.close()
             raise
-        stream = FeatureStream(sock, body, reporter)
+        stream = FeatureStream(sock, body, reporter, self._opaque_name())
         stream.start()
         return stream
+
+    def _opaque_name(self) -> str:
+        """A name by which callers count workers, and learn nothing else."""
+        place = f"{socket.gethostname()} {self._socket_path}"
+        secret = utils.HASH_PATH_PREFIX + utils.HASH_PATH_SUFFIX
+        return hashlib.sha256(secret + place.encode()).hexdigest()[:12]
 
     def get_usage(self, job_id: str, trans_id: str, timeout: float) -> Usage:
         """The resource use of a job that has ended or is ending.

@@ -4,6 +4,7 @@ import configparser
 import io
 import tarfile
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -210,7 +211,7 @@ def test_selections_are_passed_and_must_contain_a_test(
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_clusters_differ_in_the_filter_alone(layout):
     settings_of = partial(cluster_settings, layout)
-    settings = settings_of(hapi_filter=True)
+    settings = settings_of(Path("/key"))
     sections = settings["swift_options"]["proxy-server.conf"]
     names = sections["pipeline:main"]["pipeline"].split()
     at = names.index("hapi")
@@ -231,7 +232,12 @@ def test_the_clusters_differ_in_the_filter_alone(layout):
     sections["pipeline:main"]["pipeline"] = " ".join(
         names[:at] + names[at + 1 :]
     )
-    assert settings_of(hapi_filter=False) == {**settings, "hapi_filter": False}
+    near_disks = settings["swift_options"]["object-server.conf"]
+    assert "hapi_object" in near_disks["pipeline:main"]["pipeline"]
+    near_disks.clear()
+    key = settings["filter_options"].pop("backend_key_file")
+    assert key == "/key"
+    assert settings_of(None) == {**settings, "hapi_filter": False}
 
 
 def test_options_of_the_filter_are_valid_and_not_the_defaults():

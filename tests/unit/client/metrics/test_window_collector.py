@@ -261,3 +261,16 @@ def test_cached_spans_do_not_count_for_costs(collector):
     assert collector.throughput.sample_seconds == {PUSHED: 0.25}
     assert collector.throughput.waiting == {PUSHED[0]: 48}
     assert collector.take().cached == {}
+
+
+def test_workers_count_while_they_have_computed_lately(collector):
+    with collector.loading():
+        assert collector.take().num_workers == 0
+        for worker in ("a", "b", "a"):
+            collector.add(PUSHED, 8, 1, worker=worker)
+        assert collector.take().num_workers == 2
+        collector.advance(50)
+        collector.add(PUSHED, 8, 1, worker="a")
+        assert collector.take().num_workers == 2
+        collector.advance(20)
+        assert collector.take().num_workers == 1

@@ -138,6 +138,20 @@ def test_capacities_are_those_of_the_tiers_and_the_share():
     assert problem.last_cut == 3
 
 
+def test_workers_add_up_and_swift_stays_as_it_is():
+    one, two = (
+        build(conditions=replace(CONDITIONS, server_share=0.5, num_workers=n))
+        for n in (1, 2)
+    )
+    for name in ("server cpu", "server device"):
+        assert two.capacity(name) == 2 * one.capacity(name)
+    assert two.capacity("link") == one.capacity("link")
+    rates = [
+        each.samples_per_second(option(each, 0, "raw")) for each in (one, two)
+    ]
+    assert rates[0] == pytest.approx(rates[1])
+
+
 @pytest.mark.parametrize("share", [0.5, 0.001, 0.0])
 def test_server_share_does_not_limit_raw_reads(share):
     whole = build()
