@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import http.client
 import json
-import socket
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -163,7 +163,7 @@ class WorkerClient:
 
     def _opaque_name(self) -> str:
         """A name by which callers count workers, and learn nothing else."""
-        place = f"{socket.gethostname()} {self._socket_path}"
+        place = f"{os.uname().nodename} {self._socket_path}"
         secret = utils.HASH_PATH_PREFIX + utils.HASH_PATH_SUFFIX
         return hashlib.sha256(secret + place.encode()).hexdigest()[:12]
 

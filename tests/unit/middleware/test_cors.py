@@ -42,7 +42,12 @@ def test_allowed_origin_may_see_our_headers(world, method, origin):
 
     assert answer.status == 200
     assert answer.headers["Access-Control-Allow-Origin"] == origin
-    ours = {"x-hapi-source-etag", "x-hapi-cache", "retry-after"}
+    ours = {
+        "x-hapi-source-etag",
+        "x-hapi-cache",
+        "x-hapi-worker",
+        "retry-after",
+    }
     assert _exposed(answer) == {"etag", "x-trans-id", "x-mine", *ours}
     vary = [*REQUEST_HEADERS, *(["Origin"] if origin != "*" else [])]
     assert answer.headers["Vary"] == ", ".join(vary)

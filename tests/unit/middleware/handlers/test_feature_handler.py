@@ -1,5 +1,6 @@
 """Annotated GETs and HEADs that succeed; requests that pass unchanged."""
 
+import re
 import time
 
 import pytest
@@ -36,6 +37,11 @@ def test_features_stream_through_the_worker(world):
 
     assert (answer.status, answer.body) == (200, SHARD.upper())
     assert world.worker.sources == [SHARD]
+    # The same for all answers of a worker, and without meaning.
+    worker = answer.headers.pop("X-Hapi-Worker")
+    assert re.fullmatch("[0-9a-f]{12}", worker)
+    again = world.send(headers=annotation())
+    assert again.headers["X-Hapi-Worker"] == worker
     assert answer.headers == {
         "Content-Type": CONTENT_TYPE_STREAM,
         "Cache-Control": "private, no-store",
