@@ -13,7 +13,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from hapi_cluster.settings import LAYOUTS, ClusterSettings, object_names
+from hapi_cluster.settings import (
+    LAYOUTS,
+    ClusterSettings,
+    object_names,
+    server_kind,
+)
 
 Sections = Mapping[str, Mapping[str, str]]
 
@@ -71,7 +76,7 @@ def render_all(deployment: Deployment) -> dict[str, str]:
     for server in deployment.settings.backends:
         file = f"{server}-server.conf"
         files[file] = _backend(deployment, server)
-        own = f"{_kind(server)}-server.conf"
+        own = f"{server_kind(server)}-server.conf"
         additional[file] = additional.get(own, {})
     texts = {
         name: _text(_merged(sections, additional.get(name, {})))
@@ -137,13 +142,8 @@ def _defaults(
     }
 
 
-def _kind(server: str) -> str:
-    """``object`` for ``object-2``."""
-    return server.partition("-")[0]
-
-
 def _backend(deployment: Deployment, server: str) -> Sections:
-    kind = _kind(server)
+    kind = server_kind(server)
     worker_socket = deployment.worker_sockets.get(f"{server}-worker")
     hapi: dict[str, Mapping[str, str]] = {}
     if worker_socket is not None:

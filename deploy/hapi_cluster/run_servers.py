@@ -17,6 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from hapi_cluster.settings import server_kind
+
 DEFAULT_CLIENT_TIMEOUT_SECONDS = 60.0
 
 
@@ -25,9 +27,8 @@ def serve(etc: Path, names: Sequence[str]) -> int:
     from swift.common import utils
 
     utils.set_swift_dir(str(etc))
-    # The section of "object-2" is "object-server".
     configs = [
-        (str(etc / f"{name}-server.conf"), f"{name.partition('-')[0]}-server")
+        (str(etc / f"{name}-server.conf"), f"{server_kind(name)}-server")
         for name in names
     ]
     if len(configs) == 1:

@@ -59,6 +59,11 @@ def object_names(count: int) -> tuple[str, ...]:
     return "object", *(f"object-{n}" for n in range(2, count + 1))
 
 
+def server_kind(name: str) -> str:
+    """``object`` for ``object-2``."""
+    return name.partition("-")[0]
+
+
 FILES = (
     "swift.conf",
     "proxy-server.conf",

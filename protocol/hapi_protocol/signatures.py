@@ -15,6 +15,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
+from hapi_protocol.backend import (
+    HEADER_MESSAGE_BYTES,
+    HEADER_NONCE,
+    HEADER_POLICY,
+    HEADER_SIGNATURE,
+    HEADER_STEP,
+    HEADER_TIMESTAMP,
+    HEADER_VERSION,
+)
+
 MIN_KEY_BYTES = 32
 MAX_AGE_SECONDS = 60.0
 """Largest difference of the clocks of proxy and object server, with the time
@@ -51,6 +61,39 @@ class SignedRequest:
         digest = hashlib.sha256(message).hexdigest()
         signed = json.dumps([*texts, digest]).encode()
         return hmac.new(key, signed, hashlib.sha256).hexdigest()
+
+    def headers(self, key: bytes) -> dict[str, str]:
+        """Headers that carry the request, signed with a key."""
+        return {
+            HEADER_TIMESTAMP: self.timestamp,
+            HEADER_POLICY: self.policy_index,
+            HEADER_STEP: self.step,
+            HEADER_VERSION: self.version,
+            HEADER_NONCE: self.nonce,
+            HEADER_SIGNATURE: self.signature(key),
+            HEADER_MESSAGE_BYTES: str(len(self.message)),
+        }
+
+    @classmethod
+    def received(
+        cls, path: str, header: Callable[[str], str], message: bytes
+    ) -> SignedRequest:
+        """The request that has arrived.
+
+        Args:
+            path: its path, not quoted.
+            header: returns the value of a header, or an empty text.
+            message: its message.
+        """
+        return cls(
+            path=path,
+            step=header(HEADER_STEP),
+            version=header(HEADER_VERSION),
+            policy_index=header(HEADER_POLICY),
+            timestamp=header(HEADER_TIMESTAMP),
+            nonce=header(HEADER_NONCE),
+            message=message,
+        )
 
 
 class Verifier:

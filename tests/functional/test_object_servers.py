@@ -18,7 +18,6 @@ import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from pathlib import Path
 from urllib.parse import quote, unquote
 
 import pytest
@@ -33,7 +32,6 @@ from hapi_protocol.backend import (
     BACKEND_VERSION,
     HEADER_MESSAGE_BYTES,
     HEADER_NONCE,
-    HEADER_POLICY,
     HEADER_SIGNATURE,
     HEADER_STEP,
     HEADER_VERSION,
@@ -46,6 +44,7 @@ from hapi_protocol.backend import (
 from hapi_protocol.feature_reader import read_features
 from hapi_protocol.frames import FrameReader, Kind, read_error
 from hapi_protocol.job_messages import JobRequest, ModelIdentity
+from hapi_protocol.profiles import ModelProfile
 from hapi_protocol.signatures import SignedRequest, read_keys
 from hapi_protocol.unix_http import UnixConnection
 from hapi_splitter.package.writer import digest_of, package_bytes
@@ -53,7 +52,7 @@ from jobs import connected, small_job, upload_shards
 from local_rows import local_rows, received_rows
 from networks import small_parts
 from objects_of_kinds import KINDS, make_containers, store
-from photos import shard
+from photos import jpegs, shard
 from replicas import replicas
 from second_proxy import counted_links, second_proxy
 from slow_link import slow_link
@@ -356,14 +355,9 @@ def ask(
         message=message,
     )
     sent = {
-        "X-Timestamp": signed.timestamp,
         "X-Trans-Id": "tx-direct",
-        HEADER_POLICY: signed.policy_index,
-        HEADER_STEP: step,
-        HEADER_VERSION: signed.version,
-        HEADER_NONCE: signed.nonce,
+        **signed.headers(key or own),
         HEADER_SIGNATURE: sign(signed).signature(key or own),
-        HEADER_MESSAGE_BYTES: str(len(message)),
         **(headers or {}),
     }
     connection = http.client.HTTPConnection(
@@ -503,17 +497,18 @@ def test_clients_cannot_reach_the_filter_of_object_servers(near, direct):
 
 
 def test_object_server_without_the_filter_stays_untouched(near):
-    path = near.put("untouched.tar")
+    alone = []
+    while not alone:
+        path = near.put(f"untouched-{uuid.uuid4().hex}.tar")
+        alone = [
+            each
+            for each in replicas(near.cluster, path)
+            if each.server == SERVERS[2]
+        ]
     near.owner.request(
         "POST", path, {"X-Object-Meta-Colour": "red"}
     ).raise_for_status()
     etag = near.owner.request("HEAD", path).headers["ETag"]
-    alone = [
-        each
-        for each in replicas(near.cluster, path)
-        if each.server == SERVERS[2]
-    ]
-    assert alone
     before = {each: each.path.stat() for each in alone}
     for each in alone:
         assert ask(near, each, path, etag)[0] == 405
@@ -659,19 +654,43 @@ def of_computing_servers(near, path):
     ]
 
 
-def test_missing_and_corrupt_replicas_are_left_for_another_place(near):
-    for number, hurt in enumerate((Path.unlink, flip)):
-        path = near.put(f"hurt-{number}.tar")
+def test_missing_replicas_are_left_for_another_place(near):
+    path = near.put("missing.tar")
+    near.get(path)
+    *others, _ = replicas(near.cluster, path)
+    for each in others:
+        each.path.unlink()
+        for _ in range(2):
+            answer = near.get(path)
+            assert answer.status_code == 200, answer.text[:300]
+            received_rows(answer.content).assert_equal(
+                local_rows(near.frozen, 1, CONTENT, "any")
+            )
+
+
+def test_damaged_replica_is_put_aside_and_left_for_another_place(near):
+    path = near.put("flipped.tar")
+    for _ in range(2):  # both servers have the package then, or soon
         near.get(path)
-        *others, _ = replicas(near.cluster, path)
-        for each in others:
-            hurt(each.path)
-            for _ in range(2):
-                answer = near.get(path)
-                assert answer.status_code == 200, answer.text[:300]
-                received_rows(answer.content).assert_equal(
-                    local_rows(near.frozen, 1, CONTENT, "any")
-                )
+    etag = near.owner.request("HEAD", path).headers["ETag"]
+    damaged, *_ = of_computing_servers(near, path)
+    flip(damaged.path)
+
+    def refused():
+        status, frames = ask(near, damaged, path, etag)
+        assert status == 200
+        code = read_error(frames[-1][1]).code
+        if code == "model_needed":
+            near.get(near.put(f"brings-{uuid.uuid4().hex}.tar"))
+        return code == "source_damaged"
+
+    until(refused, SECONDS)
+    until(lambda: not damaged.path.exists())
+    answer = near.get(path)
+    assert answer.status_code == 200, answer.text[:300]
+    received_rows(answer.content).assert_equal(
+        local_rows(near.frozen, 1, CONTENT, "any")
+    )
 
 
 def flip(path):
@@ -722,6 +741,60 @@ def test_deleted_object_is_not_found(near):
     answer = near.get(path)
     assert answer.status_code == 404
     assert answer.content == near.owner.get(path).content
+
+
+# -- proxies without a worker ------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def without_worker(near, tmp_path_factory):
+    """A user of a proxy that has object servers alone to compute."""
+    options = {"places": "object", "worker_socket": "/nowhere.sock"}
+    folder = tmp_path_factory.mktemp("alone")
+    with second_proxy(near.cluster, folder, options) as url:
+        caller = Caller(near.cluster, proxy_url=url)
+        yield caller
+        caller.close()
+
+
+def test_many_objects_are_sent_to_an_object_server(near, without_worker):
+    names = []
+    for number, (data, _) in enumerate(jpegs(5, seed=8)):
+        names.append(f"many-{number}.jpg")
+        near.put(names[-1], data)
+    body = "\n".join(names).encode()
+    answers = [
+        each.request("POST", f"{PLACE}?hapi", ASKED, body)
+        for each in (without_worker, near.by_proxy)
+    ]
+    assert told(answers[0]) == told(answers[1])
+    assert computed_on(near, answers[0])
+    both = near.owner.request("POST", f"{PLACE}?hapi", ASKED, body)
+    entry = used(near.cluster, both.headers["X-Trans-Id"])
+    assert (entry["objects"], entry["samples"]) == ("5", "5")
+
+
+def test_profiles_are_measured_on_an_object_server(near, without_worker):
+    answer = without_worker.get(MODEL, {"X-Hapi-Profile": "true"})
+    assert answer.status_code == 200, answer.text[:300]
+    profile = ModelProfile.from_body(answer.content)
+    assert profile.num_cuts == near.frozen.num_cuts
+    head = without_worker.request("HEAD", MODEL, {"X-Hapi-Profile": "true"})
+    assert head.headers["ETag"] == answer.headers["ETag"]
+
+
+def test_refusal_names_what_is_missing_without_any_worker(
+    near, tmp_path, without_worker
+):
+    options = {"places": "object", "object_silence_seconds": "1e-9"}
+    with second_proxy(near.cluster, tmp_path, options) as url:
+        caller = Caller(near.cluster, proxy_url=url)
+        path = near.put("nobody.tar")
+        answer = caller.get(path, ASKED)
+        caller.close()
+    assert answer.status_code == 503
+    assert answer.json()["code"] == "worker_unavailable"
+    assert answer.headers["Retry-After"]
 
 
 # -- load --------------------------------------------------------------------

@@ -31,6 +31,7 @@ from hapi_client.planning.job_problem import (
     unlimited_worker,
 )
 from hapi_client.planning.loop_probe import TrainingThreadProbe
+from hapi_client.planning.observed_costs import sample_seconds
 from hapi_client.planning.replanner import (
     MIN_PUSH_GAIN,
     PlanChange,
@@ -46,7 +47,7 @@ from hapi_splitter.planner.costs import (
     layer_threads,
 )
 from hapi_splitter.planner.plan import Plan, Problem
-from hapi_splitter.planner.problem import RAW_ROUTE, Route
+from hapi_splitter.planner.problem import Route
 
 logger = logging.getLogger(__name__)
 
@@ -64,9 +65,6 @@ READ_SECONDS = 8.0
 MIN_MEASURED_SECONDS = 60.0
 """Remaining time below which a job does not measure, because that stops the
 loop for some seconds: it plans with what its raw reads have shown."""
-MAX_READING_SHARE = 0.5
-"""Fraction of raw reads' time in which they wait for bytes, above which the
-link decides how long the job takes."""
 MIN_REMAINING_SECONDS = 8.0
 """Remaining time below which a job does not plan."""
 RETRY_SECONDS = 30.0
@@ -339,12 +337,10 @@ class JobPlanner:
     def _warm_up(self) -> bool:
         """Waits for some raw reads; returns False if none arrived."""
         started = time.monotonic()
+        needed = KNOWN_LINK_SECONDS if self._early_rate else WARM_UP_SECONDS
         while not _slept(self._scope, POLL_SECONDS):
             spans = self._metrics.num_spans - self._spans_before
             seconds = self._metrics.window_seconds
-            needed = (
-                KNOWN_LINK_SECONDS if self._early_rate else (WARM_UP_SECONDS)
-            )
             if seconds >= needed and spans >= WARM_UP_SPANS:
                 break
             if time.monotonic() - started >= MAX_WARM_UP_SECONDS:
@@ -412,35 +408,6 @@ class JobPlanner:
             return True
         self._decline(decline_reason(best, gain))
         return False
-
-
-def sample_seconds(window: WindowMetrics, num_samples: int) -> float:
-    """Returns the time per sample that a first window shows.
-
-    The loop starts within the window, and has used fewer samples than later
-    in the same time.  So it is no longer than all the work on a sample, one
-    step after the other, unless reading takes most of the time.
-
-    Args:
-        window: the window.
-        num_samples: samples that the loop has taken in it.
-    """
-    seconds = window.seconds / num_samples
-    num_decoded = window.samples.get(RAW_ROUTE, 0)
-    num_computed = window.suffix_samples.get(0, 0)
-    if (
-        window.reading_share > MAX_READING_SHARE
-        or not num_decoded
-        or not num_computed
-        or not window.train_samples
-    ):
-        return seconds
-    work = (
-        window.decode_cpu_seconds / num_decoded
-        + window.suffix_cpu_seconds / num_computed
-        + window.train_seconds / window.train_samples
-    )
-    return min(seconds, work)
 
 
 def _prepare(reference: weakref.ref[JobPlanner], scope: CancelScope) -> None:

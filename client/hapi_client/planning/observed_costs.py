@@ -14,6 +14,7 @@ import torch
 
 from hapi_client.metrics.window_metrics import WindowMetrics
 from hapi_client.model.frozen_region import FrozenRegion
+from hapi_client.planning.cost_estimators import LINK_LIMITED_SHARE
 from hapi_client.planning.device_profile import (
     LocalFacts,
     cut_facts,
@@ -106,3 +107,32 @@ def observed_facts(
         ),
         num_probed=num_computed,
     )
+
+
+def sample_seconds(window: WindowMetrics, num_samples: int) -> float:
+    """Returns the time per sample that a first window shows.
+
+    The loop starts within the window, and has used fewer samples than later
+    in the same time.  So it is no longer than all the work on a sample, one
+    step after the other, unless reading takes most of the time.
+
+    Args:
+        window: the window.
+        num_samples: samples that the loop has taken in it.
+    """
+    seconds = window.seconds / num_samples
+    num_decoded = window.samples.get(RAW_ROUTE, 0)
+    num_computed = window.suffix_samples.get(0, 0)
+    if (
+        window.reading_share > LINK_LIMITED_SHARE
+        or not num_decoded
+        or not num_computed
+        or not window.train_samples
+    ):
+        return seconds
+    work = (
+        window.decode_cpu_seconds / num_decoded
+        + window.suffix_cpu_seconds / num_computed
+        + window.train_seconds / window.train_samples
+    )
+    return min(seconds, work)

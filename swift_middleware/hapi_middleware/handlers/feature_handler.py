@@ -22,6 +22,7 @@ from hapi_middleware.handlers.access_log import (
 from hapi_middleware.handlers.context import HandlerContext
 from hapi_middleware.metrics import StreamReporter
 from hapi_middleware.places.computer import Granted, Work
+from hapi_middleware.places.places import Computers
 from hapi_middleware.requests.annotation_request import (
     Env,
     FeatureRequest,
@@ -94,7 +95,7 @@ class FeatureHandler:
         # Authorization first: the checks below reveal facts about both
         # objects, so the caller must be allowed to read them.
         head = self._source.head()
-        self._computers = self._places.computers(
+        computers = self._places.computers(
             self._request.name, head, self._annotation.byte_range
         )
         model = self._package.identify() if self._package else None
@@ -104,7 +105,7 @@ class FeatureHandler:
         lookup = CacheLookup(
             self._cache, self._env, self._request, head, account
         )
-        etag = self._etag_before_job(job, is_needed=lookup.is_used)
+        etag = self._etag_before_job(computers, job, is_needed=lookup.is_used)
         headers = stream_headers(head.etag, etag)
         if etag and is_match(self._request.if_none_match, etag):
             return HeadersOnly("304 Not Modified", headers)
@@ -113,7 +114,7 @@ class FeatureHandler:
         cached = lookup.find(etag) if etag else None
         if etag and cached is not None:
             return self._cached_response(head, etag, cached)
-        return self._compute(head, job, lookup)
+        return self._compute(computers, head, job, lookup)
 
     def _job(
         self, head: ObjectHead, model: ModelIdentity | None, account: str
@@ -144,11 +145,12 @@ class FeatureHandler:
         )
 
     def _etag_before_job(
-        self, job: JobRequest, *, is_needed: bool
+        self, computers: Computers, job: JobRequest, *, is_needed: bool
     ) -> str | None:
         """The answer's ETag, if it is known without computing.
 
         Args:
+            computers: places that may know the model.
             job: the job that would compute the answer.
             is_needed: ask the worker even if the request compares nothing.
         """
@@ -159,7 +161,7 @@ class FeatureHandler:
             is_needed or request.method == "HEAD" or request.if_none_match
         ):
             return None
-        info = self._computers.find_model(job.model, job.trans_id)
+        info = computers.find_model(job.model, job.trans_id)
         if info is None:
             return None
         if job.cut > info.num_cuts:
@@ -174,7 +176,11 @@ class FeatureHandler:
         )
 
     def _compute(
-        self, head: ObjectHead, job: JobRequest, lookup: CacheLookup
+        self,
+        computers: Computers,
+        head: ObjectHead,
+        job: JobRequest,
+        lookup: CacheLookup,
     ) -> Any:
         job = replace(job, is_split=lookup.stores)
         etag = ""
@@ -201,7 +207,7 @@ class FeatureHandler:
             package=self._package,
             reporter=self._reporter,
         )
-        worker_stream = self._computers.start(work, is_answered)
+        worker_stream = computers.start(work, is_answered)
         if worker_stream is None:
             return early
         usage_query.stream = worker_stream

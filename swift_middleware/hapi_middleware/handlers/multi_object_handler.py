@@ -235,7 +235,7 @@ class MultiObjectHandler:
         self._metrics.count("multi_requests")
         model = self._package.identify()
         computers = self._places.computers(
-            self._package.name, self._package.head
+            self._package.name, self._package.head, is_source=False
         )
         account = paying_account(self._env, self._config)
         names = read_object_names(self._env, self._config.max_multi_objects)

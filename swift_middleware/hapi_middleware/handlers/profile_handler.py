@@ -8,6 +8,7 @@ from swift.common.swob import Response
 
 from hapi_middleware.handlers.access_log import add_entry, profile_entry
 from hapi_middleware.handlers.context import HandlerContext
+from hapi_middleware.places.places import Computers
 from hapi_middleware.requests.annotation_request import Env, FeatureRequest
 from hapi_middleware.requests.authorization import paying_account
 from hapi_middleware.requests.responses import (
@@ -61,31 +62,37 @@ class ProfileHandler:
         # Authorization first, as for features.
         head = self._source.head()
         model = self._package.identity_from_head(head)
-        self._computers = self._places.computers(self._request.name, head)
+        computers = self._places.computers(
+            self._request.name, head, is_source=False
+        )
         account = paying_account(self._env, self._config)
         add_entry(self._env, profile_entry(account))
-        etag = self._etag_before_profiling(model)
+        etag = self._etag_before_profiling(computers, model)
         if etag and is_match(self._request.if_none_match, etag):
             return HeadersOnly(
                 "304 Not Modified", profile_headers(model.etag, etag)
             )
         if self._request.method == "HEAD":
             return HeadersOnly("200 OK", profile_headers(model.etag, etag))
-        return self._profile(model, account)
+        return self._profile(computers, model, account)
 
-    def _etag_before_profiling(self, model: ModelIdentity) -> str | None:
+    def _etag_before_profiling(
+        self, computers: Computers, model: ModelIdentity
+    ) -> str | None:
         """The answer's ETag, if it is known without computing."""
         request = self._request
         if request.method != "HEAD" and not request.if_none_match:
             return None
-        info = self._computers.find_model(model, request.trans_id)
+        info = computers.find_model(model, request.trans_id)
         if info is None:
             return None
         return profile_etag(model.etag, info.digest, info.numerics_tag)
 
-    def _profile(self, model: ModelIdentity, account: str) -> Any:
+    def _profile(
+        self, computers: Computers, model: ModelIdentity, account: str
+    ) -> Any:
         request = ProfileRequest(account, model, self._request.trans_id)
-        model, profile = self._computers.get_profile(request, self._package)
+        model, profile = computers.get_profile(request, self._package)
         etag = profile_etag(model.etag, profile.digest, profile.numerics_tag)
         headers = profile_headers(model.etag, etag)
         # The ETag is new if the worker had no model before.

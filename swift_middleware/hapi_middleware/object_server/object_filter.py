@@ -29,10 +29,7 @@ from hapi_middleware.worker.worker_client import WorkerClient
 from hapi_protocol.backend import (
     BACKEND_VERSION,
     HEADER_MESSAGE_BYTES,
-    HEADER_NONCE,
-    HEADER_POLICY,
     HEADER_SIGNATURE,
-    HEADER_STEP,
     HEADER_VERSION,
     METHOD,
     STEP_BYTES,
@@ -139,7 +136,7 @@ class ObjectMiddleware:
         return self._answer(env)(env, start_response)
 
     def _answer(self, env: Env) -> Response:
-        version = env.get(_key(HEADER_VERSION), "")
+        version = _header(env, HEADER_VERSION)
         if version != str(BACKEND_VERSION):
             return self._refuse(
                 env,
@@ -150,17 +147,13 @@ class ObjectMiddleware:
         message = self._message(env)
         if message is None:
             return self._refuse(env, 400, "it has no message")
-        request = SignedRequest(
-            path=wsgi_to_str(env["PATH_INFO"]),
-            step=env.get(_key(HEADER_STEP), ""),
-            version=version,
-            policy_index=env.get(_key(HEADER_POLICY), ""),
-            timestamp=env.get("HTTP_X_TIMESTAMP", ""),
-            nonce=env.get(_key(HEADER_NONCE), ""),
-            message=message,
+        request = SignedRequest.received(
+            wsgi_to_str(env["PATH_INFO"]),
+            lambda name: _header(env, name),
+            message,
         )
         problem = self._verifier.problem(
-            request, env.get(_key(HEADER_SIGNATURE), "")
+            request, _header(env, HEADER_SIGNATURE)
         )
         if problem is not None:
             return self._refuse(env, 403, problem)
@@ -184,7 +177,7 @@ class ObjectMiddleware:
         )
 
     def _message(self, env: Env) -> bytes | None:
-        length = env.get(_key(HEADER_MESSAGE_BYTES), "")
+        length = _header(env, HEADER_MESSAGE_BYTES)
         if not (length.isascii() and length.isdigit() and len(length) < 6):
             return None
         if not 0 < int(length) <= MAX_MESSAGE_BYTES:
@@ -214,12 +207,13 @@ class ObjectMiddleware:
             HapiError: the message is damaged.
         """
         trans_id = env.get("HTTP_X_TRANS_ID", "")
-        payload = RequestBytes(env["wsgi.input"])
         if step in (STEP_JOB, STEP_BYTES):
             order = JobOrder.from_body(message)
-            body: JobBody = payload
-            if step == STEP_JOB:
-                body = LocalObject(self.app, env, order)
+            body: JobBody = (
+                LocalObject(self.app, env, order)
+                if step == STEP_JOB
+                else RequestBytes(env["wsgi.input"])
+            )
             return lambda send: self._compute(order, body, send)
         if step == STEP_PROFILE:
             request = ProfileRequest.from_body(message)
@@ -300,7 +294,7 @@ class ObjectMiddleware:
     def _log(
         self, job: JobRequest, usage: Usage | None, seconds: float
     ) -> None:
-        facts = {} if usage is None else {**vars(usage)}
+        facts = {} if usage is None else vars(usage)
         shown = ("samples", "errors", "outcome", "source_bytes", "sent_bytes")
         self._logger.info(
             "hapi_object: %s in %.3f s: %s (txn: %s)",
@@ -311,8 +305,8 @@ class ObjectMiddleware:
         )
 
 
-def _key(header: str) -> str:
-    return "HTTP_" + header.upper().replace("-", "_")
+def _header(env: Env, name: str) -> str:
+    return str(env.get("HTTP_" + name.upper().replace("-", "_"), ""))
 
 
 def filter_factory(

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol
+from typing import ClassVar
 
 from hapi_middleware.config import PLACE_PROXY
 from hapi_middleware.metrics import Metrics, StreamReporter
 from hapi_middleware.requests.subrequests import Package
 from hapi_middleware.worker.feature_stream import JobBody, WorkerStream
-from hapi_middleware.worker.package_upload import PackageUploader
+from hapi_middleware.worker.package_upload import (
+    PackageStore,
+    PackageUploader,
+    T,
+)
 from hapi_middleware.worker.worker_client import WorkerClient
 from hapi_protocol.backend import ModelInfo
 from hapi_protocol.headers import ByteRange
@@ -64,29 +69,34 @@ class Granted:
     get_usage: Callable[[float], Usage]
 
 
-class Computer(Protocol):
+class Computer(ABC):
     """A place that computes.
 
+    Args:
+        store: keeps the packages of its worker.
+        metrics: metrics of the filter.
+
     Attributes:
-        kind: ``proxy`` or ``object``.
+        KIND: ``proxy`` or ``object``.
 
     Raises:
         HapiError: from all methods: the place's own error, or that it does
             not answer.
     """
 
-    kind: str
+    KIND: ClassVar[str]
 
+    def __init__(self, store: PackageStore, metrics: Metrics) -> None:
+        self._store = store
+        self._metrics = metrics
+
+    @abstractmethod
     def find_model(
         self, identity: ModelIdentity, trans_id: str
     ) -> ModelInfo | None:
         """Facts about a model; None if the place does not have it."""
 
-    def get_profile(
-        self, request: ProfileRequest, package: Package
-    ) -> tuple[ModelIdentity, ModelProfile]:
-        """Profile of a package, and the identity that was profiled."""
-
+    @abstractmethod
     def start(
         self, work: Work, is_answered: Callable[[Granted], bool]
     ) -> WorkerStream | None:
@@ -101,37 +111,55 @@ class Computer(Protocol):
             The stream; None if ``is_answered`` was True.
         """
 
+    @abstractmethod
+    def _profile(self, request: ProfileRequest) -> ModelProfile:
+        """Profile of a package; raises ``model_needed``."""
 
-class LocalComputer:
+    def get_profile(
+        self, request: ProfileRequest, package: Package
+    ) -> tuple[ModelIdentity, ModelProfile]:
+        """Profile of a package, and the identity that was profiled."""
+
+        def ask(identity: ModelIdentity) -> tuple[ModelIdentity, ModelProfile]:
+            current = replace(request, model=identity)
+            return identity, self._profile(current)
+
+        return self._uploader(package, request.trans_id).ask(
+            request.model, ask
+        )
+
+    def _with_package(self, work: Work, ask: Callable[[JobRequest], T]) -> T:
+        """Calls ``ask`` with the job, with its package in the place."""
+        job = work.job
+        if work.package is None or job.model is None:
+            return ask(job)
+        return self._uploader(work.package, job.trans_id).ask(
+            job.model, lambda model: ask(replace(job, model=model))
+        )
+
+    def _uploader(self, package: Package, trans_id: str) -> PackageUploader:
+        return PackageUploader(self._store, package, self._metrics, trans_id)
+
+
+class LocalComputer(Computer):
     """The worker of this host.
 
     Args:
         worker: its client.
         metrics: metrics of the filter.
-
-    Attributes:
-        kind: ``proxy``.
-        find_model: as :meth:`Computer.find_model`.
     """
 
+    KIND = PLACE_PROXY
+
     def __init__(self, worker: WorkerClient, metrics: Metrics) -> None:
-        self.kind = PLACE_PROXY
+        super().__init__(worker, metrics)
         self._worker = worker
-        self._metrics = metrics
-        self.find_model = worker.find_model
 
-    def get_profile(
-        self, request: ProfileRequest, package: Package
-    ) -> tuple[ModelIdentity, ModelProfile]:
-        """Profile of a package, as :meth:`Computer.get_profile`."""
-
-        def ask(identity: ModelIdentity) -> tuple[ModelIdentity, ModelProfile]:
-            current = replace(request, model=identity)
-            return identity, self._worker.get_profile(current)
-
-        return self._uploader(package, request.trans_id).ask(
-            request.model, ask
-        )
+    def find_model(
+        self, identity: ModelIdentity, trans_id: str
+    ) -> ModelInfo | None:
+        """Facts about a model, as :meth:`Computer.find_model`."""
+        return self._worker.find_model(identity, trans_id)
 
     def start(
         self, work: Work, is_answered: Callable[[Granted], bool]
@@ -158,21 +186,16 @@ class LocalComputer:
             granted.grant, body, work.job.trans_id, work.reporter
         )
 
+    def _profile(self, request: ProfileRequest) -> ModelProfile:
+        return self._worker.get_profile(request)
+
     def _grant(self, work: Work) -> Granted:
-        job = work.job
-
-        def ask(model: ModelIdentity | None) -> JobGrant:
+        def ask(job: JobRequest) -> JobGrant:
             with self._metrics.timed("grant"):
-                return self._worker.create_job(replace(job, model=model))
+                return self._worker.create_job(job)
 
-        if work.package is None or job.model is None:
-            grant = ask(None)
-        else:
-            uploader = self._uploader(work.package, job.trans_id)
-            grant = uploader.ask(job.model, ask)
+        grant = self._with_package(work, ask)
         return Granted(
-            grant, partial(self._worker.get_usage, grant.job_id, job.trans_id)
+            grant,
+            partial(self._worker.get_usage, grant.job_id, work.job.trans_id),
         )
-
-    def _uploader(self, package: Package, trans_id: str) -> PackageUploader:
-        return PackageUploader(self._worker, package, self._metrics, trans_id)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import http.client
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -13,16 +14,7 @@ from hapi_middleware.concurrency import Task, Timeout, http_connect
 from hapi_middleware.config import FilterConfig
 from hapi_middleware.metrics import Metrics
 from hapi_middleware.worker.feature_stream import JobBody
-from hapi_protocol.backend import (
-    BACKEND_VERSION,
-    HEADER_MESSAGE_BYTES,
-    HEADER_NONCE,
-    HEADER_POLICY,
-    HEADER_SIGNATURE,
-    HEADER_STEP,
-    HEADER_VERSION,
-    METHOD,
-)
+from hapi_protocol.backend import BACKEND_VERSION, METHOD
 from hapi_protocol.errors import (
     AnnotationError,
     HapiError,
@@ -132,17 +124,16 @@ class NodeClient:
         """
         connection = self._connect(node, step, message.to_body(), trans_id)
         try:
-            with Timeout(self._config.object_silence_seconds):
+            with self.watching(node):
                 response = connection.getresponse()
                 refusal = b""
                 if response.status != 200:
                     refusal = response.read(_MAX_REFUSAL_BYTES)
-        except (OSError, http.client.HTTPException, Timeout) as error:
+            if response.status != 200:
+                raise self._refused(node, response.status, refusal)
+        except BaseException:
             connection.close()
-            raise self.lost(node, error) from error
-        if response.status != 200:
-            connection.close()
-            raise self._refused(node, response.status, refusal)
+            raise
         return NodeExchange(self, node, connection, response)
 
     def _connect(
@@ -158,44 +149,51 @@ class NodeClient:
             nonce=uuid.uuid4().hex,
             message=message,
         )
-        headers = {
-            "X-Timestamp": signed.timestamp,
-            "X-Trans-Id": trans_id,
-            "Transfer-Encoding": "chunked",
-            HEADER_POLICY: signed.policy_index,
-            HEADER_STEP: step,
-            HEADER_VERSION: signed.version,
-            HEADER_NONCE: signed.nonce,
-            HEADER_SIGNATURE: signed.signature(self._key),
-            HEADER_MESSAGE_BYTES: str(len(message)),
-        }
-        try:
-            with Timeout(self._config.object_connect_timeout):
-                connection = http_connect(
-                    facts["ip"],
-                    facts["port"],
-                    facts["device"],
-                    node.partition,
-                    METHOD,
-                    node.name,
-                    headers=headers,
-                )
-                connection.send(_chunk(message))
-        except (OSError, http.client.HTTPException, Timeout) as error:
-            raise self.lost(node, error) from error
+        with self.watching(node, self._config.object_connect_timeout):
+            connection = http_connect(
+                facts["ip"],
+                facts["port"],
+                facts["device"],
+                node.partition,
+                METHOD,
+                node.name,
+                headers={
+                    "X-Trans-Id": trans_id,
+                    "Transfer-Encoding": "chunked",
+                    **signed.headers(self._key),
+                },
+            )
+            # It fits into the socket's buffer.
+            connection.send(_chunk(message))
         return connection
 
-    @property
-    def silence_seconds(self) -> float:
-        """Silence after which an object server counts as lost."""
-        return self._config.object_silence_seconds
+    @contextmanager
+    def watching(
+        self, node: Node, seconds: float | None = None
+    ) -> Iterator[None]:
+        """Suppresses an object server that breaks off in the block.
 
-    def lost(self, node: Node, error: BaseException) -> UnavailableError:
-        """Suppresses an object server that does not answer.
+        Args:
+            node: the object server.
+            seconds: silence after which it counts as lost; None for that of
+                the options.
 
-        Returns:
-            The error to raise.
+        Raises:
+            UnavailableError: it is silent, or breaks off.
         """
+        limit = Timeout(seconds or self._config.object_silence_seconds)
+        try:
+            yield
+        except (FrameError, OSError, http.client.HTTPException) as error:
+            raise self._lost(node, error) from error
+        except Timeout as error:
+            if error is not limit:  # the caller's own
+                raise
+            raise self._lost(node, error) from error
+        finally:
+            limit.cancel()
+
+    def _lost(self, node: Node, error: BaseException) -> UnavailableError:
         is_silent = isinstance(error, Timeout)
         self._metrics.count("node.silent" if is_silent else "node.lost")
         what = "is silent" if is_silent else f"cannot be reached: {error!r}"
@@ -271,14 +269,13 @@ class NodeExchange:
         """
         while True:
             try:
-                with Timeout(self._client.silence_seconds):
+                with self._client.watching(self._node):
                     kind, payload = self._frames.next()
-            except Timeout as error:
-                raise self._client.lost(self._node, error) from error
-            except (FrameError, OSError, http.client.HTTPException) as error:
-                raise self._send_error or self._client.lost(
-                    self._node, error
-                ) from error
+            except UnavailableError:
+                if self._send_error is not None:
+                    # The break is its consequence.
+                    raise self._send_error from None
+                raise
             if kind is Kind.ERROR:
                 raise self._send_error or self._error(payload)
             if kind is Kind.USAGE:

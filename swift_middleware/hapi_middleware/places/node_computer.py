@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from contextlib import ExitStack, closing
+from typing import TypeVar
 
 from hapi_middleware.concurrency import Timeout
 from hapi_middleware.config import PLACE_OBJECT
@@ -15,11 +16,10 @@ from hapi_middleware.metrics import (
     StreamEnd,
     StreamReporter,
 )
-from hapi_middleware.places.computer import Granted, Work
+from hapi_middleware.places.computer import Computer, Granted, Work
 from hapi_middleware.places.node_client import Node, NodeClient, NodeExchange
-from hapi_middleware.requests.subrequests import ObjectBody, Package
+from hapi_middleware.requests.subrequests import ObjectBody
 from hapi_middleware.worker.feature_stream import WorkerStream
-from hapi_middleware.worker.package_upload import PackageUploader
 from hapi_protocol.backend import (
     STEP_BYTES,
     STEP_FIND,
@@ -38,11 +38,15 @@ from hapi_protocol.errors import HapiError, TooSlowError
 from hapi_protocol.frames import Kind
 from hapi_protocol.job_messages import (
     JobGrant,
+    JobRequest,
     ModelIdentity,
     ProfileRequest,
     Usage,
 )
+from hapi_protocol.json_messages import JsonMessage
 from hapi_protocol.profiles import ModelProfile
+
+M = TypeVar("M", bound=JsonMessage)
 
 
 class NodeStream:
@@ -119,7 +123,7 @@ class NodeStream:
         return error
 
 
-class NodeComputer:
+class NodeComputer(Computer):
     """The worker of an object server, behind its filter.
 
     Args:
@@ -128,10 +132,9 @@ class NodeComputer:
         reads_locally: the object server reads the object itself; otherwise
             its bytes are sent.
         metrics: metrics of the filter.
-
-    Attributes:
-        kind: ``object``.
     """
+
+    KIND = PLACE_OBJECT
 
     def __init__(
         self,
@@ -140,87 +143,47 @@ class NodeComputer:
         reads_locally: bool,
         metrics: Metrics,
     ) -> None:
-        self.kind = PLACE_OBJECT
+        super().__init__(self, metrics)
         self._client = client
         self._node = node
         self._reads_locally = reads_locally
-        self._metrics = metrics
 
     def find_model(
         self, identity: ModelIdentity, trans_id: str
     ) -> ModelInfo | None:
-        """Facts about a model; None if the object server lacks it."""
-        exchange = self._client.open(
-            self._node, STEP_FIND, ModelOrder(identity), trans_id
-        )
-        try:
-            body = exchange.expect(Kind.ANSWER)
-            return exchange.read(ModelFacts, body).model
-        finally:
-            exchange.close()
+        """Facts about a model, as :meth:`.Computer.find_model`."""
+        order = ModelOrder(identity)
+        return self._ask(STEP_FIND, order, trans_id, ModelFacts).model
 
     def put_model(
         self, identity: ModelIdentity, body: ObjectBody, trans_id: str
     ) -> None:
         """Uploads a package; the object server's worker hashes it."""
-        exchange = self._client.open(
-            self._node, STEP_MODEL, ModelOrder(identity), trans_id
-        )
-        try:
-            exchange.expect(Kind.READY)
-            exchange.send(body)
-            exchange.expect(Kind.ANSWER)
-        finally:
-            exchange.close()
-
-    def get_profile(
-        self, request: ProfileRequest, package: Package
-    ) -> tuple[ModelIdentity, ModelProfile]:
-        """Profile of a package, as :meth:`.Computer.get_profile`."""
-
-        def ask(identity: ModelIdentity) -> tuple[ModelIdentity, ModelProfile]:
-            exchange = self._client.open(
-                self._node,
-                STEP_PROFILE,
-                replace(request, model=identity),
-                request.trans_id,
-            )
-            try:
-                body = exchange.expect(Kind.ANSWER)
-                return identity, exchange.read(ModelProfile, body)
-            finally:
-                exchange.close()
-
-        return self._uploader(package, request.trans_id).ask(
-            request.model, ask
-        )
+        with self._open(STEP_MODEL, ModelOrder(identity), trans_id) as opened:
+            opened.expect(Kind.READY)
+            opened.send(body)
+            opened.expect(Kind.ANSWER)
 
     def start(
         self, work: Work, is_answered: Callable[[Granted], bool]
     ) -> WorkerStream | None:
         """Starts a job, as :meth:`.Computer.start`."""
-
-        def ask(model: ModelIdentity | None) -> WorkerStream | None:
-            return self._start(
-                replace(work, job=replace(work.job, model=model)), is_answered
-            )
-
-        if work.package is None or work.job.model is None:
-            return ask(None)
-        return self._uploader(work.package, work.job.trans_id).ask(
-            work.job.model, ask
+        return self._with_package(
+            work, lambda job: self._start(job, work, is_answered)
         )
 
     def _start(
-        self, work: Work, is_answered: Callable[[Granted], bool]
+        self,
+        job: JobRequest,
+        work: Work,
+        is_answered: Callable[[Granted], bool],
     ) -> WorkerStream | None:
-        job = work.job
         step = STEP_JOB if self._reads_locally else STEP_BYTES
         part = work.part if self._reads_locally else None
-        exchange = self._client.open(
-            self._node, step, JobOrder(job, part), job.trans_id
-        )
-        try:
+        with ExitStack() as stack:
+            exchange = stack.enter_context(
+                self._open(step, JobOrder(job, part), job.trans_id)
+            )
             with self._metrics.timed("grant"):
                 body = exchange.expect(Kind.READY)
             grant = exchange.read(JobGrant, body)
@@ -231,30 +194,33 @@ class NodeComputer:
                 )
 
             if is_answered(Granted(grant, get_usage)):
-                exchange.close()
                 return None
             if not self._reads_locally:
                 exchange.send(work.open_source())
             start = exchange.read(StreamStart, exchange.expect(Kind.ANSWER))
-        except BaseException:
-            exchange.close()
-            raise
+            stack.pop_all()
         return NodeStream(exchange, start, work.reporter)
+
+    def _profile(self, request: ProfileRequest) -> ModelProfile:
+        return self._ask(STEP_PROFILE, request, request.trans_id, ModelProfile)
 
     def _ask_usage(self, job_id: str, trans_id: str, timeout: float) -> Usage:
         try:
             with Timeout(timeout):
-                exchange = self._client.open(
-                    self._node, STEP_USAGE, JobId(job_id), trans_id
-                )
-                try:
-                    return exchange.read(Usage, exchange.expect(Kind.ANSWER))
-                finally:
-                    exchange.close()
+                return self._ask(STEP_USAGE, JobId(job_id), trans_id, Usage)
         except Timeout as error:
             raise TooSlowError(
                 "too_slow", f"the usage of a job is not known: {error}"
             ) from error
 
-    def _uploader(self, package: Package, trans_id: str) -> PackageUploader:
-        return PackageUploader(self, package, self._metrics, trans_id)
+    def _ask(
+        self, step: str, message: JsonMessage, trans_id: str, kind: type[M]
+    ) -> M:
+        """Answer of a step without bytes."""
+        with self._open(step, message, trans_id) as exchange:
+            return exchange.read(kind, exchange.expect(Kind.ANSWER))
+
+    def _open(
+        self, step: str, message: JsonMessage, trans_id: str
+    ) -> closing[NodeExchange]:
+        return closing(self._client.open(self._node, step, message, trans_id))

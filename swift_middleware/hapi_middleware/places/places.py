@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
@@ -94,7 +94,7 @@ class Computers:
 
         def start(place: Computer) -> WorkerStream | None:
             stream = place.start(work, answered)
-            self._metrics.count(f"places.{place.kind}")
+            self._metrics.count(f"places.{place.KIND}")
             return stream
 
         return self._in_turn(
@@ -166,7 +166,12 @@ class Places:
             self._client = NodeClient(config, keys, metrics, logger)
 
     def computers(
-        self, name: str, head: ObjectHead, part: ByteRange | None = None
+        self,
+        name: str,
+        head: ObjectHead,
+        part: ByteRange | None = None,
+        *,
+        is_source: bool = True,
     ) -> Computers:
         """The places for a request.
 
@@ -175,57 +180,66 @@ class Places:
                 package if there is no single source.
             head: facts about it.
             part: the bytes that the job reads; None for all.
+            is_source: it is the source, not the package.
         """
+        reads_locally = (
+            is_source
+            and head.is_plain
+            and head.policy_index is not None
+            and POLICIES.get_by_index(head.policy_index).policy_type
+            == REPL_POLICY
+            and "\x00" not in name
+        )
+        first_byte = part.first if part else 0
         places: list[Computer] = []
         for place in self._config.places:
             if place == PLACE_PROXY:
                 places.append(self._local)
             elif self._client is not None:
-                places += self._nodes(self._client, name, head, part)
+                places += [
+                    NodeComputer(
+                        self._client, node, reads_locally, self._metrics
+                    )
+                    for node in self._nodes(
+                        self._client,
+                        name,
+                        head.policy_index,
+                        first_byte,
+                        0 if reads_locally else MAX_HANDOFFS,
+                    )
+                ]
         return Computers(places, self._metrics)
 
     def _nodes(
         self,
         client: NodeClient,
         name: str,
-        head: ObjectHead,
-        part: ByteRange | None,
-    ) -> Iterable[NodeComputer]:
-        policy = POLICIES.get_by_index(head.policy_index)
-        reads_locally = (
-            head.is_plain
-            and head.policy_index is not None
-            and policy.policy_type == REPL_POLICY
-            and "\x00" not in name
+        policy_index: int | None,
+        first_byte: int,
+        num_handoffs: int,
+    ) -> Iterator[Node]:
+        """Object servers for a name, first choice first."""
+        policy = (
+            POLICIES.default
+            if policy_index is None
+            else POLICIES.get_by_index(policy_index)
         )
-        policy = policy or POLICIES.default
         ring = POLICIES.get_object_ring(policy.idx, self._config.swift_dir)
-        _, *parts = name.split("/", 3)
-        partition, devices = ring.get_nodes(*parts)
-        devices = list(devices)
-        if not reads_locally:
-            devices += islice(ring.get_more_nodes(partition), MAX_HANDOFFS)
+        partition, primaries = ring.get_nodes(*name[1:].split("/", 2))
+        handoffs = islice(ring.get_more_nodes(partition), num_handoffs)
         proxy = getattr(self._app, "_pipeline_final_app", None)
         asked = [
             each
-            for each in devices
+            for each in (*primaries, *handoffs)
             if not client.suppression.has((each["ip"], each["port"]))
             and not (proxy and proxy.error_limited(each))
         ]
-        first_byte = part.first if part else 0
         asked.sort(key=lambda each: spread(name, first_byte, each["id"]))
         options = proxy and proxy.get_policy_options(policy)
         if options and options.sorting_method == "affinity":
             asked.sort(key=options.read_affinity_sort_key)
-        return [
-            NodeComputer(
-                client,
-                Node(each, partition, name, policy.idx),
-                reads_locally,
-                self._metrics,
-            )
-            for each in asked
-        ]
+        for each in asked:
+            yield Node(each, partition, name, policy.idx)
 
 
 def spread(name: str, first_byte: int, device: int) -> bytes:

@@ -141,6 +141,7 @@ class ObjectBody:
     def __iter__(self) -> Iterator[bytes]:
         missing = self.length_bytes
         digest = hashlib.md5(usedforsecurity=False)
+        held = b""
         try:
             for chunk in self._response.app_iter:
                 missing -= len(chunk)
@@ -148,16 +149,20 @@ class ObjectBody:
                     break
                 if self._md5:
                     digest.update(chunk)
-                    if not missing:
-                        check_md5(self._name, digest.hexdigest(), self._md5)
-                if chunk:
+                if self._md5 and not missing:
+                    # Read on to the end: only then does an object server
+                    # put a damaged file aside.
+                    held += chunk
+                elif chunk:
                     yield chunk
-        except HapiError:
-            raise
         except (Exception, Timeout) as error:
             raise self._incomplete(str(error)) from error
         if missing:
             raise self._incomplete(f"{missing} bytes are missing")
+        if self._md5:
+            check_md5(self._name, digest.hexdigest(), self._md5)
+        if held:
+            yield held
 
     def close(self) -> None:
         close_if_possible(self._response.app_iter)

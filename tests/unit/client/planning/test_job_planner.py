@@ -20,6 +20,7 @@ from hapi_client.planning.inputs import RemainingWork
 from hapi_client.planning.job_planner import JobPlanner
 from hapi_client.planning.job_problem import decline_reason
 from hapi_client.planning.loop_probe import TrainingThreadProbe
+from hapi_client.planning.observed_costs import sample_seconds
 from hapi_client.planning.replanner import MIN_PUSH_GAIN
 from hapi_client.planning.route_mix import speedup_over
 from hapi_client.planning.route_scheduler import RouteScheduler
@@ -192,7 +193,7 @@ def test_time_per_sample_is_without_that_of_starting(changes, seconds):
         train_samples=100,
         train_seconds=0.1,
     )
-    found = planning.sample_seconds(replace(window, **changes), 100)
+    found = sample_seconds(replace(window, **changes), 100)
     assert found == pytest.approx(seconds)
 
 

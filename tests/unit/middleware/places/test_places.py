@@ -24,7 +24,7 @@ class Log:
 class Place:
     """Answers each question with a value or an error."""
 
-    kind = "object"
+    KIND = "object"
 
     def __init__(self, answer):
         self.answer = answer

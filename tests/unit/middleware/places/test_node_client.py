@@ -1,0 +1,74 @@
+"""Object servers that do not answer, and whose fault that is."""
+
+import socket
+from collections import Counter
+
+import pytest
+
+from hapi_middleware.config import FilterConfig
+from hapi_middleware.metrics import Metrics
+from hapi_middleware.places.node_client import Node, NodeClient
+from hapi_middleware.places.node_computer import NodeComputer
+from hapi_protocol.errors import TooSlowError, UnavailableError
+from hapi_protocol.job_messages import ModelIdentity
+
+MODEL = ModelIdentity("AUTH_a", "c", "o", "etag", 100)
+
+
+class Log:
+    """Counts what the filter reports, and drops the rest."""
+
+    def __init__(self):
+        self.counts = Counter()
+
+    def update_stats(self, name, amount):
+        self.counts[name] += amount
+
+    def warning(self, *_):
+        pass
+
+    debug = warning
+
+
+@pytest.fixture
+def silent():
+    """A server that takes connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()
+
+
+def computer_of(address, **options):
+    log = Log()
+    client = NodeClient(
+        FilterConfig(**options), [b"k" * 40], Metrics(log), log
+    )
+    facts = {"ip": address[0], "port": address[1], "device": "d1"}
+    node = Node(facts, 7, "/AUTH_a/c/o", 0)
+    return NodeComputer(client, node, True, Metrics(log)), client, log
+
+
+def test_silent_object_server_is_not_asked_for_a_while(silent):
+    computer, client, log = computer_of(silent, object_silence_seconds=0.2)
+    with pytest.raises(UnavailableError, match=r"is silent"):
+        computer.find_model(MODEL, "tx")
+    assert client.suppression.has(silent)
+    assert log.counts == {"hapi.node.silent": 1}
+
+
+def test_impatience_of_the_access_log_is_no_fault_of_the_server(silent):
+    """It waits for a usage for less time than a server may be silent."""
+    computer, client, log = computer_of(silent, object_silence_seconds=30.0)
+    with pytest.raises(TooSlowError):
+        computer._ask_usage("job", "tx", 0.2)
+    assert not client.suppression.has(silent)
+    assert not log.counts
+
+
+def test_absent_object_server_is_not_asked_for_a_while():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = server.getsockname()
+    computer, client, log = computer_of(address)
+    with pytest.raises(UnavailableError, match=r"cannot be reached"):
+        computer.find_model(MODEL, "tx")
+    assert client.suppression.has(address)
+    assert log.counts == {"hapi.node.lost": 1}
