@@ -10,7 +10,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from hapi_client.loading.feature_request import FeatureRequestSpec
 
 from hapi_client.loading import raw_source
 from hapi_client.loading.circuit_breaker import (
@@ -18,6 +17,7 @@ from hapi_client.loading.circuit_breaker import (
     PushdownConcurrency,
 )
 from hapi_client.loading.decode_pool import DecodePool
+from hapi_client.loading.feature_request import FeatureRequestSpec
 from hapi_client.loading.feature_source import FeatureSource
 from hapi_client.loading.raw_source import RawSource
 from hapi_client.loading.read_concurrency import ReadConcurrency
