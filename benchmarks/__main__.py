@@ -14,6 +14,8 @@ COMMANDS: Mapping[str, str] = MappingProxyType(
         "report": "render a record as HTML, or as docs/results.rst",
         "worker": "worker throughput over that of the tightest loop",
         "filter": "cost of the filter for a request that is not annotated",
+        "places": "object servers that compute, next to the proxy's worker",
+        "simulation": "1 to 1,000 storage nodes, with measured costs",
         "memory": "predicted over measured memory of forward passes",
         "fairness": "shares of accounts that use one worker",
         "census": "models that can be split, packaged and cut",

@@ -144,14 +144,17 @@ def _defaults(
 
 def _backend(deployment: Deployment, server: str) -> Sections:
     kind = server_kind(server)
-    worker_socket = deployment.worker_sockets.get(f"{server}-worker")
+    sockets, settings = deployment.worker_sockets, deployment.settings
+    worker_socket = sockets.get(f"{server}-worker")
+    if kind == "object" and settings.shares_worker:
+        worker_socket = sockets["worker"]
     hapi: dict[str, Mapping[str, str]] = {}
     if worker_socket is not None:
         hapi["filter:hapi_object"] = {
             "use": "egg:swift-hapi#hapi_object",
             "worker_socket": str(worker_socket),
             "backend_key_file": str(deployment.backend_key),
-            **deployment.settings.object_options,
+            **settings.object_options,
         }
     filters = " ".join(["healthcheck", *(["hapi_object"] if hapi else [])])
     # Long timeouts, because no updater runs here: an object whose container

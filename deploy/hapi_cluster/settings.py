@@ -99,7 +99,8 @@ class ClusterSettings:
     as the layout has devices."""
     object_workers: int = 0
     """The first of them that have the filter hapi_object and a worker of
-    their own; the others have neither."""
+    their own; the others have neither.  A single object server shares the
+    proxy's worker, as on one host."""
     encryption: bool = False
     """Encrypt object data at rest (keymaster and encryption filters)."""
     keystone_url: str | None = None
@@ -179,8 +180,15 @@ class ClusterSettings:
     def worker_names(self) -> tuple[str, ...]:
         """Names of all workers: of the proxy, and of object servers."""
         own = ("worker",) if self.worker else ()
+        if self.shares_worker:
+            return own
         names = object_names(self.object_servers)[: self.object_workers]
         return *own, *(f"{name}-worker" for name in names)
+
+    @property
+    def shares_worker(self) -> bool:
+        """The only object server uses the proxy's worker."""
+        return self.worker and self.object_servers == self.object_workers == 1
 
     @classmethod
     def _check_file(

@@ -5,20 +5,22 @@
 package.  The answer is 200 at once, then the frames of
 :mod:`hapi_protocol.frames`.
 
-========  ===================  ==================  ==========================
-step      message              bytes after it      ``ANSWER`` has
-========  ===================  ==================  ==========================
-job       :class:`JobOrder`    none: the filter    :class:`StreamStart`; then
-                               reads the object    ``DATA``
-bytes     :class:`JobOrder`    of the source       as above
-find      ``ModelIdentity``    none                :class:`ModelFacts`
-model     ``ModelIdentity``    the package         nothing
-profile   ``ProfileRequest``   none                ``ModelProfile``
-usage     :class:`JobId`       none                ``Usage``
-========  ===================  ==================  ==========================
+========  =====================  =================  =========================
+step      message                bytes after it     ``ANSWER`` has
+========  =====================  =================  =========================
+job       :class:`JobOrder`      none: the filter   :class:`StreamStart`;
+                                 reads the object   then ``DATA``
+bytes     :class:`JobOrder`      of the source      as above
+objects   :class:`ObjectsOrder`  none: as ``job``   as above
+find      ``ModelIdentity``      none               :class:`ModelFacts`
+model     ``ModelIdentity``      the package        nothing
+profile   ``ProfileRequest``     none               ``ModelProfile``
+usage     :class:`JobId`         none               ``Usage``
+status    :class:`StatusQuery`   none               :class:`WorkerStatus`
+========  =====================  =================  =========================
 
-``READY`` comes when the bytes may be sent; in the first two steps it has the
-``JobGrant``.
+``READY`` comes when the bytes may be sent; in the first three steps it has
+the ``JobGrant``.
 """
 
 from __future__ import annotations
@@ -50,17 +52,21 @@ HEADER_TIMESTAMP = "X-Timestamp"
 
 STEP_JOB = "job"
 STEP_BYTES = "bytes"
+STEP_OBJECTS = "objects"
 STEP_FIND = "find"
 STEP_MODEL = "model"
 STEP_PROFILE = "profile"
 STEP_USAGE = "usage"
+STEP_STATUS = "status"
 STEPS = (
     STEP_JOB,
     STEP_BYTES,
+    STEP_OBJECTS,
     STEP_FIND,
     STEP_MODEL,
     STEP_PROFILE,
     STEP_USAGE,
+    STEP_STATUS,
 )
 
 
@@ -70,14 +76,16 @@ class JobOrder(JsonMessage):
 
     Attributes:
         job: the authorised job.
-        part: bytes of the object to read; None for all, or if the bytes are
-            in the request.
+        etag: ETag of the object that the path names; empty if the bytes are
+            in the request.  It is that of the job's source, or of a segment.
+        part: bytes of that object to read; None for all.
     """
 
     NAME = "job order"
 
     job: JobRequest
-    part: ByteRange | None
+    etag: PossiblyEmpty = ""
+    part: ByteRange | None = None
 
     @staticmethod
     def nested_json(value: Any) -> Any:
@@ -89,6 +97,53 @@ class JobOrder(JsonMessage):
         self.job.check()
         if self.part is not None and self.part.length_bytes < 1:
             raise FieldError("part", str(self.part))
+
+
+@dataclass(frozen=True)
+class StoredObject:
+    """One of many objects, which an object server reads.
+
+    Attributes:
+        index: zero-based position in the client's request.
+        key: the object's name.
+        etag: its ETag.
+        length_bytes: its length.
+        device: the device that has it.
+        partition: its partition.
+    """
+
+    index: int
+    key: str
+    etag: str
+    length_bytes: int
+    device: str
+    partition: int
+
+
+@dataclass(frozen=True)
+class ObjectsOrder(JsonMessage):
+    """Message of the step ``objects``.
+
+    Attributes:
+        job: the authorised job; its source is the container.
+        objects: the objects, in the order of the client's request.
+    """
+
+    NAME = "order of objects"
+
+    job: JobRequest
+    objects: tuple[StoredObject, ...]
+
+    @staticmethod
+    def nested_json(value: Any) -> Any:
+        """JSON form of the job, and of what is in it."""
+        return JobRequest.nested_json(value)
+
+    def check(self) -> None:
+        """Raises FieldError if the fields contradict each other."""
+        self.job.check()
+        if self.job.num_objects != len(self.objects):
+            raise FieldError("objects", len(self.objects))
 
 
 @dataclass(frozen=True)
@@ -107,6 +162,36 @@ class JobId(JsonMessage):
     NAME = "job id"
 
     job_id: str
+
+
+@dataclass(frozen=True)
+class StatusQuery(JsonMessage):
+    """Message of the step ``status``; it has no fields."""
+
+    NAME = "status query"
+
+
+@dataclass(frozen=True)
+class WorkerStatus(JsonMessage):
+    """Answer to ``status``.
+
+    Attributes:
+        worker: opaque name of the worker.
+        state: ``ok`` or ``draining``.
+        release: release of the worker.
+        devices: names of the devices in service.
+        jobs_running: jobs that hold a stream.
+        jobs_waiting: jobs that wait for one.
+    """
+
+    NAME = "status of a worker"
+
+    worker: PossiblyEmpty
+    state: str
+    release: str
+    devices: tuple[str, ...]
+    jobs_running: int
+    jobs_waiting: int
 
 
 @dataclass(frozen=True)

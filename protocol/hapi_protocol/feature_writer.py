@@ -21,6 +21,7 @@ from hapi_protocol.feature_stream import (
     SCALES,
     Row,
 )
+from hapi_protocol.merged_stream import padded
 from hapi_protocol.summary import Load, Summary
 from hapi_protocol.tee_stream import BOTH, CACHE, CLIENT
 
@@ -45,6 +46,8 @@ class FeatureStreamWriter:
         mark: called with the kind (:mod:`hapi_protocol.tee_stream`) of the
             bytes written next.  It separates rows, which may be cached, from
             facts about this one request.
+        is_merged: the schema comes alone and summaries are padded, as
+            :mod:`hapi_protocol.merged_stream` needs it.
     """
 
     def __init__(
@@ -52,8 +55,11 @@ class FeatureStreamWriter:
         sink: Any,
         schema: pa.Schema,
         mark: Callable[[bytes], None] | None = None,
+        *,
+        is_merged: bool = False,
     ) -> None:
         self._schema = schema
+        self._is_merged = is_merged
         self._mark = mark
         self._has_features = "features" in schema.names
         self._has_scales = "scale" in schema.names
@@ -62,6 +68,9 @@ class FeatureStreamWriter:
         )
         self.num_rows = 0
         self.num_errors = 0
+        if is_merged:
+            # Arrow writes the schema with the first batch.
+            self._writer.write_batch(self._empty)
 
     def write(
         self,
@@ -149,10 +158,12 @@ class FeatureStreamWriter:
         return summary
 
     def _write_summary(self, summary: Summary) -> None:
-        self._writer.write_batch(
-            self._empty,
-            custom_metadata=_json_metadata(METADATA_SUMMARY, asdict(summary)),
+        metadata = (
+            {METADATA_SUMMARY: padded(summary)}
+            if self._is_merged
+            else _json_metadata(METADATA_SUMMARY, asdict(summary))
         )
+        self._writer.write_batch(self._empty, custom_metadata=metadata)
 
     @cached_property
     def _empty(self) -> pa.RecordBatch:

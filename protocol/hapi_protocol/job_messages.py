@@ -7,7 +7,8 @@ strictly: the worker holds the memory of many tenants and trusts no field.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from hapi_protocol.encodings import Encoding
@@ -113,6 +114,9 @@ class JobRequest(JsonMessage):
             :mod:`hapi_protocol.multi_object`; None for one unframed object.
         crc32s: CRC-32 that each of the samples must have; empty if they are
             not known.
+        request_objects: number of objects in the client's request, if the
+            body has some of them only; the rows are then merged with those
+            of other jobs (:mod:`hapi_protocol.merged_stream`).
     """
 
     NAME = "job request"
@@ -133,6 +137,12 @@ class JobRequest(JsonMessage):
     is_split: bool = False
     num_objects: int | None = None
     crc32s: tuple[int, ...] = ()
+    request_objects: int | None = None
+
+    @property
+    def is_merged(self) -> bool:
+        """The rows are to be merged with those of other jobs."""
+        return self.request_objects is not None
 
     @staticmethod
     def nested_json(value: Any) -> Any:
@@ -154,6 +164,7 @@ class JobRequest(JsonMessage):
             ("samples", not (is_multi and has_samples)),
             ("num_objects", not is_multi or has_model),
             ("num_objects", self.num_objects != 0),
+            ("request_objects", is_multi or not self.is_merged),
             ("source_etag", is_multi or self.source_etag != ""),
             (
                 "source_length_bytes",
@@ -243,3 +254,23 @@ class Usage(JsonMessage):
     sent_bytes: int
     outcome: Annotated[str, one_of(*OUTCOMES)]
     reason: PossiblyEmpty
+
+    @classmethod
+    def sum_of(cls, usages: Sequence[Usage]) -> Usage:
+        """Resource use of all jobs of one request, and facts of the last."""
+        sums = {
+            name: sum(getattr(each, name) for each in usages)
+            for name in _SUMMED
+        }
+        return replace(usages[-1], **sums)
+
+
+_SUMMED = (
+    "samples",
+    "errors",
+    "device_seconds",
+    "decode_seconds",
+    "cpu_seconds",
+    "source_bytes",
+    "sent_bytes",
+)

@@ -1,9 +1,10 @@
 """Framing of many objects in the body of one job.
 
-The body is one ustar stream.  For the object with index 12 of the request it
-has a member ``00000012.json`` with the result of the object's GET and, if
-that succeeded, ``00000012.img`` with the object's bytes.  Only the JSON has
-names of objects, so that a hostile name cannot imitate another member.
+The body is one ustar stream.  For its thirteenth object it has a member
+``00000012.json`` with the result of the object's GET and, if that succeeded,
+``00000012.img`` with the object's bytes.  Only the JSON has names of objects,
+so that a hostile name cannot imitate another member.  A body may have some of
+a request's objects only, in their order.
 """
 
 from __future__ import annotations
@@ -58,16 +59,16 @@ class ObjectEntry:
         return json.dumps({"status": self.status, "etag": self.etag})
 
 
-def entry_member(entry: ObjectEntry) -> bytes:
-    """The tar member with an object's entry."""
+def entry_member(entry: ObjectEntry, number: int) -> bytes:
+    """The tar member with an object's entry, at a position of the body."""
     text = json.dumps(vars(entry)).encode()
-    header = _header(entry.index, ENTRY_EXTENSION, len(text))
+    header = _header(number, ENTRY_EXTENSION, len(text))
     return header + text + padding(len(text))
 
 
-def object_header(index: int, length_bytes: int) -> bytes:
-    """The tar header before an object's bytes."""
-    return _header(index, BYTES_EXTENSION, length_bytes)
+def object_header(number: int, length_bytes: int) -> bytes:
+    """The tar header before an object's bytes, at a position of the body."""
+    return _header(number, BYTES_EXTENSION, length_bytes)
 
 
 def padding(length_bytes: int) -> bytes:
@@ -76,7 +77,11 @@ def padding(length_bytes: int) -> bytes:
 
 
 def iter_objects(
-    stream: Readable, num_objects: int, max_bytes: int
+    stream: Readable,
+    num_objects: int,
+    max_bytes: int,
+    *,
+    is_part: bool = False,
 ) -> Iterator[tuple[ObjectEntry, bytes]]:
     """Reads the objects of a framed body, in order.
 
@@ -85,6 +90,7 @@ def iter_objects(
         num_objects: number of objects that it must hold.
         max_bytes: maximum length of one object; a larger one is skipped and
             its entry has an error.
+        is_part: they are some of the request's objects, not all.
 
     Yields:
         Each entry, and the object's bytes if the entry has no error.
@@ -93,13 +99,17 @@ def iter_objects(
         AnnotationError: ``bad_request``: the framing is wrong.
     """
     reader = _FrameReader(stream)
-    for index in range(num_objects):
-        size = reader.next_size(index, ENTRY_EXTENSION, _MAX_ENTRY_BYTES)
-        entry = _parse_entry(reader.read(size), index)
+    last = -1
+    for number in range(num_objects):
+        size = reader.next_size(number, ENTRY_EXTENSION, _MAX_ENTRY_BYTES)
+        entry = _parse_entry(reader.read(size), number)
+        if entry.index <= last or not (is_part or entry.index == number):
+            raise _bad(f"object {number} has the index {entry.index}")
+        last = entry.index
         if entry.error is not None:
             yield entry, b""
             continue
-        size = reader.next_size(index, BYTES_EXTENSION)
+        size = reader.next_size(number, BYTES_EXTENSION)
         if size > max_bytes:
             reader.skip(size)
             yield entry.failed(413, too_large_message(size, max_bytes)), b""
@@ -182,7 +192,7 @@ def _parse_entry(text: bytes, index: int) -> ObjectEntry:
     entry = read_message_fields(
         ObjectEntry, fields, f"{_NAME}: object {index}"
     )
-    if entry.index != index or fields.keys() != vars(entry).keys():
+    if fields.keys() != vars(entry).keys():
         raise _bad(f"object {index}: {text!r:.200}")
     return entry
 

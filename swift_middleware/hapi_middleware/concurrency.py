@@ -40,6 +40,7 @@ __all__ = [
     "connect_unix",
     "http_connect",
     "map_ahead",
+    "sleep",
     "yielding",
 ]
 

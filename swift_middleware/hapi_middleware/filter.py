@@ -187,6 +187,7 @@ def filter_factory(
         profile=True,
         cache=config.cache,
         model_library=config.model_library,
+        places=list(config.places),
         multi={
             "max_objects": config.max_multi_objects,
             "max_object_bytes": config.max_multi_object_bytes,

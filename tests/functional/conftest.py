@@ -1,5 +1,9 @@
-"""A whole cluster, once per test session, for all functional tests."""
+"""A whole cluster, once per test session, for all functional tests.
 
+With ``HAPI_TEST_PLACES=object``, its object server computes.
+"""
+
+import os
 from functools import partial
 
 import pytest
@@ -13,6 +17,7 @@ from second_swift import second_swift
 
 WORKER_OPTIONS = {"device": "cpu"}
 FILTER_OPTIONS = {"cache": "true"}
+NUM_OBJECT_WORKERS = int(os.environ.get("HAPI_TEST_PLACES") == "object")
 
 
 @pytest.fixture(scope="session")
@@ -20,7 +25,9 @@ def cluster():
     """Swift with the filter and the real worker; it ends with pytest."""
     pytest.importorskip("swift", reason="needs swift-hapi[cluster]")
     with Cluster.temporary(
-        worker_options=WORKER_OPTIONS, filter_options=FILTER_OPTIONS
+        worker_options=WORKER_OPTIONS,
+        filter_options=FILTER_OPTIONS,
+        object_workers=NUM_OBJECT_WORKERS,
     ) as running:
         yield running
 

@@ -52,7 +52,8 @@ def test_all_is_well(cluster, data, connection):
     assert states(found) == {}
     assert list(found) == [
         *("credentials", "auth", "storage_url", "account", "filter"),
-        *("versions", "limits", "cache", "library", "models", "worker"),
+        *("versions", "limits", "cache", "places", "library", "models"),
+        "worker",
         *("index", "read", "list", "etags"),
     ]
     assert found["storage_url"].found == connection.storage_url
@@ -203,7 +204,8 @@ def test_a_proxy_without_the_filter_is_named(cluster):
     with second_swift(cluster, hapi_filter=False) as plain:
         found = look(plain)
     skipped = dict.fromkeys(
-        ("versions", "limits", "cache", "library", "worker"), "skipped"
+        ("versions", "limits", "cache", "places", "library", "worker"),
+        "skipped",
     )
     assert states(found) == {"filter": "failure", **skipped}
     assert "pipeline" in found["filter"].remedy

@@ -219,16 +219,17 @@ def test_features_of_this_host_train_as_the_local_run(
 
 
 @pytest.mark.timeout(400)
-def test_four_ranks_train_together_as_the_local_run(
+def test_ranks_train_together_as_the_local_run(
     cluster, folder, local, tmp_path
 ):
     hits, folders = [], []
     directory = [str(tmp_path / "cache")]
-    for cache in ([], directory, directory, ["shared"]):
+    runs = ((4, []), (2, directory), (2, directory), (2, ["shared"]))
+    for num_ranks, cache in runs:
         done = run_family(
             [
                 *(sys.executable, "-m", "torch.distributed.run"),
-                *("--standalone", "--nproc-per-node=4"),
+                *("--standalone", f"--nproc-per-node={num_ranks}"),
                 *(str(RANKS), str(tmp_path / "result.pt"), *cache),
             ],
             SECONDS,

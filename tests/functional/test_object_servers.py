@@ -26,6 +26,8 @@ import torch
 
 from access_lines import used
 from caller import Caller
+from hapi_client.doctor.check_runner import FAILURE, OK, WARNING
+from hapi_client.doctor.node_checks import node_findings
 from hapi_client.swift.swift_url import Location
 from hapi_cluster import Cluster
 from hapi_protocol.backend import (
@@ -45,6 +47,7 @@ from hapi_protocol.feature_reader import read_features
 from hapi_protocol.frames import FrameReader, Kind, read_error
 from hapi_protocol.job_messages import JobRequest, ModelIdentity
 from hapi_protocol.profiles import ModelProfile
+from hapi_protocol.shards import iter_samples
 from hapi_protocol.signatures import SignedRequest, read_keys
 from hapi_protocol.unix_http import UnixConnection
 from hapi_splitter.package.writer import digest_of, package_bytes
@@ -138,14 +141,15 @@ def told(answer):
     }
     body = answer.content
     if answer.status_code == 200 and body:
-        # But for the times in its summary.
-        body = [
-            (
-                batch.rows,
-                None if batch.features is None else batch.features.tolist(),
-            )
-            for batch in read_features(io.BytesIO(body))
-        ]
+        # But for batches, and the times in its summary.
+        body = []
+        for batch in read_features(io.BytesIO(answer.content)):
+            features = [] if batch.features is None else batch.features
+            good = iter(features.tolist() if len(features) else ())
+            body += [
+                (row, None if row.error else next(good, None))
+                for row in batch.rows
+            ]
     if answer.status_code >= 400:
         fields = answer.json()
         fields.pop("trans_id", None)
@@ -240,27 +244,35 @@ def test_whole_objects_and_ranges_are_computed_near_the_disk(near):
     assert int(entry["source_bytes"]) == len(CONTENT)
 
 
-def test_image_bytes_stay_on_their_host(near, tmp_path):
-    path = near.put("stays.tar")
+@pytest.fixture(scope="module")
+def crossed(near, tmp_path_factory):
+    """Sends a request: the bytes that leave object servers, and the answer."""
+    folder = tmp_path_factory.mktemp("counted")
     with counted_links(near.cluster) as links:
         ports = {port: link.port for port, link in links.items()}
-        with second_proxy(near.cluster, tmp_path, {}, links=ports) as url:
+        with second_proxy(near.cluster, folder, {}, links=ports) as url:
             caller = Caller(near.cluster, proxy_url=url)
-            caller.get(path, ASKED)  # brings the package
 
-            def crossed(headers):
+            def ask(path, headers, body=None):
                 before = sum(each.answer_bytes for each in links.values())
-                answer = caller.get(path, headers)
-                assert answer.status_code == 200
+                method = "GET" if body is None else "POST"
+                answer = caller.request(method, path, headers, body)
+                assert answer.status_code == 200, answer.text[:500]
                 after = sum(each.answer_bytes for each in links.values())
-                return after - before, len(answer.content)
+                return after - before, answer
 
-            plain, length = crossed({})
-            assert plain >= length == len(CONTENT)
-            sent, features = crossed(ASKED)
-            heads = 2 * 2000
-            assert sent <= 1.01 * features + heads
+            yield ask
             caller.close()
+
+
+def test_image_bytes_stay_on_their_host(near, crossed):
+    path = near.put("stays.tar")
+    crossed(path, ASKED)  # brings the package
+    plain, answer = crossed(path, {})
+    assert plain >= len(answer.content) == len(CONTENT)
+    sent, answer = crossed(path, ASKED)
+    heads = 2 * 2000
+    assert sent <= 1.01 * len(answer.content) + heads
 
 
 @pytest.fixture(scope="module")
@@ -294,6 +306,39 @@ def test_each_kind_of_object_gives_the_right_features(near, kinds, kind):
             assert status in (404, 405, 412, 422), (kind, status)
 
 
+def span_of(first, last):
+    """Headers that ask for samples by their bytes, without the ETag."""
+    samples = list(iter_samples(io.BytesIO(CONTENT), name="content"))
+    end = samples[last].offset + samples[last].length - 1
+    return {
+        "X-Hapi-Samples": f"{first}-{last}",
+        "X-Hapi-Range": f"bytes={samples[first].offset}-{end}",
+    }
+
+
+@pytest.mark.parametrize("kind", ["slo", "symlink"])
+def test_spans_of_segments_and_links_stay_on_their_host(
+    near, kinds, crossed, kind
+):
+    """Each half of the large object is a segment; spans within one stay."""
+    path, _ = kinds[kind]
+    etag = near.owner.request("HEAD", path).headers["ETag"].strip('"')
+    last = NUM_ROWS - 1
+    for first, end, stays in (
+        (0, 1, True),
+        (last - 1, last, True),
+        (0, last, kind == "symlink"),
+    ):
+        asked = {**ASKED, **span_of(first, end), "X-Hapi-If-Source-Etag": etag}
+        crossed(path, asked)  # brings the package
+        sent, answer = crossed(path, asked)
+        assert told(answer) == told(near.by_proxy.get(path, asked))
+        length = int(asked["X-Hapi-Range"].rpartition("-")[2]) + 1
+        length -= int(asked["X-Hapi-Range"].split("=")[1].split("-")[0])
+        features = len(answer.content)
+        assert (sent < features + length) == stays, (sent, features, length)
+
+
 def order_for(name, etag, length, package):
     """The order of a job that reads a whole object."""
     return JobOrder(
@@ -312,7 +357,7 @@ def order_for(name, etag, length, package):
             source_length_bytes=length,
             trans_id="tx-direct",
         ),
-        None,
+        etag,
     )
 
 
@@ -757,21 +802,72 @@ def without_worker(near, tmp_path_factory):
         caller.close()
 
 
-def test_many_objects_are_sent_to_an_object_server(near, without_worker):
-    names = []
-    for number, (data, _) in enumerate(jpegs(5, seed=8)):
-        names.append(f"many-{number}.jpg")
-        near.put(names[-1], data)
-    body = "\n".join(names).encode()
-    answers = [
-        each.request("POST", f"{PLACE}?hapi", ASKED, body)
-        for each in (without_worker, near.by_proxy)
-    ]
-    assert told(answers[0]) == told(answers[1])
-    assert computed_on(near, answers[0])
-    both = near.owner.request("POST", f"{PLACE}?hapi", ASKED, body)
-    entry = used(near.cluster, both.headers["X-Trans-Id"])
-    assert (entry["objects"], entry["samples"]) == ("5", "5")
+NUM_MANY = 70
+MANY = f"{PLACE}?hapi"
+
+
+@pytest.fixture(scope="module")
+def many(near):
+    """Names of more objects than one window has; two cannot be computed."""
+    names = [f"many-{number}.jpg" for number in range(NUM_MANY)]
+    photos = jpegs(NUM_MANY, seed=8)
+    for name, (data, _) in zip(names, photos, strict=True):
+        near.put(name, data)
+    near.put("many-text", b"no image")
+    return [*names[:3], "many-none.jpg", *names[3:], "many-text"]
+
+
+def test_many_objects_are_computed_where_they_are(
+    near, many, without_worker, crossed
+):
+    body = "\n".join(many).encode()
+    encodings = ({}, {"X-Hapi-Encoding": "uint8"})
+    for headers in ({**ASKED, **each} for each in encodings):
+        answers = [
+            each.request("POST", MANY, headers, body)
+            for each in (near.by_proxy, near.owner, without_worker)
+        ]
+        expected = told(answers[0])
+        assert [row.index for row, _ in expected[2]] == list(range(len(many)))
+        for answer in answers[1:]:
+            assert told(answer) == expected
+            assert computed_on(near, answer) == ["object", "object-2"]
+    entry = used(near.cluster, answers[1].headers["X-Trans-Id"])
+    assert entry["objects"] == entry["samples"] == str(len(many))
+    assert entry["errors"] == "2"
+    assert entry["outcome"] == "done"
+    crossed(MANY, ASKED, body)
+    sent, answer = crossed(MANY, ASKED, body)
+    lengths = [len(data) for data, _ in jpegs(NUM_MANY, seed=8)]
+    heads = 1000 * len(many)
+    assert sent <= len(answer.content) + heads + sum(lengths) / 10
+
+
+def test_many_objects_without_any_readable_one_are_not_found(near):
+    for caller in (near.owner, near.by_proxy):
+        body = b"many-none.jpg\nmany-none-2.jpg"
+        answer = caller.request("POST", MANY, ASKED, body)
+        assert answer.status_code == 404
+
+
+def test_one_of_many_objects_is_missing_or_damaged_on_one_server(near, many):
+    """It is read elsewhere; the others too, where they were together."""
+    body = "\n".join(many[:10]).encode()
+    expected = told(near.by_proxy.request("POST", MANY, ASKED, body))
+    name = f"{PLACE}/{many[0]}"
+    for replica in replicas(near.cluster, name):
+        if replica.server == "object-3":
+            continue
+        file = replica.path
+        kept, moved = file.read_bytes(), file.with_suffix(".moved")
+        file.rename(moved)
+        try:
+            for _ in range(2):
+                answer = near.owner.request("POST", MANY, ASKED, body)
+                assert told(answer) == expected
+        finally:
+            moved.rename(file)
+        assert file.read_bytes() == kept
 
 
 def test_profiles_are_measured_on_an_object_server(near, without_worker):
@@ -781,6 +877,30 @@ def test_profiles_are_measured_on_an_object_server(near, without_worker):
     assert profile.num_cuts == near.frozen.num_cuts
     head = without_worker.request("HEAD", MODEL, {"X-Hapi-Profile": "true"})
     assert head.headers["ETag"] == answer.headers["ETag"]
+
+
+def test_doctor_asks_each_object_server(near, tmp_path):
+    conf = near.cluster.directory / "etc" / "proxy-server.conf"
+    found = {each.state: each for each in node_findings(conf)}
+    states = [each.state for each in node_findings(conf)]
+    assert sorted(states) == sorted([OK, OK, WARNING])
+    assert "0 jobs running" in found[OK].found
+    assert "no filter" in found[WARNING].found
+    key = tmp_path / "key"
+    key.write_text("another key " * 4)
+    key.chmod(0o600)
+    lines = [
+        line if "backend_key_file" not in line else f"backend_key_file = {key}"
+        for line in conf.read_text().splitlines()
+    ]
+    other = tmp_path / "proxy-server.conf"
+    other.write_text("\n".join(lines))
+    refused = {each.state: each for each in node_findings(other)}
+    assert refused.keys() == {FAILURE, WARNING}
+    assert "signature" in refused[FAILURE].found
+    [missing] = node_findings(tmp_path / "none.conf")
+    assert missing.state == FAILURE
+    assert "none.conf" in missing.found
 
 
 def test_refusal_names_what_is_missing_without_any_worker(

@@ -185,7 +185,7 @@ def objects() -> bytes:
     data = b"image"
     return (
         b"".join(
-            entry_member(each)
+            entry_member(each, each.index)
             + object_header(each.index, len(data))
             + data
             + padding(len(data))

@@ -20,10 +20,10 @@ from hapi_protocol.multi_object import (
 def framed(objects: Iterable[tuple[ObjectEntry, bytes]]) -> bytes:
     """The body that the filter sends, without bytes of failed objects."""
     parts = []
-    for entry, data in objects:
-        parts.append(entry_member(entry))
+    for number, (entry, data) in enumerate(objects):
+        parts.append(entry_member(entry, number))
         if entry.error is None:
-            parts += [object_header(entry.index, len(data)), data]
+            parts += [object_header(number, len(data)), data]
             parts.append(padding(len(data)))
     return b"".join(parts) + END
 

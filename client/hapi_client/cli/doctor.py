@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
-from hapi_client.cli.context import JsonPath, find_login, write_json
+from hapi_client.cli.context import (
+    JsonOutput,
+    JsonPath,
+    find_login,
+    write_json,
+)
 from hapi_client.doctor.check_runner import (
     FAILURE,
     OK,
@@ -18,6 +25,7 @@ from hapi_client.doctor.check_runner import (
     WARNING,
     Finding,
 )
+from hapi_client.doctor.node_checks import node_findings
 from hapi_client.doctor.pushdown_checks import (
     DEFAULT_SECONDS,
     Doctor,
@@ -44,6 +52,14 @@ def doctor_command(
         str,
         typer.Option(metavar="NAME", help="Container of the model packages."),
     ] = DEFAULT_MODELS_CONTAINER,
+    nodes: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Check the object servers instead, as this "
+            "proxy-server.conf asks them. For operators, on a proxy's host.",
+        ),
+    ] = None,
     timeout: Annotated[
         float,
         typer.Option(
@@ -67,20 +83,28 @@ def doctor_command(
 
         hapi --os-cloud lab doctor swift://photos/train
 
+        hapi doctor --nodes /etc/swift/proxy-server.conf
+
     Keys of --json: ok; checks (check, state, found, remedy, trans_id). Names
     of the checks: credentials, auth, storage_url, account, filter, versions,
-    limits, cache, library, models, worker; for a data set: index, read, list,
-    etags.
+    limits, cache, places, library, models, worker; for a data set: index,
+    read, list, etags; with --nodes: the address of each object server.
     """
+    if nodes is not None:
+        _report(node_findings(nodes), json_path)
+        return
     options = DoctorOptions(
         data=parse_location(data) if data else None,
         models_container=models_container,
         seconds=timeout,
     )
+    doctor = Doctor(lambda: find_login(context).credentials(), options)
+    _report(doctor.findings(), json_path)
+
+
+def _report(found: Iterator[Finding], json_path: JsonOutput | None) -> None:
     findings = []
-    for finding in Doctor(
-        lambda: find_login(context).credentials(), options
-    ).findings():
+    for finding in found:
         _print(finding)
         findings.append(finding)
     counts = Counter(each.state for each in findings)

@@ -34,6 +34,7 @@ from hapi_client.swift.capabilities import (
     cache_text,
     dtypes,
     model_library,
+    places_text,
     size_text,
 )
 from hapi_client.swift.connection import Connection
@@ -250,6 +251,7 @@ class Doctor:
             ),
             Check("limits", self._describe_limits, ("filter",)),
             Check("cache", lambda: cache_text(self._hapi), ("filter",)),
+            Check("places", lambda: places_text(self._hapi), ("filter",)),
             Check("library", self._read_library, ("filter",)),
             Check(
                 "models",

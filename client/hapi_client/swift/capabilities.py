@@ -33,6 +33,15 @@ def cache_text(section: Mapping[str, Any]) -> str:
     return "off: features are computed in each epoch"
 
 
+def places_text(section: Mapping[str, Any]) -> str:
+    """Describes where features are computed; a proxy if nothing is said."""
+    names = {"object": "next to the disks, on object servers"}
+    places = section.get("places") or ["proxy"]
+    return ", then ".join(
+        names.get(each, "on the proxy's host") for each in places
+    )
+
+
 def model_library(section: Mapping[str, Any]) -> tuple[str, str] | None:
     """Returns account and container of the model library; None without one."""
     account, _, container = str(section.get("model_library", "")).partition(
@@ -95,6 +104,7 @@ def hapi_rows(section: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "transforms", ", ".join(section.get("transforms", ()))
     yield "numerics", ", ".join(section.get("numerics", ()))
     yield "feature cache", cache_text(section)
+    yield "features are computed", places_text(section)
     library = section.get("model_library")
     yield "model library", library or "none: jobs upload their packages"
     for name, key in (

@@ -13,13 +13,22 @@ ends.
 from __future__ import annotations
 
 from collections import UserList
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 from urllib.parse import quote
 
-from hapi_middleware.concurrency import Timeout
+from hapi_middleware.concurrency import Timeout, map_ahead
+from hapi_middleware.metrics import (
+    OUTCOME_BROKEN,
+    OUTCOME_DONE,
+    OUTCOME_GONE,
+)
+from hapi_middleware.places.computer import Granted
 from hapi_middleware.requests.annotation_request import Env
 from hapi_middleware.worker.feature_stream import WorkerStream
+from hapi_protocol import job_messages
 from hapi_protocol.errors import HapiError
 from hapi_protocol.headers import Annotation
 from hapi_protocol.job_messages import Usage
@@ -30,6 +39,14 @@ DISCONNECTED_TIMEOUT_SECONDS = 2.5
 """Timeout of asking for the usage of a stream that its client closed early.
 The worker has to notice, and may have a micro-batch on the device.  Nobody
 waits for the answer."""
+
+MAX_ASKED = 8
+"""Workers that are asked for a usage at a time."""
+_OUTCOMES = {
+    OUTCOME_DONE: job_messages.OUTCOME_DONE,
+    OUTCOME_GONE: job_messages.OUTCOME_GONE,
+    OUTCOME_BROKEN: job_messages.OUTCOME_FAILED,
+}
 
 HIT_ENTRY = "hapi:cache=hit"
 """Second entry of a request that was answered from the cache."""
@@ -113,24 +130,45 @@ class DeferredLogInfo(UserList[str]):
 
 
 class UsageQuery:
-    """Asks the worker for a job's usage when the access log is written.
+    """Asks for a request's usage when the access log is written.
+
+    It is the sum over all workers that granted the request's job: one that
+    failed has used its devices too.
 
     Args:
         logger: Swift's.
 
     Attributes:
-        get_usage: asks the worker that granted the job, with a timeout in
-            seconds; None while there is no such job.
         stream: the job's stream, once it has started.
     """
 
     def __init__(self, logger: Any) -> None:
         self._logger = logger
-        self.get_usage: Callable[[float], Usage] | None = None
+        self._granted: list[Granted] = []
+        self._known: list[Usage] = []
+        self._end: Mapping[str, Any] = {}
         self.stream: WorkerStream | None = None
 
+    def add(self, granted: Granted) -> None:
+        """Adds a job that a worker has granted."""
+        self._granted.append(granted)
+
+    def ended(self, outcome: str, error: HapiError | None) -> None:
+        """Notes how a request of several jobs ended (metrics' words)."""
+        self._end = {
+            "outcome": _OUTCOMES[outcome],
+            "reason": error.code if error else "",
+        }
+
+    def settle(self, timeout: float = ENDED_TIMEOUT_SECONDS) -> None:
+        """Asks for the usage of the jobs so far, which have ended."""
+        asked, self._granted = self._granted, []
+        ask = partial(self._usage, timeout=timeout)
+        found = map_ahead(ask, asked, MAX_ASKED)
+        self._known += [usage for usage in found if usage is not None]
+
     def __call__(self) -> str:
-        """The rest of the entry; empty if the worker does not answer."""
+        """The rest of the entry; empty if no worker answers."""
         is_running = self.stream is not None and not self.stream.is_closed
         timeout = (
             DISCONNECTED_TIMEOUT_SECONDS
@@ -140,17 +178,22 @@ class UsageQuery:
         try:
             if self.stream is not None:
                 self.stream.close()
-            if self.get_usage is None:
-                return ""
-            usage = self.get_usage(timeout)
-        except HapiError as error:
-            self._logger.debug("hapi: a job's usage is unknown: %s", error)
-            return ""
         except (Exception, Timeout):
             # The line must be written, whatever happens here.
-            self._logger.exception("hapi: a job's usage is unknown")
+            self._logger.exception("hapi: a stream cannot be closed")
+        self.settle(timeout)
+        if not self._known:
             return ""
-        return usage_fields(usage)
+        return usage_fields(replace(Usage.sum_of(self._known), **self._end))
+
+    def _usage(self, granted: Granted, timeout: float) -> Usage | None:
+        try:
+            return granted.get_usage(timeout)
+        except HapiError as error:
+            self._logger.debug("hapi: a job's usage is unknown: %s", error)
+        except (Exception, Timeout):
+            self._logger.exception("hapi: a job's usage is unknown")
+        return None
 
 
 def complete_at_logging(env: Env, usage_query: UsageQuery) -> None:

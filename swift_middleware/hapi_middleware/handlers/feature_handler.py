@@ -10,6 +10,7 @@ from swift.common.swob import Response
 
 from hapi_middleware.cache.lookup import CacheLookup
 from hapi_middleware.cache.store import CacheEntryBody
+from hapi_middleware.concurrency import Timeout
 from hapi_middleware.handlers.access_log import (
     HIT_ENTRY,
     AnswerStream,
@@ -34,6 +35,7 @@ from hapi_middleware.requests.responses import (
     stream_etag,
     stream_headers,
 )
+from hapi_middleware.requests.stored_parts import find_elsewhere
 from hapi_middleware.requests.subrequests import (
     ObjectHead,
     Package,
@@ -42,7 +44,7 @@ from hapi_middleware.requests.subrequests import (
     source_length_for_job,
 )
 from hapi_protocol.errors import UnsupportedError
-from hapi_protocol.headers import CACHE_HIT, HEADER_WORKER
+from hapi_protocol.headers import CACHE_HIT, HEADER_WORKER, ByteRange
 from hapi_protocol.job_messages import (
     KIND_FEATURES,
     KIND_INDEX,
@@ -50,6 +52,7 @@ from hapi_protocol.job_messages import (
     JobRequest,
     ModelIdentity,
 )
+from hapi_protocol.printable import printable
 
 
 class FeatureHandler:
@@ -64,6 +67,7 @@ class FeatureHandler:
     def __init__(
         self, context: HandlerContext, env: Env, request: FeatureRequest
     ) -> None:
+        self._app = context.app
         self._config = context.config
         self._logger = context.logger
         self._metrics = context.metrics
@@ -194,14 +198,14 @@ class FeatureHandler:
             etag = self._etag(job, granted.grant)
             # The ETag is new if the worker had no model before.
             early = self._early_answer(head, etag, lookup)
-            is_used = early is None
-            usage_query.get_usage = granted.get_usage if is_used else None
-            return not is_used
+            if early is None:
+                usage_query.add(granted)
+            return early is not None
 
         part = self._annotation.byte_range
+        computers = self._next_to_bytes(computers, head, part)
         work = Work(
             job,
-            part,
             partial(self._source.open, head, part),
             is_repeatable=True,
             package=self._package,
@@ -222,6 +226,21 @@ class FeatureHandler:
         headers = stream_headers(head.etag, etag, lookup.state)
         headers[HEADER_WORKER] = worker_stream.worker
         return Response(status=200, headers=headers, app_iter=stream)
+
+    def _next_to_bytes(
+        self, computers: Computers, head: ObjectHead, part: ByteRange | None
+    ) -> Computers:
+        """Adds the object servers of a link's target or of a segment."""
+        if not self._places.prefers_object_servers:
+            return computers
+        name = self._request.name
+        try:
+            stored = find_elsewhere(self._app, self._env, name, head, part)
+        except (Exception, Timeout):
+            # The bytes can be sent instead.
+            self._logger.exception("hapi: %s is not found", printable(name))
+            stored = None
+        return self._places.next_to(stored, computers)
 
     def _early_answer(
         self, head: ObjectHead, etag: str, lookup: CacheLookup

@@ -1,13 +1,15 @@
 """Handler of ``POST /v1/<account>/<container>?hapi``: many objects.
 
 The objects are read by sub-requests with the caller's own rights and sent to
-the worker as one body.  An object that cannot be read is a row with an error.
+the worker as one body; if object servers compute, by those that have them
+(:mod:`hapi_middleware.handlers.fan_out`).  An object that cannot be read is a
+row with an error.
 No row reveals more about an object than the caller's plain GET of it would.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qsl
@@ -23,6 +25,7 @@ from hapi_middleware.handlers.access_log import (
     request_entry,
 )
 from hapi_middleware.handlers.context import HandlerContext
+from hapi_middleware.handlers.fan_out import FanOut
 from hapi_middleware.metrics import StreamReporter
 from hapi_middleware.places.computer import Granted, Work
 from hapi_middleware.places.places import Computers
@@ -42,6 +45,7 @@ from hapi_middleware.requests.multi_object_reads import (
 from hapi_middleware.requests.object_names import read_object_names
 from hapi_middleware.requests.responses import multi_headers
 from hapi_middleware.requests.subrequests import Package, SwiftAnswerError
+from hapi_middleware.worker.feature_stream import WorkerStream
 from hapi_protocol.errors import AnnotationError, HapiError, UnavailableError
 from hapi_protocol.headers import (
     HEADER_CACHE,
@@ -241,18 +245,16 @@ class MultiObjectHandler:
         names = read_object_names(self._env, self._config.max_multi_objects)
         annotation = self._request.annotation
         add_entry(self._env, request_entry(annotation, account, len(names)))
-        frames = FramedObjects(
-            self._reader.read, names, self._config.multi_concurrency
-        )
-        try:
-            # Unreadable objects must not take a slot of the worker.
-            if not frames.fetch_first_readable():
-                raise self._plain_answer(names[0])
-            job = self._job(model, account, len(names))
-            return self._stream_response(computers, job, frames)
-        except BaseException:
-            frames.close()
-            raise
+        job = self._job(model, account, len(names))
+        usage_query = UsageQuery(self._logger)
+        complete_at_logging(self._env, usage_query)
+        is_spread = self._places.prefers_object_servers
+        start = self._fan_out if is_spread else self._send
+        usage_query.stream = stream = start(computers, job, names, usage_query)
+        # Each batch is sent at once.
+        self._env["eventlet.minimum_write_chunk_size"] = 0
+        headers = multi_headers() | {HEADER_WORKER: stream.worker}
+        return Response(status=200, headers=headers, app_iter=stream)
 
     def _plain_answer(self, name: str) -> SwiftAnswerError | HapiError:
         response = self._reader.get(name)
@@ -287,28 +289,64 @@ class MultiObjectHandler:
             num_objects=num_objects,
         )
 
-    def _stream_response(
-        self, computers: Computers, job: JobRequest, frames: FramedObjects
-    ) -> Response:
-        usage_query = UsageQuery(self._logger)
-        complete_at_logging(self._env, usage_query)
+    def _send(
+        self,
+        computers: Computers,
+        job: JobRequest,
+        names: Sequence[str],
+        usage_query: UsageQuery,
+    ) -> WorkerStream:
+        """Reads all objects and sends them to this host's worker."""
+        frames = FramedObjects(
+            self._reader.read, enumerate(names), self._config.multi_concurrency
+        )
 
         def is_answered(granted: Granted) -> bool:
-            usage_query.get_usage = granted.get_usage
+            usage_query.add(granted)
             return False
 
         work = Work(
             job,
-            None,
             lambda: frames,
             is_repeatable=False,
             package=self._package,
             reporter=self._reporter,
         )
-        stream = computers.start(work, is_answered)
+        try:
+            # Unreadable objects must not take a slot of the worker.
+            if not frames.fetch_first_readable():
+                raise self._plain_answer(names[0])
+            stream = computers.start(work, is_answered)
+        except BaseException:
+            frames.close()
+            raise
         assert stream is not None, "is_answered() is never True"
-        usage_query.stream = stream
-        # Each batch is sent at once.
-        self._env["eventlet.minimum_write_chunk_size"] = 0
-        headers = multi_headers() | {HEADER_WORKER: stream.worker}
-        return Response(status=200, headers=headers, app_iter=stream)
+        return stream
+
+    def _fan_out(
+        self,
+        computers: Computers,
+        job: JobRequest,
+        names: Sequence[str],
+        usage_query: UsageQuery,
+    ) -> WorkerStream:
+        """Spreads the objects over the object servers that have them."""
+        fan_out = FanOut(
+            self._places,
+            computers,
+            self._reader,
+            job,
+            self._package,
+            names,
+            concurrency=self._config.multi_concurrency,
+            max_object_bytes=self._config.max_multi_object_bytes,
+            usage_query=usage_query,
+            reporter=self._reporter,
+        )
+        try:
+            if not fan_out.find_readable():
+                raise self._plain_answer(names[0])
+            return fan_out.start()
+        except BaseException:
+            fan_out.close()
+            raise

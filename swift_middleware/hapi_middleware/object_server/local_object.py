@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections import deque
+from collections.abc import Generator, Iterator
+from contextlib import closing
+from dataclasses import dataclass
 from typing import Any
+from urllib.parse import quote
 
 from swift.common.swob import Request, Response, wsgi_quote
 from swift.common.utils import drain_and_close
 
-from hapi_middleware.concurrency import yielding
+from hapi_middleware.concurrency import sleep, yielding
 from hapi_middleware.requests.annotation_request import Env
+from hapi_middleware.requests.multi_object_reads import (
+    DAMAGED,
+    INCOMPLETE,
+    FetchedObject,
+)
 from hapi_middleware.requests.subrequests import ObjectBody, ObjectHead
-from hapi_protocol.backend import HEADER_POLICY, JobOrder
+from hapi_protocol.backend import (
+    HEADER_POLICY,
+    JobOrder,
+    ObjectsOrder,
+    StoredObject,
+)
+from hapi_protocol.errors import HapiError, UnavailableError
+from hapi_protocol.headers import ByteRange
+from hapi_protocol.multi_object import END, ObjectEntry
 
 _FOREIGN = (
     "X-Static-Large-Object",
@@ -38,31 +55,58 @@ class NotHereError(Exception):
         self.status = status
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """Bytes that a proxy has named.
+
+    Attributes:
+        path: ``/device/partition/account/container/object``, quoted.
+        name: name of the source, for messages.
+        etag: ETag of the object at ``path``.
+        length_bytes: number of bytes wanted.
+        part: the bytes; None for all.
+    """
+
+    path: str
+    name: str
+    etag: str
+    length_bytes: int
+    part: ByteRange | None = None
+
+    @classmethod
+    def by_job(cls, env: Env, order: JobOrder) -> Wanted:
+        """The bytes of one object, which the request's path names."""
+        job, part = order.job, order.part
+        length = part.length_bytes if part else job.source_length_bytes
+        path = wsgi_quote(env["PATH_INFO"])
+        return cls(path, job.source_name, order.etag, length or 0, part)
+
+
 class LocalObject:
-    """The bytes of a job's object, or of a part of it; iterated once.
+    """Bytes of an object on this host; iterated once.
 
     Args:
         app: the object server.
         env: of the proxy's request.
-        order: the order of the job.
+        wanted: the bytes.
 
     Raises:
-        NotHereError: the object is not readable here as the job names it.
+        NotHereError: the object is not readable here as it is named.
     """
 
-    def __init__(self, app: Any, env: Env, order: JobOrder) -> None:
-        job, part = order.job, order.part
+    def __init__(self, app: Any, env: Env, wanted: Wanted) -> None:
+        etag, part = wanted.etag, wanted.part
         # "If-Match" compares with the stored bytes: an ETag of other bytes
         # that Swift shows to users (manifests, fragments) does not match.
         headers = {
-            "If-Match": f'"{job.source_etag}"',
+            "If-Match": f'"{etag}"',
             HEADER_POLICY: env.get("HTTP_X_BACKEND_STORAGE_POLICY_INDEX", "0"),
-            "X-Trans-Id": job.trans_id,
+            "X-Trans-Id": env.get("HTTP_X_TRANS_ID", ""),
         }
         if part is not None:
             headers["Range"] = str(part)
         request = Request.blank(
-            wsgi_quote(env["PATH_INFO"]),
+            wanted.path,
             environ={
                 key: env[key]
                 for key in ("swift.trans_id", "REMOTE_ADDR", "wsgi.errors")
@@ -71,17 +115,17 @@ class LocalObject:
             headers=headers,
         )
         response = request.get_response(app)
-        expected = part.length_bytes if part else job.source_length_bytes
+        expected = wanted.length_bytes
         try:
-            _check(response, job.source_etag, expected, is_part=bool(part))
+            _check(response, etag, expected, is_part=bool(part))
         except NotHereError:
             drain_and_close(response)
             raise
         head = ObjectHead.from_response(response)
         self._body = ObjectBody(
             response,
-            expected or 0,
-            job.source_name,
+            expected,
+            wanted.name,
             None if part else head.md5,
         )
 
@@ -93,8 +137,75 @@ class LocalObject:
         self._body.close()
 
 
+class LocalObjects:
+    """Many objects on this host, framed for the worker; iterated once.
+
+    All are opened before the job begins.  One whose bytes turn out to be
+    damaged is a row with an error, which the client may ask for again.
+
+    Args:
+        app: the object server.
+        env: of the proxy's request.
+        order: the order of the job.
+
+    """
+
+    def __init__(self, app: Any, env: Env, order: ObjectsOrder) -> None:
+        self._app = app
+        self._env = env
+        self._order = order
+        self._opened: deque[tuple[StoredObject, LocalObject]] = deque()
+
+    def open(self) -> None:
+        """Opens all objects; other green threads run in between.
+
+        Raises:
+            UnavailableError: one is not readable here as it is named.
+        """
+        container = self._order.job.source_name
+        for each in self._order.objects:
+            name = f"{container}/{each.key}"
+            path = quote(f"/{each.device}/{each.partition}{name}")
+            wanted = Wanted(path, name, each.etag, each.length_bytes)
+            try:
+                local = LocalObject(self._app, self._env, wanted)
+            except NotHereError as error:
+                raise UnavailableError(
+                    "service_unavailable", f"{name}: {error}; retry"
+                ) from error
+            self._opened.append((each, local))
+            sleep()
+
+    def __iter__(self) -> Iterator[bytes]:
+        return yielding(self._pieces())
+
+    def _pieces(self) -> Iterator[bytes]:
+        number = 0
+        while self._opened:
+            stored, local = self._opened.popleft()
+            with closing(local):
+                fetched = _fetched(stored, local)
+            yield from fetched.frames(number)
+            number += 1
+        yield END
+
+    def close(self) -> None:
+        """Closes all files.  Idempotent."""
+        while self._opened:
+            self._opened.popleft()[1].close()
+
+
+def _fetched(stored: StoredObject, local: LocalObject) -> FetchedObject:
+    entry = ObjectEntry(stored.index, stored.key, 200, stored.etag)
+    try:
+        return FetchedObject(entry, is_readable=True, pieces=deque(local))
+    except HapiError as error:
+        reason = DAMAGED if error.code == "source_damaged" else INCOMPLETE
+        return FetchedObject(entry.failed(503, reason), is_readable=False)
+
+
 def _check(
-    response: Response, etag: str, expected: int | None, *, is_part: bool
+    response: Response, etag: str, expected: int, *, is_part: bool
 ) -> None:
     status = response.status_int
     if status == 416:

@@ -21,7 +21,9 @@ from hapi_middleware.metrics import Metrics, StreamReporter
 from hapi_middleware.object_server.framed_answer import FramedAnswer, Send
 from hapi_middleware.object_server.local_object import (
     LocalObject,
+    LocalObjects,
     NotHereError,
+    Wanted,
 )
 from hapi_middleware.requests.annotation_request import Env
 from hapi_middleware.worker.feature_stream import JobBody
@@ -36,13 +38,16 @@ from hapi_protocol.backend import (
     STEP_FIND,
     STEP_JOB,
     STEP_MODEL,
+    STEP_OBJECTS,
     STEP_PROFILE,
+    STEP_STATUS,
     STEP_USAGE,
     STEPS,
     JobId,
     JobOrder,
     ModelFacts,
     ModelOrder,
+    ObjectsOrder,
     StreamStart,
 )
 from hapi_protocol.errors import HapiError, UnavailableError
@@ -207,18 +212,17 @@ class ObjectMiddleware:
             HapiError: the message is damaged.
         """
         trans_id = env.get("HTTP_X_TRANS_ID", "")
-        if step in (STEP_JOB, STEP_BYTES):
-            order = JobOrder.from_body(message)
-            body: JobBody = (
-                LocalObject(self.app, env, order)
-                if step == STEP_JOB
-                else RequestBytes(env["wsgi.input"])
-            )
-            return lambda send: self._compute(order, body, send)
+        if step in (STEP_JOB, STEP_BYTES, STEP_OBJECTS):
+            job, body = self._job(env, step, message)
+            return lambda send: self._compute(job, body, send)
         if step == STEP_PROFILE:
             request = ProfileRequest.from_body(message)
             return lambda send: send(
                 Kind.ANSWER, self._worker.get_profile(request).to_body()
+            )
+        if step == STEP_STATUS:
+            return lambda send: send(
+                Kind.ANSWER, self._worker.get_status(trans_id).to_body()
             )
         if step == STEP_USAGE:
             job_id = JobId.from_body(message).job_id
@@ -245,11 +249,25 @@ class ObjectMiddleware:
 
         return store
 
-    def _compute(self, order: JobOrder, body: JobBody, send: Send) -> None:
+    def _job(
+        self, env: Env, step: str, message: bytes
+    ) -> tuple[JobRequest, JobBody]:
+        """A job and its bytes; raises as :meth:`_work`."""
+        if step == STEP_OBJECTS:
+            many = ObjectsOrder.from_body(message)
+            return many.job, LocalObjects(self.app, env, many)
+        order = JobOrder.from_body(message)
+        if step == STEP_BYTES:
+            return order.job, RequestBytes(env["wsgi.input"])
+        wanted = Wanted.by_job(env, order)
+        return order.job, LocalObject(self.app, env, wanted)
+
+    def _compute(self, job: JobRequest, body: JobBody, send: Send) -> None:
         self._metrics.count("jobs")
-        job = order.job
         started = time.monotonic()
         try:
+            if isinstance(body, LocalObjects):
+                body.open()
             grant = self._worker.create_job(job)
             send(Kind.READY, grant.to_body())
         except BaseException:

@@ -20,7 +20,6 @@ from hapi_middleware.worker.package_upload import (
 )
 from hapi_middleware.worker.worker_client import WorkerClient
 from hapi_protocol.backend import ModelInfo
-from hapi_protocol.headers import ByteRange
 from hapi_protocol.job_messages import (
     JobGrant,
     JobRequest,
@@ -40,16 +39,14 @@ class Work:
 
     Attributes:
         job: the job.
-        part: bytes of the source to read; None for all.
-        open_source: opens these bytes by the caller's rights; called at most
-            once for each place that is asked.
+        open_source: opens the bytes that it reads by the caller's rights;
+            called at most once for each place that is asked.
         is_repeatable: ``open_source`` may be called again.
         package: the model; None for a job without model.
         reporter: reports the stream's start and end.
     """
 
     job: JobRequest
-    part: ByteRange | None
     open_source: Callable[[], JobBody]
     is_repeatable: bool
     package: Package | None

@@ -61,6 +61,27 @@ class Node:
         return f"{ip}:{port}"
 
 
+class NodeError(UnavailableError):
+    """An object server that does not answer, or refuses.
+
+    Args:
+        problem: what is wrong, for users.
+        reason: details for operators, which may name hosts.
+        is_absent: it has no filter.
+    """
+
+    def __init__(
+        self, problem: str, reason: str, *, is_absent: bool = False
+    ) -> None:
+        super().__init__(
+            "worker_unavailable",
+            f"an object server {problem}; retry",
+            retry_after=RETRY_SECONDS,
+        )
+        self.reason = f"{problem}: {reason}"
+        self.is_absent = is_absent
+
+
 class Suppression:
     """Object servers that are not asked for a while.
 
@@ -196,8 +217,8 @@ class NodeClient:
     def _lost(self, node: Node, error: BaseException) -> UnavailableError:
         is_silent = isinstance(error, Timeout)
         self._metrics.count("node.silent" if is_silent else "node.lost")
-        what = "is silent" if is_silent else f"cannot be reached: {error!r}"
-        return self._suppressed(node, f"the object server {node} {what}")
+        problem = "is silent" if is_silent else "cannot be reached"
+        return self._suppressed(node, NodeError(problem, repr(error)))
 
     def _refused(
         self, node: Node, status: int, body: bytes
@@ -207,31 +228,32 @@ class NodeClient:
             self._metrics.count("node.stale")
             return UnavailableError(
                 "service_unavailable",
-                f"the object server {node} has {node.name} not as it was "
-                f"named (status {status}); retry",
+                f"an object server has {node.name} not as it was named "
+                f"(status {status}); retry",
                 object_name=node.name,
                 retry_after=RETRY_SECONDS,
             )
         if status in (405, 501):
             self._metrics.count("node.absent")
-            return self._suppressed(
-                node, f"the object server {node} does not compute", debug=True
-            )
+            reason = f"status {status}: no filter there"
+            error = NodeError("does not compute", reason, is_absent=True)
+            return self._suppressed(node, error)
         self._metrics.count("node.refused")
         return self._suppressed(
-            node, f"the object server {node} answers {status}: {text:.300}"
+            node, NodeError("refuses the request", f"{status} {text:.300}")
         )
 
-    def _suppressed(
-        self, node: Node, problem: str, *, debug: bool = False
-    ) -> UnavailableError:
+    def _suppressed(self, node: Node, error: NodeError) -> NodeError:
         seconds = self._config.object_suppress_seconds
         self.suppression.add(node.address, seconds)
-        log = self._logger.debug if debug else self._logger.warning
-        log("hapi: %s; it is not asked for %g s", problem, seconds)
-        return UnavailableError(
-            "worker_unavailable", problem, retry_after=RETRY_SECONDS
+        log = self._logger.debug if error.is_absent else self._logger.warning
+        log(
+            "hapi: the object server %s %s; it is not asked for %g s",
+            node,
+            error.reason,
+            seconds,
         )
+        return error
 
 
 class NodeExchange:
@@ -349,7 +371,7 @@ class NodeExchange:
     def _damaged(self, problem: str) -> UnavailableError:
         return UnavailableError(
             "worker_unavailable",
-            f"the answer of the object server {self._node}: {problem}",
+            f"the answer of an object server is damaged: {problem}",
             retry_after=RETRY_SECONDS,
         )
 

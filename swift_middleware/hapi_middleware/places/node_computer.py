@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from typing import TypeVar
 
@@ -18,6 +18,7 @@ from hapi_middleware.metrics import (
 )
 from hapi_middleware.places.computer import Computer, Granted, Work
 from hapi_middleware.places.node_client import Node, NodeClient, NodeExchange
+from hapi_middleware.requests.stored_parts import StoredPart
 from hapi_middleware.requests.subrequests import ObjectBody
 from hapi_middleware.worker.feature_stream import WorkerStream
 from hapi_protocol.backend import (
@@ -25,14 +26,20 @@ from hapi_protocol.backend import (
     STEP_FIND,
     STEP_JOB,
     STEP_MODEL,
+    STEP_OBJECTS,
     STEP_PROFILE,
+    STEP_STATUS,
     STEP_USAGE,
     JobId,
     JobOrder,
     ModelFacts,
     ModelInfo,
     ModelOrder,
+    ObjectsOrder,
+    StatusQuery,
+    StoredObject,
     StreamStart,
+    WorkerStatus,
 )
 from hapi_protocol.errors import HapiError, TooSlowError
 from hapi_protocol.frames import Kind
@@ -128,9 +135,8 @@ class NodeComputer(Computer):
 
     Args:
         client: client of object servers.
-        node: the object server, and the path that a job reads.
-        reads_locally: the object server reads the object itself; otherwise
-            its bytes are sent.
+        node: the object server, and the path of the requests to it.
+        stored: bytes or objects that it has; None to send the bytes of jobs.
         metrics: metrics of the filter.
     """
 
@@ -140,13 +146,13 @@ class NodeComputer(Computer):
         self,
         client: NodeClient,
         node: Node,
-        reads_locally: bool,
+        stored: StoredPart | Sequence[StoredObject] | None,
         metrics: Metrics,
     ) -> None:
         super().__init__(self, metrics)
         self._client = client
         self._node = node
-        self._reads_locally = reads_locally
+        self._stored = stored
 
     def find_model(
         self, identity: ModelIdentity, trans_id: str
@@ -154,6 +160,10 @@ class NodeComputer(Computer):
         """Facts about a model, as :meth:`.Computer.find_model`."""
         order = ModelOrder(identity)
         return self._ask(STEP_FIND, order, trans_id, ModelFacts).model
+
+    def get_status(self) -> WorkerStatus:
+        """State of the object server's worker."""
+        return self._ask(STEP_STATUS, StatusQuery(), "", WorkerStatus)
 
     def put_model(
         self, identity: ModelIdentity, body: ObjectBody, trans_id: str
@@ -178,11 +188,9 @@ class NodeComputer(Computer):
         work: Work,
         is_answered: Callable[[Granted], bool],
     ) -> WorkerStream | None:
-        step = STEP_JOB if self._reads_locally else STEP_BYTES
-        part = work.part if self._reads_locally else None
         with ExitStack() as stack:
             exchange = stack.enter_context(
-                self._open(step, JobOrder(job, part), job.trans_id)
+                self._open(*self._order(job), job.trans_id)
             )
             with self._metrics.timed("grant"):
                 body = exchange.expect(Kind.READY)
@@ -195,11 +203,20 @@ class NodeComputer(Computer):
 
             if is_answered(Granted(grant, get_usage)):
                 return None
-            if not self._reads_locally:
+            if self._stored is None:
                 exchange.send(work.open_source())
             start = exchange.read(StreamStart, exchange.expect(Kind.ANSWER))
             stack.pop_all()
         return NodeStream(exchange, start, work.reporter)
+
+    def _order(self, job: JobRequest) -> tuple[str, JsonMessage]:
+        """The step of a job, and its message."""
+        stored = self._stored
+        if stored is None:
+            return STEP_BYTES, JobOrder(job)
+        if isinstance(stored, StoredPart):
+            return STEP_JOB, JobOrder(job, stored.etag, stored.part)
+        return STEP_OBJECTS, ObjectsOrder(job, tuple(stored))
 
     def _profile(self, request: ProfileRequest) -> ModelProfile:
         return self._ask(STEP_PROFILE, request, request.trans_id, ModelProfile)

@@ -20,10 +20,11 @@ from hapi_middleware.places.computer import (
 )
 from hapi_middleware.places.node_client import RETRY_SECONDS, Node, NodeClient
 from hapi_middleware.places.node_computer import NodeComputer
+from hapi_middleware.requests.stored_parts import StoredPart
 from hapi_middleware.requests.subrequests import ObjectHead, Package
 from hapi_middleware.worker.feature_stream import WorkerStream
 from hapi_middleware.worker.worker_client import WorkerClient
-from hapi_protocol.backend import ModelInfo
+from hapi_protocol.backend import ModelInfo, StoredObject
 from hapi_protocol.errors import HapiError, UnavailableError
 from hapi_protocol.headers import ByteRange
 from hapi_protocol.job_messages import ModelIdentity, ProfileRequest
@@ -68,6 +69,10 @@ class Computers:
     def __init__(self, places: Sequence[Computer], metrics: Metrics) -> None:
         self._places = places
         self._metrics = metrics
+
+    def after(self, first: Sequence[Computer]) -> Computers:
+        """These places after others."""
+        return Computers([*first, *self._places], self._metrics)
 
     def find_model(
         self, identity: ModelIdentity, trans_id: str
@@ -165,6 +170,11 @@ class Places:
             keys = read_keys(Path(config.backend_key_file))
             self._client = NodeClient(config, keys, metrics, logger)
 
+    @property
+    def prefers_object_servers(self) -> bool:
+        """True if object servers are the first choice."""
+        return self._config.places[0] == PLACE_OBJECT
+
     def computers(
         self,
         name: str,
@@ -182,43 +192,83 @@ class Places:
             part: the bytes that the job reads; None for all.
             is_source: it is the source, not the package.
         """
-        reads_locally = (
-            is_source
-            and head.is_plain
-            and head.policy_index is not None
-            and POLICIES.get_by_index(head.policy_index).policy_type
-            == REPL_POLICY
-            and "\x00" not in name
-        )
-        first_byte = part.first if part else 0
+        stored = StoredPart.of_plain(name, head, part) if is_source else None
+        if stored is not None and not _is_replicated(stored):
+            stored = None
         places: list[Computer] = []
         for place in self._config.places:
             if place == PLACE_PROXY:
                 places.append(self._local)
-            elif self._client is not None:
-                places += [
-                    NodeComputer(
-                        self._client, node, reads_locally, self._metrics
-                    )
-                    for node in self._nodes(
-                        self._client,
-                        name,
-                        head.policy_index,
-                        first_byte,
-                        0 if reads_locally else MAX_HANDOFFS,
-                    )
-                ]
+            elif stored is not None:
+                places += self._storing(stored)
+            else:
+                places += self._sent_bytes(name, head.policy_index, part)
         return Computers(places, self._metrics)
+
+    def next_to(
+        self, stored: StoredPart | None, others: Computers
+    ) -> Computers:
+        """The object servers that have the bytes, and then other places."""
+        if stored is None or not _is_replicated(stored):
+            return others
+        return others.after(self._storing(stored))
+
+    def nearest(self, name: str, head: ObjectHead) -> list[Node]:
+        """The object servers that have an object, first choice first.
+
+        Args:
+            name: ``/account/container/object``.
+            head: facts about it.
+
+        Returns:
+            Nothing if no object server reads it by itself.
+        """
+        stored = StoredPart.of_plain(name, head, None)
+        if stored is None or not _is_replicated(stored):
+            return []
+        return list(self._nodes(name, stored.policy_index, None, 0))
+
+    def storing_many(
+        self, node: Node, stored: Sequence[StoredObject]
+    ) -> Computers:
+        """An object server that reads many objects.
+
+        Args:
+            node: the object server, and the path of one of them.
+            stored: the objects.
+        """
+        return Computers([self._computer(node, stored)], self._metrics)
+
+    def _storing(self, stored: StoredPart) -> list[Computer]:
+        """Object servers that have the bytes."""
+        nodes = self._nodes(stored.name, stored.policy_index, stored.part, 0)
+        return [self._computer(each, stored) for each in nodes]
+
+    def _sent_bytes(
+        self, name: str, policy_index: int | None, part: ByteRange | None
+    ) -> list[Computer]:
+        """Object servers to which the bytes are sent."""
+        nodes = self._nodes(name, policy_index, part, MAX_HANDOFFS)
+        return [self._computer(each, None) for each in nodes]
+
+    def _computer(
+        self, node: Node, stored: StoredPart | Sequence[StoredObject] | None
+    ) -> NodeComputer:
+        assert self._client is not None, "nodes exist only with a client"
+        return NodeComputer(self._client, node, stored, self._metrics)
 
     def _nodes(
         self,
-        client: NodeClient,
         name: str,
         policy_index: int | None,
-        first_byte: int,
+        part: ByteRange | None,
         num_handoffs: int,
     ) -> Iterator[Node]:
         """Object servers for a name, first choice first."""
+        client = self._client
+        if client is None:
+            return
+        first_byte = part.first if part else 0
         policy = (
             POLICIES.default
             if policy_index is None
@@ -240,6 +290,11 @@ class Places:
             asked.sort(key=options.read_affinity_sort_key)
         for each in asked:
             yield Node(each, partition, name, policy.idx)
+
+
+def _is_replicated(stored: StoredPart) -> bool:
+    policy = POLICIES.get_by_index(stored.policy_index)
+    return bool(policy.policy_type == REPL_POLICY)
 
 
 def spread(name: str, first_byte: int, device: int) -> bytes:

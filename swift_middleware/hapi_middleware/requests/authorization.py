@@ -4,9 +4,10 @@ Four rules, each with a test:
 
 * A sub-request for the *source* goes to the client's own path and inherits
   every right that Swift granted to the client's request.
-* A sub-request for one of *many objects* goes to another path; Swift
-  authorises it as the caller's own GET.  A request that only holds someone
-  else's grant for one path may not ask for many objects.
+* A sub-request for one of *many objects*, for a link's target or for a
+  segment goes to another path; Swift authorises it as the caller's own GET.
+  A request that only holds someone else's grant for one path may not ask for
+  them.
 * A sub-request for the *model* goes to another path; Swift authorises it as
   the caller's own GET.  A caller that only holds someone else's grant for one
   path (a temporary or presigned URL, a decision of s3_acl) has no identity:
@@ -82,15 +83,18 @@ def _is_presigned(env: Mapping[str, Any]) -> bool:
     return any(name in checked.params for name in _PRESIGNED)
 
 
-def object_request(env: Mapping[str, Any], path: str) -> Request:
-    """A GET of one of many objects, with the caller's own rights.
+def object_request(
+    env: Mapping[str, Any], path: str, method: str = "GET"
+) -> Request:
+    """A request for another object, with the caller's own rights.
 
     Args:
         env: of a request that :func:`refuse_delegated` accepts.
         path: ``/v1/account/container/object``, quoted.
+        method: GET or HEAD.
     """
     headers = _forwarded_headers(env)
-    return _subrequest_to(env, "GET", path, headers)
+    return _subrequest_to(env, method, path, headers)
 
 
 def _subrequest_to(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
 
-from swift.common.swob import Response
+from swift.common.swob import Request, Response
 from swift.common.utils import close_if_possible, drain_and_close
 
 from hapi_middleware.concurrency import Timeout, map_ahead
@@ -26,8 +26,8 @@ from hapi_protocol.multi_object import (
 )
 from hapi_protocol.printable import printable
 
-_INCOMPLETE = "service_unavailable: it could not be read to its end; retry"
-_DAMAGED = "source_damaged: its bytes are not those of its ETag; retry"
+INCOMPLETE = "service_unavailable: it could not be read to its end; retry"
+DAMAGED = "source_damaged: its bytes are not those of its ETag; retry"
 _NO_LENGTH = (
     "unsupported_object: it has no length or no ETag (a dynamic large object "
     "of too many segments); store it as a static large object"
@@ -50,14 +50,18 @@ class FetchedObject:
     is_readable: bool
     pieces: deque[bytes] = field(default_factory=deque)
 
-    def frames(self) -> Iterator[bytes]:
-        """Yields the object's members of the job's tar stream, once."""
+    def frames(self, number: int) -> Iterator[bytes]:
+        """Yields the object's members of the job's tar stream, once.
+
+        Args:
+            number: position of the object in that stream.
+        """
         entry = self.entry
         if entry.error is not None:
-            yield entry_member(entry)
+            yield entry_member(entry, number)
             return
         length = sum(map(len, self.pieces))
-        yield entry_member(entry) + object_header(entry.index, length)
+        yield entry_member(entry, number) + object_header(number, length)
         while self.pieces:
             yield self.pieces.popleft()
         if zeros := padding(length):
@@ -92,8 +96,30 @@ class ObjectReader:
 
     def get(self, name: str) -> Response:
         """Swift's answer to the GET of an object."""
+        return self._request(name).get_response(self._app)
+
+    def _request(self, name: str, method: str = "GET") -> Request:
         path = quote(f"{self._container_path}/{name}")
-        return object_request(self._env, path).get_response(self._app)
+        return object_request(self._env, path, method)
+
+    def head(self, numbered: tuple[int, str]) -> ObjectHead | None:
+        """Facts about an object, given as (index in the request, name).
+
+        Returns:
+            None if Swift does not let the caller read it now.
+        """
+        self._logger.thread_locals = self._thread_locals
+        request = self._request(numbered[1], "HEAD")
+        try:
+            response = request.get_response(self._app)
+            drain_and_close(response)
+        except (Exception, Timeout):
+            self._logger.exception("hapi: the HEAD of an object failed")
+            return None
+        if not response.is_success:
+            return None
+        save_cors_headers(self._env, response.headers)
+        return ObjectHead.from_response(response, request)
 
     def read(self, numbered: tuple[int, str]) -> FetchedObject:
         """Reads one object, given as (index in the request, name).
@@ -117,7 +143,7 @@ class ObjectReader:
             )
             # The error's text may name hosts: it goes to the log only.
             is_damaged = getattr(error, "code", None) == "source_damaged"
-            reason = _DAMAGED if is_damaged else _INCOMPLETE
+            reason = DAMAGED if is_damaged else INCOMPLETE
             entry = ObjectEntry(index, name, 503, None, reason)
             return FetchedObject(entry, is_readable=False)
 
@@ -148,17 +174,17 @@ class FramedObjects:
 
     Args:
         read: reads an object by (index, name); never raises.
-        names: names of the objects.
+        numbered: the objects, as (index, name).
         concurrency: number of objects read, or held in memory, at a time.
     """
 
     def __init__(
         self,
         read: Callable[[tuple[int, str]], FetchedObject],
-        names: Iterable[str],
+        numbered: Iterable[tuple[int, str]],
         concurrency: int,
     ) -> None:
-        self._objects = map_ahead(read, enumerate(names), concurrency)
+        self._objects = map_ahead(read, numbered, concurrency)
         self._first: deque[FetchedObject] = deque()
 
     def fetch_first_readable(self) -> bool:
@@ -170,10 +196,13 @@ class FramedObjects:
         return False
 
     def __iter__(self) -> Iterator[bytes]:
+        number = 0
         while self._first:
-            yield from self._first.popleft().frames()
+            yield from self._first.popleft().frames(number)
+            number += 1
         for fetched in self._objects:
-            yield from fetched.frames()
+            yield from fetched.frames(number)
+            number += 1
         yield END
 
     def close(self) -> None:

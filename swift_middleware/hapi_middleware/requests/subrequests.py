@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import unquote
 
 from swift.common.swob import Request, Response
 from swift.common.utils import close_if_possible, drain_and_close
@@ -36,12 +37,10 @@ MIN_PACKAGE_BYTES = 22
 """Length of an empty zip archive (its end-of-central-directory record)."""
 
 _RETRY_SECONDS = 1.0
-_NOT_PLAIN = (
-    "Content-Location",
-    "X-Object-Version-Id",
-    "X-Backend-Crypto-Cipher",
-)
-"""Headers of symlinks, of versioned and of encrypted objects."""
+_LINK = "Content-Location"
+"""Header of symlinks and of versioned objects."""
+_NOT_STORED = ("X-Object-Version-Id", "X-Backend-Crypto-Cipher")
+"""Headers of versioned and of encrypted objects."""
 
 
 class SwiftAnswerError(Exception):
@@ -64,6 +63,9 @@ class ObjectHead:
             answered with another object.
         is_plain: the stored bytes are those that the user reads, and an
             object server has them under the object's own name.
+        is_static_manifest: the object is a static large object, and neither
+            encrypted nor an old version.
+        link_target: ``/account/container/object`` that a symlink shows.
     """
 
     etag: str
@@ -71,6 +73,8 @@ class ObjectHead:
     is_manifest: bool
     policy_index: int | None = None
     is_plain: bool = False
+    is_static_manifest: bool = False
+    link_target: str | None = None
 
     @property
     def md5(self) -> str | None:
@@ -93,15 +97,31 @@ class ObjectHead:
             "X-Static-Large-Object" in headers
             or "X-Object-Manifest" in headers
         )
+        is_stored = not any(name in headers for name in _NOT_STORED) and not (
+            request and "X-Open-Expired" in request.headers
+        )
+        location = headers.get(_LINK)
         return cls(
             etag=bare_etag(headers.get("Etag", "")),
             length_bytes=response.content_length,
             is_manifest=is_manifest,
             policy_index=int(policy) if policy else None,
-            is_plain=not is_manifest
-            and not any(name in headers for name in _NOT_PLAIN)
-            and not (request and "X-Open-Expired" in request.headers),
+            is_plain=is_stored and not is_manifest and not location,
+            is_static_manifest=is_stored
+            and not location
+            and "X-Static-Large-Object" in headers,
+            link_target=_link_target(location)
+            if is_stored and not is_manifest and location
+            else None,
         )
+
+
+def _link_target(location: str) -> str | None:
+    """``/account/container/object`` in a path of an object, else None."""
+    parts = unquote(location).split("/", 4)
+    if "?" in location or len(parts) != 5 or not all(parts[2:]):
+        return None
+    return "/" + "/".join(parts[2:])
 
 
 def bare_etag(value: str) -> str:

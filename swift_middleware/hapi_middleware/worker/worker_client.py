@@ -25,7 +25,7 @@ from hapi_middleware.worker.worker_errors import (
     read_answer,
     socket_errors_as_hapi_errors,
 )
-from hapi_protocol.backend import ModelInfo
+from hapi_protocol.backend import ModelInfo, WorkerStatus
 from hapi_protocol.errors import (
     AnnotationError,
     InternalError,
@@ -92,6 +92,28 @@ class WorkerClient:
                 return None
             body = read_answer(answer, 200)
         return _model_info(body)
+
+    def get_status(self, trans_id: str) -> WorkerStatus:
+        """State of the worker, from its ``/healthz``."""
+        with self._exchange(trans_id) as connection:
+            _send_head(connection, "GET", "/healthz", trans_id)
+            body = read_answer(connection.getresponse(), 200)
+        try:
+            fields = json.loads(body)
+            return WorkerStatus(
+                worker=self._opaque_name(),
+                state=str(fields["status"]),
+                release=str(fields["version"]),
+                devices=tuple(
+                    name for name, used in fields["devices"].items() if used
+                ),
+                jobs_running=int(fields["jobs_running"]),
+                jobs_waiting=int(fields["jobs_waiting"]),
+            )
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise InternalError(
+                "internal", f"the worker's answer on its state: {error!r}"
+            ) from error
 
     def put_model(
         self, identity: ModelIdentity, body: Iterable[bytes], trans_id: str

@@ -5,10 +5,11 @@ from __future__ import annotations
 import errno
 import logging
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 
 from hapi_protocol.errors import HapiError
+from hapi_protocol.feature_stream import Row
 from hapi_protocol.feature_writer import FeatureStreamWriter
 from hapi_protocol.headers import CONTENT_TYPE_STREAM
 from hapi_protocol.job_messages import (
@@ -19,6 +20,7 @@ from hapi_protocol.job_messages import (
 )
 from hapi_protocol.summary import Load
 from hapi_protocol.tee_stream import BOTH, CONTENT_TYPE_TEE, end_frame, frame
+from hapi_splitter.encodings import EncodedFeatures
 from hapi_worker.execution.batch_items import Batch
 from hapi_worker.jobs.chunked_body import ChunkedBody
 from hapi_worker.jobs.pipeline import Pipeline
@@ -74,12 +76,20 @@ class JobStream:
         self._outcome = (OUTCOME_GONE, "")
         self._closed = False
         sink = _Appender(self._pieces)
-        self._framed = _FramedSink(sink) if request.is_split else None
+        is_framed = request.is_split or request.is_merged
+        self._framed = _FramedSink(sink) if is_framed else None
         self._writer = (
-            FeatureStreamWriter(self._framed, schema, self._framed.mark)
+            FeatureStreamWriter(
+                self._framed,
+                schema,
+                self._framed.mark,
+                is_merged=request.is_merged,
+            )
             if self._framed
             else FeatureStreamWriter(sink, schema)
         )
+        if self._framed:
+            self._framed.flush()
         self._output = self._run()
 
     @property
@@ -204,17 +214,24 @@ class JobStream:
             self._saturated += encoded.saturated
             self._metrics.saturated.inc(encoded.saturated)
         spent = timings.pop("encode", 0.0)
-        self._writer.write(
-            batch.rows,
-            batch.features,
-            {
+        parts = [(batch.rows, encoded)]
+        if self._request.is_merged:
+            parts = list(_single_rows(batch.rows, encoded))
+        for number, (rows, part) in enumerate(parts, 1):
+            seconds = {
                 **timings,
                 "encode": spent + time.monotonic() - started,
                 "encode_cpu": encode_cpu + time.thread_time() - started_cpu,
-            },
-            scale=None if encoded is None else encoded.scale,
-            zero=None if encoded is None else encoded.zero,
-        )
+            }
+            self._writer.write(
+                rows,
+                None if part is None else part.array,
+                seconds if number == len(parts) else None,
+                scale=None if part is None else part.scale,
+                zero=None if part is None else part.zero,
+            )
+            if self._request.is_merged and self._framed:
+                self._framed.flush()
         self._count(batch)
 
     def _count(self, batch: Batch) -> None:
@@ -236,6 +253,28 @@ class JobStream:
             self._piece_since = None
             self._sent_bytes += len(piece)
             self._metrics.sent_bytes.inc(len(piece))
+
+
+def _single_rows(
+    rows: Sequence[Row], encoded: EncodedFeatures | None
+) -> Iterator[tuple[list[Row], EncodedFeatures | None]]:
+    """Yields each row with its own features."""
+    number = 0
+    for row in rows:
+        if row.error is not None or encoded is None:
+            yield [row], None
+            continue
+        one = slice(number, number + 1)
+        number += 1
+        yield (
+            [row],
+            replace(
+                encoded,
+                array=encoded.array[one],
+                scale=None if encoded.scale is None else encoded.scale[one],
+                zero=None if encoded.zero is None else encoded.zero[one],
+            ),
+        )
 
 
 class _Appender:

@@ -51,7 +51,8 @@ class BodyStart:
     def num_samples(self, request: JobRequest) -> int | None:
         """Number of requested samples; None if it is not known yet."""
         if request.num_objects is not None:
-            return request.num_objects
+            # However the objects are spread, batches have the same size.
+            return request.request_objects or request.num_objects
         if self.kind != "tar":
             return 1
         if request.samples is None or request.samples.last is None:
@@ -97,9 +98,7 @@ def read_samples(
     """
     if request.num_objects is not None:
         assert medium is not None, "several objects have no index"
-        yield from _object_samples(
-            start, body, request.num_objects, medium, limits
-        )
+        yield from _object_samples(start, body, request, medium, limits)
         return
     samples = _requested(start, body, request, medium, limits, max_samples)
     is_open = request.samples is None or request.samples.last is None
@@ -206,12 +205,17 @@ def object_error(error: SampleError) -> str:
 def _object_samples(
     start: BodyStart,
     body: ChunkedBody,
-    num_objects: int,
+    request: JobRequest,
     medium: Medium,
     limits: Limits,
 ) -> Iterator[Sample]:
-    stream = _WithStart(start.data, body)
-    objects = iter_objects(stream, num_objects, limits.max_member_bytes)
+    assert request.num_objects is not None, "there are several"
+    objects = iter_objects(
+        _WithStart(start.data, body),
+        request.num_objects,
+        limits.max_member_bytes,
+        is_part=request.is_merged,
+    )
     for entry, data in objects:
         yield _object_sample(entry, data, medium)
     body.drain()

@@ -203,3 +203,15 @@ def test_members_that_are_not_together_are_refused():
     rows = [LabelledRow(IndexRow(n, "k", n * 512, 512, None)) for n in (0, 1)]
     with pytest.raises(UnsupportedError, match=r"'k' are not together \(byt"):
         checked_rows("s.tar", rows)
+
+
+def test_class_names_in_two_unicode_forms_are_both_shown():
+    """They look the same on screen: only their code points tell them apart."""
+    composed, decomposed = "caf\u00e9", "cafe\u0301"
+    with pytest.raises(LabelError) as caught:
+        renumber_labels([np.zeros(1)], [composed], [decomposed], "data/val")
+    assert r"'caf\xe9'" in caught.value.message
+    assert r"'cafe\u0301'" in caught.value.message
+    with pytest.raises(LabelError) as caught:
+        renumber_labels([np.zeros(1)], ["dog"], [decomposed], "data/val")
+    assert "Unicode" not in caught.value.message

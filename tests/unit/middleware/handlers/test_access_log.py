@@ -1,9 +1,11 @@
 """Entries of requests in the access log, which must suffice for billing."""
 
 import dataclasses
+import logging
 import os
 import time
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 from urllib.parse import unquote
 
@@ -20,6 +22,8 @@ from filter_under_test import (
     filter_and_worker,
     s3_env,
 )
+from hapi_middleware.handlers.access_log import UsageQuery
+from hapi_middleware.places.computer import Granted
 from hapi_protocol.errors import HapiError
 from hapi_protocol.job_messages import Usage
 from stub_worker import break_off, refuse_shard
@@ -237,3 +241,24 @@ def test_s3_callers_stream_is_in_the_filters_own_log(logged, is_closed_early):
 
     assert logged.own == [f"{ENTRY}{USED} (txn: tx1)"]
     assert logged.entries() == [ENTRY]
+
+
+def test_usage_is_the_sum_over_all_workers_of_a_request():
+    """One that failed has used its devices, too."""
+    usages = [
+        dataclasses.replace(USAGE, outcome="failed", reason="internal"),
+        HapiError("worker_unavailable", "no answer"),
+        dataclasses.replace(USAGE, samples=6),
+    ]
+    query = UsageQuery(logging.getLogger())
+    for usage in usages:
+        query.add(Granted(None, partial(_answer, usage)))
+    entry = query()
+    assert ";samples=70;errors=4;device_seconds=2.500;" in entry
+    assert entry.endswith(";outcome=done")
+
+
+def _answer(usage, _timeout):
+    if isinstance(usage, HapiError):
+        raise usage
+    return usage

@@ -44,7 +44,7 @@ def computer_of(address, **options):
     )
     facts = {"ip": address[0], "port": address[1], "device": "d1"}
     node = Node(facts, 7, "/AUTH_a/c/o", 0)
-    return NodeComputer(client, node, True, Metrics(log)), client, log
+    return NodeComputer(client, node, None, Metrics(log)), client, log
 
 
 def test_silent_object_server_is_not_asked_for_a_while(silent):

@@ -1,0 +1,70 @@
+"""Checks of a cluster's object servers, on the host of a proxy."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from hapi_client.doctor.check_runner import FAILURE, OK, WARNING, Finding
+
+CHECK = "nodes"
+_MODULE = "hapi_middleware.places.node_check"
+_ABSENT_REMEDY = (
+    "if it is to compute, add the filter hapi_object to its pipeline and "
+    "restart it (docs, Operating)"
+)
+_FAILED_REMEDY = (
+    "look for this address in the log of the object server: its worker must "
+    "run, and proxies and object servers need the same key, release and time"
+)
+
+
+def node_findings(conf: Path) -> Iterator[Finding]:
+    """Yields a finding for each object server in the rings.
+
+    Args:
+        conf: ``proxy-server.conf``; its key and rings must be readable.
+    """
+    if find_spec("swift") is None:
+        yield Finding(
+            FAILURE,
+            "Swift is not installed here",
+            "run it on the host of a proxy",
+            check=CHECK,
+        )
+        return
+    # A process of its own: this one imports no server of Swift.
+    with (
+        tempfile.TemporaryFile("w+") as errors,
+        subprocess.Popen(
+            [sys.executable, "-m", _MODULE, str(conf)],
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+        ) as process,
+    ):
+        assert process.stdout is not None
+        for line in process.stdout:
+            yield _finding(json.loads(line))
+        process.wait()
+        errors.seek(0)
+        problem = errors.read().strip()
+    if process.returncode:
+        reason = problem.splitlines()[-1] if problem else "it says nothing"
+        yield Finding(FAILURE, reason, "see 'hapi doctor --help'", check=CHECK)
+
+
+def _finding(answer: dict[str, Any]) -> Finding:
+    state, remedy = {
+        "computes": (OK, ""),
+        "absent": (WARNING, _ABSENT_REMEDY),
+    }.get(answer["state"], (FAILURE, _FAILED_REMEDY))
+    devices, policies = answer["devices"], ", ".join(answer["policies"])
+    found = f"{len(devices)} devices of {policies}: {answer['found']}"
+    return Finding(state, found, remedy, check=answer["node"])

@@ -1,0 +1,167 @@
+"""Asks each object server of a cluster whether it computes.
+
+``hapi doctor --nodes FILE`` runs this module on the host of a proxy, whose
+configuration, rings and key it reads.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from swift.common import storage_policy, utils
+from swift.common.storage_policy import POLICIES
+from swift.common.wsgi import loadcontext, loadwsgi
+
+from hapi_middleware.concurrency import map_ahead
+from hapi_middleware.config import PLACE_OBJECT, FilterConfig
+from hapi_middleware.metrics import Metrics
+from hapi_middleware.places.node_client import Node, NodeClient, NodeError
+from hapi_middleware.places.node_computer import NodeComputer
+from hapi_protocol.errors import HapiError
+from hapi_protocol.signatures import read_keys
+
+CONCURRENCY = 32
+COMPUTES = "computes"
+ABSENT = "absent"
+FAILED = "failed"
+_USE = "egg:swift-hapi#hapi"
+_PATH = "/.hapi/nodes/status"
+"""No account has this name."""
+
+
+@dataclass
+class NodeAnswer:
+    """Answer of one object server.
+
+    Attributes:
+        node: its address.
+        devices: names of its devices in the rings.
+        policies: names of the storage policies that use them.
+        state: ``computes``, ``absent`` (it has no filter) or ``failed``.
+        found: the worker's state, or the reason.
+        worker: opaque name of its worker, as in ``X-Hapi-Worker``.
+    """
+
+    node: str
+    devices: list[str] = field(default_factory=list)
+    policies: list[str] = field(default_factory=list)
+    state: str = FAILED
+    found: str = ""
+    worker: str = ""
+
+
+def check_nodes(conf: str) -> Iterator[NodeAnswer]:
+    """Asks all object servers in the rings of a proxy's configuration.
+
+    Args:
+        conf: path of ``proxy-server.conf``.
+
+    Raises:
+        ValueError: it cannot be used; says why.
+    """
+    config = _read_config(conf)
+    utils.set_swift_dir(config.swift_dir)
+    storage_policy.reload_storage_policies()
+    keys = read_keys(Path(config.backend_key_file))
+    metrics = Metrics(_NoStatsd())
+    client = NodeClient(config, keys, metrics, logging.getLogger("hapi"))
+    ask = partial(_ask, client, metrics)
+    yield from map_ahead(ask, _nodes(config).items(), CONCURRENCY)
+
+
+def _read_config(conf: str) -> FilterConfig:
+    try:
+        sections = utils.readconf(conf)
+        names = [
+            name.partition(":")[2]
+            for name, section in sections.items()
+            if isinstance(section, Mapping)
+            and name.startswith("filter:")
+            and section.get("use") == _USE
+        ]
+    except (OSError, SystemExit) as error:
+        raise ValueError(f"{conf} cannot be read: {error}") from error
+    if not names:
+        raise ValueError(
+            f"{conf} has no filter with use = {_USE}; name the configuration "
+            "of a proxy"
+        )
+    context = loadcontext(loadwsgi.FILTER, conf, name=names[0])
+    config = FilterConfig.from_conf(context.global_conf, context.local_conf)
+    if PLACE_OBJECT not in config.places:
+        raise ValueError(
+            f"{conf}: places = {', '.join(config.places)}: no object server "
+            "is asked; add object"
+        )
+    return config
+
+
+def _nodes(config: FilterConfig) -> dict[tuple[str, int], list[Any]]:
+    """The devices of each object server: (device of a ring, policy)."""
+    found: dict[tuple[str, int], list[Any]] = {}
+    for policy in POLICIES:
+        ring = POLICIES.get_object_ring(policy.idx, config.swift_dir)
+        for device in filter(None, ring.devs):
+            address = device["ip"], device["port"]
+            found.setdefault(address, []).append((device, policy))
+    return dict(sorted(found.items()))
+
+
+def _ask(
+    client: NodeClient,
+    metrics: Metrics,
+    asked: tuple[tuple[str, int], list[Any]],
+) -> NodeAnswer:
+    _, devices = asked
+    device, policy = devices[0]
+    node = Node(device, 0, _PATH, policy.idx)
+    answer = NodeAnswer(
+        str(node),
+        sorted({each["device"] for each, _ in devices}),
+        sorted({each.name for _, each in devices}),
+    )
+    try:
+        status = NodeComputer(client, node, None, metrics).get_status()
+    except NodeError as error:
+        answer.state = ABSENT if error.is_absent else FAILED
+        answer.found = error.reason
+    except HapiError as error:
+        answer.found = error.message
+    else:
+        answer.state = COMPUTES if status.state == "ok" else FAILED
+        answer.worker = status.worker
+        answer.found = (
+            f"release {status.release}, {', '.join(status.devices)}, "
+            f"{status.jobs_running} jobs running, {status.jobs_waiting} "
+            f"waiting, {status.state}"
+        )
+    return answer
+
+
+class _NoStatsd:
+    """The part of Swift's logger that metrics use; drops them."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_, **__: None
+
+
+def main() -> None:
+    """Prints one JSON object per object server."""
+    logging.basicConfig(level=logging.ERROR)
+    try:
+        for answer in check_nodes(sys.argv[1]):
+            sys.stdout.write(json.dumps(asdict(answer)) + "\n")
+            sys.stdout.flush()
+    except ValueError as error:
+        sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    main()

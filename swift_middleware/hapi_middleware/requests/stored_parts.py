@@ -1,0 +1,176 @@
+"""Places of the bytes that a user reads, on object servers.
+
+A plain object is stored under its own name.  The bytes of a symlink are those
+of its target, and a part of a static large object may lie in one segment.
+Target and segment are looked up with the caller's own rights.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+from swift.common.utils import drain_and_close
+
+from hapi_middleware.requests.annotation_request import Env
+from hapi_middleware.requests.authorization import (
+    is_delegated,
+    object_request,
+    source_request,
+)
+from hapi_middleware.requests.subrequests import ObjectHead
+from hapi_protocol.headers import ByteRange
+
+MAX_MANIFEST_BYTES = 8 * 1024**2
+"""Default of Swift's ``max_manifest_size``."""
+
+
+@dataclass(frozen=True)
+class StoredPart:
+    """Bytes of a plain object.
+
+    Attributes:
+        name: ``/account/container/object``.
+        policy_index: index of its storage policy.
+        etag: its ETag.
+        part: the bytes; None for all.
+    """
+
+    name: str
+    policy_index: int
+    etag: str
+    part: ByteRange | None
+
+    @classmethod
+    def of_plain(
+        cls, name: str, head: ObjectHead, part: ByteRange | None
+    ) -> StoredPart | None:
+        """Bytes of an object under its own name; None if it is not plain.
+
+        Args:
+            name: ``/account/container/object``.
+            head: facts about it.
+            part: the bytes; None for all.
+        """
+        if not head.is_plain or head.policy_index is None or "\x00" in name:
+            return None
+        return cls(name, head.policy_index, head.etag, part)
+
+
+def find_elsewhere(
+    app: Any, env: Env, name: str, head: ObjectHead, part: ByteRange | None
+) -> StoredPart | None:
+    """The plain object that has a source's bytes under another name.
+
+    Args:
+        app: the rest of the pipeline.
+        env: of the client's request.
+        name: ``/account/container/object`` of the source.
+        head: facts about it.
+        part: bytes of the source; None for all.
+
+    Returns:
+        None if there is no such object, or the caller may not read it.
+    """
+    if is_delegated(env):
+        # The caller's right may end at the name that it was given for.
+        return None
+    etag = head.etag
+    if head.link_target:
+        found = head.link_target, part
+    elif head.is_static_manifest and part is not None:
+        manifest = _read_manifest(app, env)
+        segment = find_segment(manifest, etag, part)
+        if segment is None:
+            return None
+        account = name.split("/", 2)[1]
+        etag = segment.etag
+        found = f"/{account}{segment.path}", segment.part
+    else:
+        return None
+    stored_name, stored_part = found
+    path = quote(f"/v1{stored_name}")
+    request = object_request(env, path, "HEAD")
+    response = request.get_response(app)
+    drain_and_close(response)
+    if not response.is_success:
+        return None
+    stored = ObjectHead.from_response(response, request)
+    if stored.etag != etag:
+        return None
+    return StoredPart.of_plain(stored_name, stored, stored_part)
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A part of a static large object that lies in one segment.
+
+    Attributes:
+        path: ``/container/object`` of the segment.
+        etag: its ETag.
+        part: the bytes in it.
+    """
+
+    path: str
+    etag: str
+    part: ByteRange
+
+
+def find_segment(
+    manifest: Sequence[Mapping[str, Any]], etag: str, part: ByteRange
+) -> Segment | None:
+    """The segment in which a part of a static large object lies.
+
+    Args:
+        manifest: answer to ``?multipart-manifest=get``.
+        etag: ETag of the large object.
+        part: bytes of the large object.
+
+    Returns:
+        None if the part lies in several segments, in one that is itself a
+        range or a large object, or the manifest is that of another ETag.
+    """
+    digest = hashlib.md5(usedforsecurity=False)
+    first = 0
+    found: Segment | None = None
+    for each in manifest:
+        if each.get("sub_slo"):
+            return None
+        if "data" in each:
+            data = base64.b64decode(each["data"])
+            text = hashlib.md5(data, usedforsecurity=False).hexdigest()
+            length = len(data)
+        elif each.get("range"):
+            start, _, end = str(each["range"]).partition("-")
+            text = f"{each['hash']}:{each['range']};"
+            length = int(end) - int(start) + 1
+        else:
+            text, length = str(each["hash"]), int(each["bytes"])
+            if first <= part.first and part.last < first + length:
+                inner = ByteRange(part.first - first, part.last - first)
+                found = Segment(str(each["name"]), text, inner)
+        digest.update(text.encode())
+        first += length
+    return found if digest.hexdigest() == etag else None
+
+
+def _read_manifest(app: Any, env: Env) -> list[dict[str, Any]]:
+    """The segments of the client's object; empty if they cannot be read."""
+    request = source_request(env, "GET")
+    request.environ["QUERY_STRING"] = "multipart-manifest=get"
+    response = request.get_response(app)
+    length = response.content_length
+    if (
+        not response.is_success
+        or "X-Static-Large-Object" not in response.headers
+        or length is None
+        or length > MAX_MANIFEST_BYTES
+    ):
+        drain_and_close(response)
+        return []
+    return list(json.loads(response.body))
