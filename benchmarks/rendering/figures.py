@@ -95,7 +95,8 @@ def runs(record: Record) -> Figure:
                 markersize=3,
                 linestyle="-" if ours else "--",
             )
-        ax.set(title=cell["name"], ylim=(0, None))
+        ax.set_title(cell["name"], fontsize="medium")
+        ax.set_ylim(0, None)
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))
         ax.set(xlabel="epochs", ylabel="seconds")
     if cells:
