@@ -70,8 +70,8 @@ def test_the_command_says_so_by_its_status(
     path = tmp_path / "doctor.json"
     assert hapi("doctor", DATA, "--json", path) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 15 + 1
-    assert lines[-1] == "15 ok, 0 warnings, 0 failures, 0 skipped"
+    assert len(lines) == 16 + 1
+    assert lines[-1] == "16 ok, 0 warnings, 0 failures, 0 skipped"
     facts = json.loads(path.read_text())
     assert facts["ok"] is True
     assert set(facts["checks"][0]) == {

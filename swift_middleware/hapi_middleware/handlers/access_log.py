@@ -153,11 +153,20 @@ class UsageQuery:
         """Adds a job that a worker has granted."""
         self._granted.append(granted)
 
-    def ended(self, outcome: str, error: HapiError | None) -> None:
-        """Notes how a request of several jobs ended (metrics' words)."""
+    def ended(
+        self, outcome: str, error: HapiError | None, sent_bytes: int
+    ) -> None:
+        """Notes how a request of several jobs ended.
+
+        Args:
+            outcome: one of the metrics' outcomes of a stream.
+            error: what broke it off, if anything did.
+            sent_bytes: bytes that the client was sent.
+        """
         self._end = {
             "outcome": _OUTCOMES[outcome],
             "reason": error.code if error else "",
+            "sent_bytes": sent_bytes,
         }
 
     def settle(self, timeout: float = ENDED_TIMEOUT_SECONDS) -> None:

@@ -426,6 +426,7 @@ class MergedStream:
         self._usage_query = usage_query
         self._on_close = on_close
         self._open: list[Rows] = first
+        self._sent_bytes = 0
         self._pieces = self._run(chain([first], windows))
 
     def __iter__(self) -> MergedStream:
@@ -433,7 +434,9 @@ class MergedStream:
 
     def __next__(self) -> bytes:
         try:
-            return next(self._pieces)
+            piece = next(self._pieces)
+            self._sent_bytes += len(piece)
+            return piece
         except StopIteration:
             self._end(OUTCOME_DONE, None)
             raise
@@ -456,7 +459,7 @@ class MergedStream:
         if self.is_closed:
             return
         self.is_closed = True
-        self._usage_query.ended(outcome, error)
+        self._usage_query.ended(outcome, error, self._sent_bytes)
         with ExitStack() as stack:
             stack.callback(self._reporter.report, outcome, error)
             stack.callback(self._on_close)
