@@ -183,9 +183,8 @@ def _run(options: argparse.Namespace) -> int:
             for row in rows
         ],
     )
-    write_results(
-        options.json, "simulation", {"costs": asdict(costs)}, {"rows": rows}
-    )
+    settings = {"quick": options.quick, "costs": asdict(costs)}
+    write_results(options.json, "simulation", settings, {"rows": rows})
     return 0
 
 
