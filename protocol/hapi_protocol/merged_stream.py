@@ -16,18 +16,15 @@ So streams of one schema are merged without reading Arrow.
 from __future__ import annotations
 
 import json
-import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 
-from hapi_protocol.errors import InternalError
 from hapi_protocol.summary import Summary
-from hapi_protocol.tee_stream import KINDS
+from hapi_protocol.tee_stream import bad_stream
 
 SUMMARY_BYTES = 1024
 """Length of a padded summary."""
 
-_HEADER = struct.Struct(">cI")
 _SUMMARY_START = b'{"rows": '
 
 
@@ -36,28 +33,6 @@ def padded(summary: Summary) -> bytes:
     text = json.dumps(asdict(summary)).encode()
     assert len(text) <= SUMMARY_BYTES, "it has a few numbers only"
     return text.ljust(SUMMARY_BYTES)
-
-
-def whole_frames(chunks: Iterable[bytes]) -> Iterator[tuple[bytes, bytes]]:
-    """Yields kind and data of each frame of a tee stream.
-
-    Raises:
-        InternalError: it is not a tee stream, or ends within a frame.
-    """
-    waiting = bytearray()
-    for chunk in chunks:
-        waiting += chunk
-        while len(waiting) >= _HEADER.size:
-            kind, length = _HEADER.unpack_from(waiting)
-            if kind not in KINDS:
-                raise bad_stream(f"a frame of kind {kind!r}")
-            end = _HEADER.size + length
-            if len(waiting) < end:
-                break
-            yield kind, bytes(waiting[_HEADER.size : end])
-            del waiting[:end]
-    if waiting:
-        raise bad_stream("it ends within a frame")
 
 
 def merge_summaries(messages: Sequence[bytes]) -> bytes:
@@ -96,8 +71,3 @@ def merge_summaries(messages: Sequence[bytes]) -> bytes:
     start = first.find(_SUMMARY_START)
     merged = padded(replace(summaries[0], **sums))
     return first[:start] + merged + first[start + SUMMARY_BYTES :]
-
-
-def bad_stream(reason: str) -> InternalError:
-    """The error for a stream that cannot be merged."""
-    return InternalError("internal", f"the worker's tee stream: {reason}")

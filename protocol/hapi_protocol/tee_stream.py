@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from hapi_protocol.errors import InternalError
 
@@ -85,21 +85,14 @@ class TeeReader:
 
     def _take_header(self, view: memoryview) -> memoryview:
         if self.errors is not None:
-            raise _bad_stream("bytes after its last frame")
+            raise bad_stream("bytes after its last frame")
         missing = _HEADER.size - len(self._partial)
         self._partial += bytes(view[:missing])
         if len(self._partial) == _HEADER.size:
             self._kind, self._missing_bytes = _HEADER.unpack(self._partial)
             self._partial = b""
-            self._check_header()
+            _check_header(self._kind, self._missing_bytes)
         return view[missing:]
-
-    def _check_header(self) -> None:
-        length = self._missing_bytes
-        if self._kind not in KINDS:
-            raise _bad_stream(f"a frame of kind {self._kind!r}")
-        if not length or (self._kind == END and length > MAX_END_BYTES):
-            raise _bad_stream(f"a frame {self._kind!r} of {length} bytes")
 
     def _take_end(self, piece: bytes) -> None:
         self._partial += piece
@@ -108,12 +101,41 @@ class TeeReader:
         try:
             errors = json.loads(self._partial)["errors"]
         except (ValueError, KeyError, TypeError) as error:
-            raise _bad_stream(f"its last frame: {error!r}") from error
+            raise bad_stream(f"its last frame: {error!r}") from error
         if type(errors) is not int or errors < 0:
-            raise _bad_stream(f"{errors!r} errors in its last frame")
+            raise bad_stream(f"{errors!r} errors in its last frame")
         self._partial = b""
         self.errors = errors
 
 
-def _bad_stream(reason: str) -> InternalError:
+def whole_frames(chunks: Iterable[bytes]) -> Iterator[tuple[bytes, bytes]]:
+    """Yields kind and data of each frame, when all of it is there.
+
+    Raises:
+        InternalError: it is not a tee stream, or ends within a frame.
+    """
+    waiting = bytearray()
+    for chunk in chunks:
+        waiting += chunk
+        while len(waiting) >= _HEADER.size:
+            kind, length = _HEADER.unpack_from(waiting)
+            _check_header(kind, length)
+            end = _HEADER.size + length
+            if len(waiting) < end:
+                break
+            yield kind, bytes(waiting[_HEADER.size : end])
+            del waiting[:end]
+    if waiting:
+        raise bad_stream("it ends within a frame")
+
+
+def _check_header(kind: bytes, length: int) -> None:
+    if kind not in KINDS:
+        raise bad_stream(f"a frame of kind {kind!r}")
+    if not length or (kind == END and length > MAX_END_BYTES):
+        raise bad_stream(f"a frame {kind!r} of {length} bytes")
+
+
+def bad_stream(reason: str) -> InternalError:
+    """The error for a stream that is not as described here."""
     return InternalError("internal", f"the worker's tee stream: {reason}")

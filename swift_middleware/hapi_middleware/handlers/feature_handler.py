@@ -238,7 +238,9 @@ class FeatureHandler:
             stored = find_elsewhere(self._app, self._env, name, head, part)
         except (Exception, Timeout):
             # The bytes can be sent instead.
-            self._logger.exception("hapi: %s is not found", printable(name))
+            self._logger.exception(
+                "hapi: where %s is stored is not known", printable(name)
+            )
             stored = None
         return self._places.next_to(stored, computers)
 

@@ -27,7 +27,7 @@ from hapi_middleware.handlers.access_log import (
 from hapi_middleware.handlers.context import HandlerContext
 from hapi_middleware.handlers.fan_out import FanOut
 from hapi_middleware.metrics import StreamReporter
-from hapi_middleware.places.computer import Granted, Work
+from hapi_middleware.places.computer import Work
 from hapi_middleware.places.places import Computers
 from hapi_middleware.requests.annotation_request import (
     Env,
@@ -296,14 +296,10 @@ class MultiObjectHandler:
         names: Sequence[str],
         usage_query: UsageQuery,
     ) -> WorkerStream:
-        """Reads all objects and sends them to this host's worker."""
+        """Reads all objects and sends them to a place that computes."""
         frames = FramedObjects(
             self._reader.read, enumerate(names), self._config.multi_concurrency
         )
-
-        def is_answered(granted: Granted) -> bool:
-            usage_query.add(granted)
-            return False
 
         work = Work(
             job,
@@ -316,12 +312,10 @@ class MultiObjectHandler:
             # Unreadable objects must not take a slot of the worker.
             if not frames.fetch_first_readable():
                 raise self._plain_answer(names[0])
-            stream = computers.start(work, is_answered)
+            return computers.begin(work, usage_query.add)
         except BaseException:
             frames.close()
             raise
-        assert stream is not None, "is_answered() is never True"
-        return stream
 
     def _fan_out(
         self,

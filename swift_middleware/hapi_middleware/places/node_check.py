@@ -7,7 +7,6 @@ configuration, rings and key it reads.
 from __future__ import annotations
 
 import json
-import logging
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -70,8 +69,9 @@ def check_nodes(conf: str) -> Iterator[NodeAnswer]:
     utils.set_swift_dir(config.swift_dir)
     storage_policy.reload_storage_policies()
     keys = read_keys(Path(config.backend_key_file))
-    metrics = Metrics(_NoStatsd())
-    client = NodeClient(config, keys, metrics, logging.getLogger("hapi"))
+    logger = utils.get_logger({}, log_route="hapi")
+    metrics = Metrics(logger)
+    client = NodeClient(config, keys, metrics, logger)
     ask = partial(_ask, client, metrics)
     yield from map_ahead(ask, _nodes(config).items(), CONCURRENCY)
 
@@ -145,16 +145,8 @@ def _ask(
     return answer
 
 
-class _NoStatsd:
-    """The part of Swift's logger that metrics use; drops them."""
-
-    def __getattr__(self, name: str) -> Any:
-        return lambda *_, **__: None
-
-
 def main() -> None:
     """Prints one JSON object per object server."""
-    logging.basicConfig(level=logging.ERROR)
     try:
         for answer in check_nodes(sys.argv[1]):
             sys.stdout.write(json.dumps(asdict(answer)) + "\n")

@@ -106,6 +106,24 @@ class Computers:
             start, lambda: work.is_repeatable or not is_granted
         )
 
+    def begin(
+        self, work: Work, on_granted: Callable[[Granted], None]
+    ) -> WorkerStream:
+        """Starts a job whose answer is not known before.
+
+        Args:
+            work: the job.
+            on_granted: called with each grant.
+        """
+
+        def is_answered(granted: Granted) -> bool:
+            on_granted(granted)
+            return False
+
+        stream = self.start(work, is_answered)
+        assert stream is not None, "is_answered() is never True"
+        return stream
+
     def _in_turn(
         self,
         ask: Callable[[Computer], _T],

@@ -9,9 +9,16 @@ from hapi_protocol.errors import InternalError
 from hapi_protocol.feature_reader import FeatureStreamReader
 from hapi_protocol.feature_stream import Row, feature_schema
 from hapi_protocol.feature_writer import FeatureStreamWriter
-from hapi_protocol.merged_stream import merge_summaries, whole_frames
+from hapi_protocol.merged_stream import merge_summaries
 from hapi_protocol.summary import Load
-from hapi_protocol.tee_stream import BOTH, CACHE, CLIENT, end_frame, frame
+from hapi_protocol.tee_stream import (
+    BOTH,
+    CACHE,
+    CLIENT,
+    end_frame,
+    frame,
+    whole_frames,
+)
 
 SCHEMA = feature_schema((2,), "float32")
 LOAD = Load(share=1 / 3, streams=12, device_busy=0.123456789, cpu_busy=0.5)
