@@ -34,20 +34,43 @@ def preserved_state(*models: nn.Module) -> Iterator[TorchDispatchMode]:
     Yields:
         A context in which the modules must run, except on fake tensors.
     """
-    devices = {each.device for model in models for each in model.parameters()}
-    python, numbers = random.getstate(), np.random.get_state()
-    attributes = _Attributes()
-    for model in models:
-        attributes.save(model)
-    writes = _SavedWrites(attributes.tensors)
-    with torch.random.fork_rng([d for d in devices if d.type == "cuda"]):
-        try:
-            yield writes
-        finally:
-            attributes.restore()
-            writes.restore()
-            random.setstate(python)
-            np.random.set_state(numbers)
+    with SavedState(*models).preserved() as writes:
+        yield writes
+
+
+class SavedState:
+    """The state of models, for any number of blocks that begin with it.
+
+    Args:
+        models: modules that run in the blocks.
+    """
+
+    def __init__(self, *models: nn.Module) -> None:
+        self._devices = {
+            each.device for model in models for each in model.parameters()
+        }
+        self._attributes = _Attributes()
+        for model in models:
+            self._attributes.save(model)
+
+    @contextmanager
+    def preserved(self) -> Iterator[TorchDispatchMode]:
+        """Restores the saved state, and that of random numbers, after a block.
+
+        Yields:
+            As :func:`preserved_state`.
+        """
+        python, numbers = random.getstate(), np.random.get_state()
+        writes = _SavedWrites(self._attributes.tensors)
+        gpus = [each for each in self._devices if each.type == "cuda"]
+        with torch.random.fork_rng(gpus):
+            try:
+                yield writes
+            finally:
+                self._attributes.restore()
+                writes.restore()
+                random.setstate(python)
+                np.random.set_state(numbers)
 
 
 class _Attributes:

@@ -12,7 +12,8 @@ from __future__ import annotations
 import json
 import logging
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,6 +96,35 @@ class SplitCache:
         except UncacheableError as error:
             logger.info("the split of %s is not cached: %s", self._name, error)
 
+    def found_or_made(
+        self,
+        agrees: Callable[[CachedSplit], bool],
+        make: Callable[[], tuple[CachedSplit, Mapping[int, torch.Tensor]]],
+        exporting: Callable[[], None],
+    ) -> CachedSplit:
+        """Returns the entry, or makes and stores it.
+
+        If another process makes the same one, its entry is taken.
+
+        Args:
+            agrees: compares an entry with the model, and discards it if it
+                differs.
+            make: returns a split that was compared with the model, and the
+                weights of its region, by id, where the model has them.
+            exporting: called before waiting or making, which take seconds.
+        """
+        found = self.load()
+        if found is not None and agrees(found):
+            return found
+        exporting()
+        making = self._key and self._store.making(self._key)
+        with making or nullcontext(False) as has_waited:
+            found = self.load() if has_waited else None
+            if found is None or not agrees(found):
+                found, weights = make()
+                self._write(found, weights)
+        return found
+
     def load(self) -> CachedSplit | None:
         """Returns the entry, None without a valid one."""
         if self._key is None:
@@ -121,15 +151,9 @@ class SplitCache:
         except OSError as error:
             self._disable(error)
 
-    def store(
+    def _write(
         self, split: CachedSplit, weights: Mapping[int, torch.Tensor]
     ) -> None:
-        """Stores a split.
-
-        Args:
-            split: that was compared with the model.
-            weights: of the region, by id, where the model has them.
-        """
         if self._key is None:
             return
         try:

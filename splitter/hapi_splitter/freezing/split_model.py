@@ -17,7 +17,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -133,13 +133,20 @@ def split(
     cache = _cache(model, transform, form, spec, cache_directory)
     with preserved_state(model) as writes, _uncompiled():
         splitter = _Splitter(model, form, transform, writes)
-        found = cache.load()
-        if found is None or not splitter.agrees(found, cache):
-            exporting()
-            if freeze == AUTO and AUTO not in dict(model.named_modules()):
-                spec = parse_freeze(model, splitter.points.automatic())
-            found, weights = splitter.split(spec)
-            cache.store(found, weights)
+
+        def make() -> tuple[CachedSplit, Mapping[int, torch.Tensor]]:
+            is_automatic = freeze == AUTO and AUTO not in dict(
+                model.named_modules()
+            )
+            return splitter.split(
+                parse_freeze(model, splitter.points.automatic())
+                if is_automatic
+                else spec
+            )
+
+        found = cache.found_or_made(
+            partial(splitter.agrees, cache=cache), make, exporting
+        )
     plan = found.plan
     assert plan is not None, "only two modules have none"
     dtypes = [place.form.dtype for place in plan.places]
@@ -353,15 +360,16 @@ def _split_two_modules(
     example = form.examples(_BATCHES[0]).to(device_of(frozen))
     frozen.eval()
     cast = cast_input(frozen, example)
-    found = cache.load()
-    if found is not None:
+
+    def agrees(found: CachedSplit) -> bool:
         with writes, torch.no_grad():
             result = frozen(cast[:1])
-        if not same(result, found.features):
-            cache.discard("computes something else than the module")
-            found = None
-    if found is None:
-        exporting()
+        if same(result, found.features):
+            return True
+        cache.discard("computes something else than the module")
+        return False
+
+    def make() -> tuple[CachedSplit, Mapping[int, torch.Tensor]]:
         with writes:
             result = two_modules.check_result(frozen, cast)
         if cast is example:
@@ -371,10 +379,11 @@ def _split_two_modules(
         graph = _frozen_graph(
             exported, form, cache.transform, two_modules.DESCRIPTION
         )
-        found = CachedSplit(
-            graph, None, two_modules.DESCRIPTION, result[:1].clone()
-        )
-        cache.store(found, exported.weights)
+        features = result[:1].clone()
+        found = CachedSplit(graph, None, two_modules.DESCRIPTION, features)
+        return found, exported.weights
+
+    found = cache.found_or_made(agrees, make, exporting)
     tail.eval()
     last = found.frozen.values[-1]
     with writes:

@@ -1,28 +1,39 @@
 """Stores of splits: a folder of files, and the memory of a process.
 
 A file appears complete or not at all, whichever process ends when, and its
-reader checks it; so nothing is locked.  The least recently used go first.
+reader checks it; so reading takes no lock.  One process at a time makes a
+split, such as the first of a job's ranks on a host; the others wait for it.
+The least recently used go first.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import os
 import secrets
 import stat
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
+
+import filelock
+
+logger = logging.getLogger(__name__)
 
 MAX_BYTES = 512 << 20
 """Most bytes of all splits on disk."""
 MAX_MEMORY_BYTES = 64 << 20
 MAX_MEMORY_ENTRIES = 4
+MAX_WAIT_SECONDS = 60.0
+"""Longest wait for another process that makes the same split."""
 _SUFFIX = ".split"
 _PART_SUFFIX = ".part"
+_LOCK_SUFFIX = ".lock"
 _MAX_PART_SECONDS = 3600.0
 _SHARED_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
@@ -36,6 +47,13 @@ class SplitStore(Protocol):
         """Stores an entry, unless it is larger than all may be."""
 
     def remove(self, key: str) -> None: ...
+
+    def making(self, key: str) -> AbstractContextManager[bool]:
+        """Waits while another process makes an entry.
+
+        Yields:
+            True if there was one to wait for.
+        """
 
 
 @dataclass(frozen=True)
@@ -80,8 +98,7 @@ class DiskStore:
 
     def write(self, key: str, pieces: Iterable[bytes | memoryview]) -> None:
         """Stores an entry, unless it is larger than all may be."""
-        for folder in (self.folder.parent, self.folder):
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._make_folder()
         part = f"{key}.{secrets.token_hex(8)}{_PART_SUFFIX}"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
         with self._opened() as opened:
@@ -106,6 +123,37 @@ class DiskStore:
         with self._opened() as folder:
             _unlink(key + _SUFFIX, folder)
 
+    @contextlib.contextmanager
+    def making(self, key: str) -> Iterator[bool]:
+        """Waits while another process makes an entry, at most for a minute.
+
+        Without locks in the file system nobody waits.
+
+        Yields:
+            True if there was one to wait for.
+        """
+        path = self.folder / (key + _LOCK_SUFFIX)
+        lock = filelock.FileLock(path)
+        has_waited = False
+        try:
+            self._make_folder()
+            with self._opened():
+                lock.acquire(timeout=0)
+        except filelock.Timeout:
+            has_waited = True
+            logger.info("another process splits the same model; waiting")
+            with contextlib.suppress(filelock.Timeout, OSError):
+                lock.acquire(timeout=MAX_WAIT_SECONDS)
+        except (OSError, NotImplementedError) as error:
+            logger.info("splits are not locked: %s", error)
+        try:
+            yield has_waited
+        finally:
+            if lock.is_locked:
+                with contextlib.suppress(OSError):
+                    path.unlink()
+            lock.release()
+
     def entries(self) -> list[StoredSplit]:
         """Returns all splits, the most recently used first.
 
@@ -128,6 +176,10 @@ class DiskStore:
         for each in entries:
             self.remove(each.key)
         return len(entries)
+
+    def _make_folder(self) -> None:
+        for folder in (self.folder.parent, self.folder):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[int]:
@@ -152,9 +204,10 @@ class DiskStore:
             if total > self._max_bytes:
                 _unlink(each.key + _SUFFIX, folder)
         # Processes that were killed leave these.
-        for part in _files(folder, _PART_SUFFIX):
-            if time.time() - part.used > _MAX_PART_SECONDS:
-                _unlink(part.key + _PART_SUFFIX, folder)
+        for suffix in (_PART_SUFFIX, _LOCK_SUFFIX):
+            for each in _files(folder, suffix):
+                if time.time() - each.used > _MAX_PART_SECONDS:
+                    _unlink(each.key + suffix, folder)
 
 
 def disk_store(cache_directory: str | Path | None = None) -> DiskStore | None:
@@ -205,6 +258,10 @@ class MemoryStore:
 
     def remove(self, key: str) -> None:
         self._entries.pop(key, None)
+
+    def making(self, key: str) -> AbstractContextManager[bool]:
+        """Does not wait: no other process reads this memory."""
+        return contextlib.nullcontext(False)
 
 
 @functools.cache

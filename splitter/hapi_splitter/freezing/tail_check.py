@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -16,8 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hapi_protocol.errors import FreezeError
 from hapi_splitter.freezing.places import Place, watch
-from hapi_splitter.freezing.preserved_state import preserved_state
-from hapi_splitter.freezing.region import Inputs, Region, packed
+from hapi_splitter.freezing.preserved_state import SavedState
+from hapi_splitter.freezing.region import Inputs, packed
 from hapi_splitter.freezing.structures import flatten
 from hapi_splitter.freezing.tail_call import (
     TailPlan,
@@ -60,9 +60,12 @@ class TailCheck:
         It is compared in eval and in training mode, with two values of the
         stand-ins, and with all of the model's code in training mode.
         """
-        features = self._features(plan)
+        self._set_mode(training=False)
+        sent: dict[Place, torch.Tensor] = {}
+        expected = self._of_model(plan, sent)
+        features = packed([sent[each] for each in plan.places])
         return self._evaluation_problem(
-            plan, features
+            plan, features, expected
         ) or self._training_problem(plan, features)
 
     def agrees(
@@ -78,7 +81,7 @@ class TailCheck:
             features: that the samples had then.
             writes: of the caller, who preserves the model's state.
         """
-        self._model.eval()
+        self._set_mode(training=False)
         sent: dict[Place, torch.Tensor] = {}
         expected = self._of_model(plan, sent)
         if not same(packed([sent[each] for each in plan.places]), features):
@@ -87,24 +90,22 @@ class TailCheck:
         with writes, torch.no_grad():
             return same((runner.run(features.clone()), _draw()), expected)
 
-    def _features(self, plan: TailPlan) -> torch.Tensor:
-        """Returns what is sent for the samples, ``[B, *shape]``."""
-        self._model.eval()
-        region = Region(self._model, plan.places, self._inputs)
-        with self._preserved():
-            features: torch.Tensor = region(self._samples)
-        return features
+    def _set_mode(self, training: bool, frozen: Sequence[str] = ()) -> None:
+        """Sets the modes, but for modules that remain in eval mode."""
+        self._model.train(training)
+        for name in frozen:
+            self._model.get_submodule(name).eval()
+        self._state = SavedState(self._model)
 
     @contextmanager
     def _preserved(self) -> Iterator[None]:
-        """Every run begins with the model's state of before."""
-        with preserved_state(self._model) as writes, writes, torch.no_grad():
+        """Every run begins with the same state of the model."""
+        with self._state.preserved() as writes, writes, torch.no_grad():
             yield
 
     def _evaluation_problem(
-        self, plan: TailPlan, features: torch.Tensor
+        self, plan: TailPlan, features: torch.Tensor, expected: Any
     ) -> str | None:
-        expected = self._of_model(plan)
         for filling in (plan.filling, _OTHER_FILLING):
             actual = self._of_tail(replace(plan, filling=filling), features)
             if not same(actual, expected):
@@ -117,9 +118,7 @@ class TailCheck:
     def _training_problem(
         self, plan: TailPlan, features: torch.Tensor
     ) -> str | None:
-        self._model.train()
-        for stand_in in plan.stand_ins:
-            self._model.get_submodule(stand_in.module).eval()
+        self._set_mode(True, [each.module for each in plan.stand_ins])
         try:
             expected = self._of_model(plan)
         except Exception as error:

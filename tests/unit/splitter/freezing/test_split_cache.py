@@ -584,34 +584,66 @@ SCRIPT = """
 import sys, torch
 from net_of_a_test import Net
 from hapi_splitter.freezing import split_model
-if sys.argv[1] == "cached":
-    split_model.export_region = None
+
+def exported(*args, export=split_model.export_region):
+    print("exports", flush=True)
+    sys.stdin.readline()
+    return export(*args)
+
+def exporting():
+    print("finds nothing", flush=True)
+
+split_model.export_region = exported
 torch.manual_seed(0)
-parts = split_model.split(Net(), "neck", sample_shape=(3, 8, 8))
-print(parts.frozen.digest)
+parts = split_model.split(
+    Net(), "neck", sample_shape=(3, 8, 8), exporting=exporting
+)
+print(parts.frozen.digest, flush=True)
 """
 
 
-def test_other_processes_use_the_split_of_two_at_once(world):
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_processes_that_split_at_once_export_once(world, is_killed):
     (world.folder / "script.py").write_text(SCRIPT)
     environ = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([*sys.path, str(world.folder)]),
         "HAPI_CACHE_DIR": str(world.folder / "cache"),
     }
+    digest = f"{world.split(cache_directory='').frozen.digest}\n"
+    with contextlib.ExitStack() as stack:
 
-    def start(mode):
-        return subprocess.Popen(
-            [sys.executable, "script.py", mode],
-            cwd=world.folder,
-            env=environ,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        def start():
+            child = subprocess.Popen(
+                [sys.executable, "script.py"],
+                cwd=world.folder,
+                env=environ,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            stack.callback(child.communicate)
+            stack.callback(child.kill)
+            assert child.stdout.readline() == "finds nothing\n"
+            return child
 
-    digests = set()
-    for modes in (["new", "new"], ["cached"]):
-        for each in [start(mode) for mode in modes]:
-            digests.add(each.communicate()[0])
-            assert each.returncode == 0
-    assert digests == {f"{world.split().frozen.digest}\n"}
+        first = start()
+        assert first.stdout.readline() == "exports\n"
+        second = start()
+        if is_killed:
+            first.kill()
+            assert second.communicate("\n")[0] == f"exports\n{digest}"
+        else:
+            assert first.communicate("\n")[0] == digest
+            assert second.communicate("\n")[0] == digest
+    assert len(world.entries) == 1
+
+
+def test_process_that_splits_for_too_long_is_not_waited_for(
+    world, monkeypatch
+):
+    monkeypatch.setattr(split_store, "MAX_WAIT_SECONDS", 0.1)
+    cache = world.cache()
+    with DiskStore(world.folder / "cache" / "splits").making(cache._key):
+        world.check()
+    assert world.exports == 1
