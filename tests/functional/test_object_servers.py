@@ -11,6 +11,7 @@ import io
 import itertools
 import json
 import os
+import resource
 import signal
 import tarfile
 import threading
@@ -67,6 +68,7 @@ SETTINGS = {
     "object_workers": 2,
     "worker_options": {"device": "cpu"},
     "filter_options": {"cache": "true", "object_suppress_seconds": "2"},
+    "object_options": {"worker_timeout": "10"},
     "swift_options": {
         "proxy-server.conf": {
             "app:proxy-server": {
@@ -304,6 +306,29 @@ def test_each_kind_of_object_gives_the_right_features(near, kinds, kind):
         for replica in replicas(near.cluster, unquote(path)):
             status, _ = ask(near, replica, unquote(path), etag.strip('"'))
             assert status in (404, 405, 412, 422), (kind, status)
+
+
+def test_encrypted_objects_are_sent_to_an_object_server(near, tmp_path):
+    """The object servers have ciphertext, of objects and of the package."""
+    with second_proxy(near.cluster, tmp_path, {}, encrypts=True) as url:
+        caller = Caller(near.cluster, proxy_url=url)
+        path, model = f"{PLACE}/secret.tar", f"{PLACE}/secret.hapi"
+        caller.put(path, CONTENT)
+        caller.put(model, package_bytes(near.frozen))
+        asked = {**ASKED, "X-Hapi-Model": model}
+        assert_near(near, caller.get(path, asked))
+        assert caller.get(path, {}).content == CONTENT
+        etag = caller.request("HEAD", path).headers["ETag"]
+        names = ["secret-a.jpg", "secret-b.jpg"]
+        for name, (data, _) in zip(names, jpegs(2, seed=4), strict=True):
+            caller.put(f"{PLACE}/{name}", data)
+        body = "\n".join(names).encode()
+        many = caller.request("POST", MANY, asked, body)
+        assert [row.error for row, _ in told(many)[2]] == [None, None]
+        caller.close()
+    for replica in replicas(near.cluster, path):
+        assert CONTENT[:500] not in replica.path.read_bytes()
+        assert ask(near, replica, path, etag)[0] in (405, 412, 422)
 
 
 def span_of(first, last):
@@ -597,14 +622,16 @@ def photos(near, tmp_path_factory):
         folder = tmp_path_factory.mktemp("shards")
         shards = {f"{n:02d}.tar": shard(16, seed=n) for n in range(12)}
         upload_shards(connection, place, folder, shards)
+        # Stores the package; with two of six fragments lost, Swift cannot.
+        small_job(place, connection=connection, cut="freeze").close()
         yield place, 12 * 16
 
 
-def epoch(near, photos, meanwhile=lambda: None):
-    """Labels of an epoch by push-down; each sample exactly once."""
+def epoch(near, photos, meanwhile=lambda: None, **login):
+    """An epoch by push-down; each sample exactly once."""
     place, num_samples = photos
     with (
-        connected(near.cluster) as connection,
+        connected(near.cluster, **login) as connection,
         small_job(
             place, connection=connection, cut="freeze", batch_size=8
         ) as job,
@@ -654,6 +681,7 @@ def test_an_epoch_is_computed_on_both_servers(near, photos, expected):
         ("object", signal.SIGKILL),
         ("object-2", signal.SIGSTOP),
         ("object-worker", signal.SIGKILL),
+        ("object-2-worker", signal.SIGSTOP),
     ],
 )
 @pytest.mark.parametrize("when", ["before", "during"])
@@ -674,6 +702,101 @@ def test_an_epoch_survives_a_server_that_dies_or_hangs(
             os.kill(pid, signal.SIGCONT)
         until(lambda: near.pid(victim), SECONDS)
     compute_again(near)
+
+
+@pytest.mark.parametrize("when", ["before", "during"])
+def test_an_epoch_survives_a_disk_that_is_not_mounted(near, photos, when):
+    device = near.cluster.directory / "srv" / "d1"
+    away = device.with_name("d1-away")
+
+    def unmount():
+        device.rename(away)
+
+    try:
+        if when == "before":
+            unmount()
+        epoch(near, photos, unmount if when == "during" else lambda: None)
+    finally:
+        away.rename(device)
+    compute_again(near)
+
+
+def test_worker_with_a_full_disk_is_not_needed(near):
+    """It cannot store a new model, with which another place computes."""
+    frozen = small_parts(seed=78).frozen
+    model = f"{PLACE}/full.hapi"
+    near.owner.put(model, package_bytes(frozen))
+    expected = local_rows(frozen, 1, CONTENT, "any")
+    victim = near.pid("object-worker")
+    limits = resource.prlimit(victim, resource.RLIMIT_FSIZE)
+    resource.prlimit(victim, resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        for number in range(6):  # some are first asked of this one
+            path = near.put(f"full-{number}.tar")
+            answer = near.get(path, {**ASKED, "X-Hapi-Model": model})
+            assert answer.status_code == 200, answer.text[:500]
+            received_rows(answer.content).assert_equal(expected)
+            assert "object" not in computed_on(near, answer)
+    finally:
+        resource.prlimit(victim, resource.RLIMIT_FSIZE, limits)
+    compute_again(near)
+
+
+def change_queue(near, seconds):
+    """Sets how long requests wait for a place at the workers."""
+    for name in ("object-worker", "object-2-worker"):
+        path = near.cluster.directory / "etc" / f"hapi-{name}.conf"
+        lines = [
+            line
+            for line in path.read_text().splitlines()
+            if not line.startswith("queue_seconds")
+        ]
+        path.write_text("\n".join([*lines, f"queue_seconds = {seconds}", ""]))
+        before = near.log(name).count("reloaded")
+        os.kill(near.pid(name), signal.SIGHUP)
+        until(lambda n=name, b=before: near.log(n).count("reloaded") > b)
+
+
+def take_all_places(near):
+    """Takes the account's places at both workers, for some seconds."""
+    job = replace(
+        order_for("/AUTH_test/c/held", "0" * 32, 1, None).job,
+        kind="index",
+        cut=0,
+    )
+    for socket in SOCKETS.values():
+        status = 201
+        while status == 201:
+            path = near.cluster.directory / "run" / socket
+            connection = UnixConnection(str(path), SECONDS)
+            connection.request("POST", "/jobs", job.to_body())
+            answer = connection.getresponse()
+            answer.read()
+            connection.close()
+            status = answer.status
+        assert status == 429
+
+
+def test_busy_object_servers_are_left_for_another_place(
+    near, photos, without_worker
+):
+    path = near.put("busy.tar")
+    near.get(path)
+    change_queue(near, 0.2)
+    try:
+        take_all_places(near)
+        refused = without_worker.get(path, ASKED)
+        assert refused.status_code == 429
+        assert refused.json()["code"] == "share_exceeded"
+        assert refused.headers["Retry-After"]
+        answer = near.get(path)
+        assert answer.status_code == 200, answer.text[:500]
+        assert not computed_on(near, answer)
+        take_all_places(near)
+        epoch(near, photos, auth_url=f"{without_worker.proxy_url}/auth/v1.0")
+    finally:
+        change_queue(near, 20)
+    until(lambda: without_worker.get(path, ASKED).ok, SECONDS)
 
 
 def compute_again(near):

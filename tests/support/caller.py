@@ -36,7 +36,7 @@ class Caller:
         token: str | None = None,
         proxy_url: str | None = None,
     ) -> None:
-        self._proxy_url = proxy_url or cluster.proxy_url
+        self.proxy_url = proxy_url or cluster.proxy_url
         self._session = requests.Session()
         if token is not None:
             self._session.headers["X-Auth-Token"] = token
@@ -70,7 +70,7 @@ class Caller:
         """
         return self._session.request(
             method,
-            f"{self._proxy_url}/v1{path}",
+            f"{self.proxy_url}/v1{path}",
             headers=dict(headers or {}),
             data=data,
             timeout=SECONDS,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import configparser
 import math
 import os
+import secrets
 import shutil
 import socket
 import subprocess
@@ -30,6 +32,7 @@ def second_proxy(
     filter_options: Mapping[str, str],
     *,
     links: Mapping[int, int] | None = None,
+    encrypts: bool = False,
 ) -> Iterator[str]:
     """Yields the URL of another proxy.
 
@@ -38,6 +41,7 @@ def second_proxy(
         folder: for the proxy's configuration and log.
         filter_options: options that its filter has in addition.
         links: ports by which it reaches the object servers' own ports.
+        encrypts: encrypt what is stored through it.
     """
     etc = folder / "etc"
     shutil.copytree(cluster.directory / "etc", etc)
@@ -51,6 +55,8 @@ def second_proxy(
     parser.read(path)
     parser["DEFAULT"].update({"bind_port": str(port), "swift_dir": str(etc)})
     parser["filter:hapi"].update(filter_options)
+    if encrypts:
+        _encrypt(parser)
     with path.open("w") as file:
         parser.write(file)
     for builder in etc.glob("object*.builder") if links else ():
@@ -70,6 +76,19 @@ def second_proxy(
     finally:
         process.terminate()
         process.wait(20)
+
+
+def _encrypt(parser: configparser.RawConfigParser) -> None:
+    secret = base64.b64encode(secrets.token_bytes(32)).decode()
+    parser["filter:keymaster"] = {
+        "use": "egg:swift#keymaster",
+        "encryption_root_secret": secret,
+    }
+    parser["filter:encryption"] = {"use": "egg:swift#encryption"}
+    pipeline = parser["pipeline:main"]["pipeline"].split()
+    last = pipeline.index("proxy-logging", pipeline.index("hapi"))
+    pipeline[last:last] = ["keymaster", "encryption"]
+    parser["pipeline:main"]["pipeline"] = " ".join(pipeline)
 
 
 def _answers(url: str) -> bool:
