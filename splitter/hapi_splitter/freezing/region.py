@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from hapi_protocol.errors import FreezeError
 from hapi_splitter.freezing.places import Place, watch
@@ -101,6 +100,9 @@ class _ModuleStack:
     """
 
     def __enter__(self) -> None:
+        # Imported here, because that takes a third of a second.
+        from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
         tracer = getattr(get_proxy_mode(), "tracer", None)
         self._stack = getattr(tracer, "module_stack", None)
         self._before = dict(self._stack or {})

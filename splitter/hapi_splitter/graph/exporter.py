@@ -12,7 +12,6 @@ from pathlib import Path
 
 import torch
 from torch import fx, nn
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from hapi_protocol.errors import FreezeError
 from hapi_splitter.graph.functionalize import functionalize
@@ -77,6 +76,11 @@ def _quiet_exporter() -> Iterator[None]:
 
 
 def _reason(error: Exception) -> str:
+    # torch.export has imported it, in a third of a second.
+    from torch.fx.experimental.symbolic_shapes import (
+        GuardOnDataDependentSymNode,
+    )
+
     if isinstance(error, GuardOnDataDependentSymNode):
         return "its control flow depends on values of the samples"
     text = str(error).partition("The error above occurred when")[0]
