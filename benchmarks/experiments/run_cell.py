@@ -257,6 +257,8 @@ class RunsCell:
             cache_directory=f"{self.place.cache_folder}/features"
             if name == AUTO_DISK
             else None,
+            # Empty before each run; ranks share what the first one splits.
+            split_cache_directory=f"{self.place.cache_folder}/splits",
         )
 
     def _theirs(self, stack: contextlib.ExitStack, name: str) -> Iterator[Any]:

@@ -119,11 +119,12 @@ class ClientTier:
         container: str | None = None,
         cache_memory_bytes: int | None = 0,
         cache_directory: str | None = None,
+        split_cache_directory: str = "",
     ) -> None:
         """Creates a job with a connection of its own.
 
-        Without ``container`` it reads the prepared one.  Its split is not
-        cached on the disk.
+        Without ``container`` it reads the prepared one.  Its split is cached
+        on the disk if a directory is given.
         """
         assert self._model is not None
         arguments = dict(self._arguments)
@@ -144,7 +145,7 @@ class ClientTier:
                         cache_directory=cache_directory,
                     ),
                     swift=SwiftConfig(connection),
-                    split_cache_directory="",
+                    split_cache_directory=split_cache_directory,
                 ),
                 **arguments,
             )

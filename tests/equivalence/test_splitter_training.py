@@ -7,7 +7,7 @@ from torch import nn
 from hapi_splitter.freezing.split_model import split
 from reference_models import REFERENCE_MODELS, BranchedNet
 
-TRAINED = ["alexnet", "resnet18", "vit_b_16", "mobilenet_v3_small"]
+TRAINED = ["alexnet", "resnet18", "vit", "mobilenet_v3_small"]
 
 
 def freeze_all_but(model, tail):

@@ -57,6 +57,7 @@ def experiment(name, photographs, tmp_path):
     return section
 
 
+@needs_minutes
 def test_grid_compares_auto_with_opponents(photographs, tmp_path):
     [cell] = experiment("grid", photographs, tmp_path)["cells"]
     assert cell["ratio"]["median"] > 0

@@ -15,6 +15,7 @@ from hapi_client.cli.main import app
 from hapi_client.swift.swift_url import parse_location
 from hapi_protocol.errors import ClientError, HapiError
 from jobs import small_job, upload_shards
+from networks import small_parts
 from photos import shard, with_corrupt_member
 
 DATA = "swift://memory/photos"
@@ -401,3 +402,32 @@ def test_commands_show_and_empty_a_directory(connection, expected, tmp_path):
     POOL.clear()
     assert run("purge", "--yes") == {"deleted": 1, "in_use": 0}
     assert run("ls") == {"entries": []}
+
+
+def test_commands_show_and_empty_the_cache_of_splits(tmp_path, monkeypatch):
+    runner, folder = CliRunner(), tmp_path / "cache"
+
+    def run(*words, status=0):
+        out = tmp_path / "out.json"
+        words = ["cache", *words, "--splits", "--json", str(out)]
+        result = runner.invoke(app, words)
+        assert result.exit_code == status, result.output
+        return json.loads(out.read_text()) if not status else result.output
+
+    assert "HAPI_CACHE_DIR is empty" in run("ls", status=2)
+    monkeypatch.setenv("HAPI_CACHE_DIR", str(folder))
+    assert run("ls") == {"entries": []}
+    small_parts()
+    (entry,) = run("ls")["entries"]
+    (file,) = (folder / "splits").iterdir()
+    assert file.name == f"{entry['key']}.split"
+    assert entry["length_bytes"] == file.stat().st_size
+    found = run("stats")
+    assert found["entries"] == 1
+    assert found["length_bytes"] == entry["length_bytes"]
+    assert "exclude each other" in run("ls", "photos", status=2)
+    assert "exclude each other" in run("purge", "--directory", "x", status=2)
+    assert run("purge", "--yes") == {"deleted": 1}
+    assert run("ls") == {"entries": []}
+    (folder / "splits").chmod(0o777)
+    assert "other users may write" in run("stats", status=2)

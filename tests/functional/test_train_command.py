@@ -25,7 +25,7 @@ pytestmark = pytest.mark.timeout(300)
 
 @pytest.fixture(scope="module")
 def data(connection, tmp_path_factory):
-    shards = {f"{n}.tar": shard(20, size=120, seed=n) for n in range(4)}
+    shards = {f"{n}.tar": shard(8, size=120, seed=n) for n in range(4)}
     folder = tmp_path_factory.mktemp("shards")
     upload_shards(connection, PLACE, folder, shards)
     return str(PLACE)
@@ -35,7 +35,7 @@ def command(data, *more):
     return [
         *(sys.executable, "-m", "hapi_client.cli.main", "train"),
         *("--data", data, "--classes", "4", "--model", "resnet18"),
-        *("--batch-size", "8", "--epochs", str(EPOCHS), "--cut", "stream"),
+        *("--batch-size", "4", "--epochs", str(EPOCHS), "--cut", "stream"),
         *("--save", "model.pt", "--json", "run.json"),
         *("--report", "report.json", *more),
     ]
@@ -86,11 +86,11 @@ def test_resumed_run_ends_in_the_same_model(cluster, data, tmp_path):
     runs = [
         json.loads((each / "run.json").read_text()) for each in (whole, folder)
     ]
-    assert len(runs[1]["losses"]) == len(runs[0]["losses"]) == EPOCHS * 10
+    assert len(runs[1]["losses"]) == len(runs[0]["losses"]) == EPOCHS * 8
     assert runs[1]["losses"] == pytest.approx(runs[0]["losses"], rel=1e-3)
-    assert runs[1]["stats"]["samples"] < EPOCHS * 80
+    assert runs[1]["stats"]["samples"] < EPOCHS * 32
     reports += read_reports(folder / "report.json").reports
-    assert sum(each.samples for each in reports) == EPOCHS * 80
+    assert sum(each.samples for each in reports) == EPOCHS * 32
     models = [
         torch.load(each / "model.pt", weights_only=True)
         for each in (whole, folder)

@@ -13,11 +13,7 @@ SMALL_IMAGE = 64
 
 def small_transform() -> ImageTransform:
     """Returns ImageNet's evaluation transform at 64 pixels."""
-    from torchvision.transforms._presets import ImageClassification
-
-    return ImageTransform.from_preset(
-        ImageClassification(crop_size=SMALL_IMAGE, resize_size=72)
-    )
+    return ImageTransform(resize_size=72, crop_size=SMALL_IMAGE)
 
 
 def small_network(num_classes: int = 4, seed: int = 0) -> nn.Module:

@@ -38,6 +38,18 @@ class ReferenceModel:
         return (3, self.pixels, self.pixels)
 
 
+def small_vit(weights: None) -> nn.Module:
+    """Returns a vision transformer of three layers."""
+    return models.VisionTransformer(
+        image_size=48,
+        patch_size=16,
+        num_layers=3,
+        num_heads=4,
+        hidden_dim=96,
+        mlp_dim=192,
+    )
+
+
 REFERENCE_MODELS: Mapping[str, ReferenceModel] = MappingProxyType(
     {
         "alexnet": ReferenceModel(models.alexnet, "features", 64, (9216,)),
@@ -47,9 +59,7 @@ REFERENCE_MODELS: Mapping[str, ReferenceModel] = MappingProxyType(
         "densenet121": ReferenceModel(
             models.densenet121, "features", 64, (1024,)
         ),
-        "vit_b_16": ReferenceModel(
-            models.vit_b_16, "encoder", 48, (768,), {"image_size": 48}
-        ),
+        "vit": ReferenceModel(small_vit, "encoder", 48, (96,)),
         "mobilenet_v3_small": ReferenceModel(
             models.mobilenet_v3_small, "features", 64, (576,)
         ),

@@ -1,4 +1,7 @@
-"""``hapi cache``: the features cached in an account or in a directory."""
+"""``hapi cache``: cached features and splits.
+
+Features are in an account or in a directory, splits on this host.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +27,18 @@ from hapi_client.cli.context import (
 )
 from hapi_client.reports.terminal import ConsoleReporter
 from hapi_client.swift.cache_admin import CacheAdminClient
+from hapi_splitter.freezing.split_store import (
+    DiskStore,
+    StoredSplit,
+    disk_store,
+)
 from hapi_splitter.units import bytes_text
 
 app = typer.Typer(
     no_args_is_help=True,
     help="List and delete the features cached in your account, or in a "
-    "directory of this host (--directory).",
+    "directory of this host (--directory), and this host's splits of models "
+    "(--splits).",
 )
 
 Source: TypeAlias = Annotated[
@@ -54,16 +63,28 @@ DirectoryOption: TypeAlias = Annotated[
 ]
 
 
+SplitsOption: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "--splits",
+        help="Splits of models that this host has cached (HAPI_CACHE_DIR) "
+        "instead of features. Needs no login.",
+    ),
+]
+
+
 @app.command("ls")
 def ls_command(
     context: typer.Context,
     source: Source = None,
     directory: DirectoryOption = None,
+    splits: SplitsOption = False,
     json_path: JsonPath = None,
 ) -> None:
     """List the cached features of each object; times are UTC.
 
-    With --directory, those of each model and data set.
+    With --directory, those of each model and data set; with --splits, the
+    splits of models.
 
     Examples:
 
@@ -75,9 +96,15 @@ def ls_command(
 
         hapi cache ls --directory ~/features
 
+        hapi cache ls --splits
+
     Keys of --json: entries (source, key, length_bytes, stored); with
-    --directory (path, container, model, images, length_bytes, used).
+    --directory (path, container, model, images, length_bytes, used); with
+    --splits (key, length_bytes, used).
     """
+    if splits:
+        _list_splits(_split_store(directory, source), json_path)
+        return
     if directory is not None:
         _list_directory(_opened(directory, source), json_path)
         return
@@ -108,6 +135,7 @@ def ls_command(
 def stats_command(
     context: typer.Context,
     directory: DirectoryOption = None,
+    splits: SplitsOption = False,
     json_path: JsonPath = None,
 ) -> None:
     """Show the size of the cache, in total and by container.
@@ -119,12 +147,15 @@ def stats_command(
         hapi cache stats
 
     Keys of --json: entries, length_bytes, containers (name, entries,
-    length_bytes).
+    length_bytes), which are empty with --splits.
     """
     sums: Counter[str] = Counter()
     counts: Counter[str] = Counter()
     total = (0, 0)
-    if directory is not None:
+    if splits:
+        found = _splits(_split_store(directory, None))
+        total = len(found), sum(each.length_bytes for each in found)
+    elif directory is not None:
         entries = _opened(directory, None).entries()
         total = len(entries), sum(each.num_bytes for each in entries)
         for each in entries:
@@ -166,6 +197,7 @@ def purge_command(
     context: typer.Context,
     source: Source = None,
     directory: DirectoryOption = None,
+    splits: SplitsOption = False,
     is_sure: Annotated[
         bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")
     ] = False,
@@ -175,7 +207,8 @@ def purge_command(
 
     Without a source, deletes the whole cache of the account after
     confirmation. Exits with 1 if nothing is cached for the source. With
-    --directory, deletes what no running job uses.
+    --directory, deletes what no running job uses; with --splits, all splits
+    of models on this host.
 
     Examples:
 
@@ -185,8 +218,13 @@ def purge_command(
 
         hapi cache purge --directory ~/features
 
+        hapi cache purge --splits
+
     Keys of --json: deleted; with --directory also in_use.
     """
+    if splits:
+        _purge_splits(_split_store(directory, source), is_sure, json_path)
+        return
     if directory is not None:
         _purge_directory(_opened(directory, source), is_sure, json_path)
         return
@@ -238,6 +276,11 @@ def _fact(entry: CacheEntry, name: str) -> str:
     return str(entry.facts.get(name, "(damaged)"))
 
 
+def _utc(seconds: float) -> str:
+    found = datetime.fromtimestamp(seconds, tz=timezone.utc)
+    return found.replace(tzinfo=None).isoformat(timespec="seconds")
+
+
 def _list_directory(
     directory: CacheDirectory, json_path: JsonOutput | None
 ) -> None:
@@ -248,9 +291,7 @@ def _list_directory(
             "model": _fact(each, "model"),
             "images": _fact(each, "images"),
             "length_bytes": each.num_bytes,
-            "used": datetime.fromtimestamp(each.used, tz=timezone.utc)
-            .replace(tzinfo=None)
-            .isoformat(timespec="seconds"),
+            "used": _utc(each.used),
         }
         for each in directory.entries()
     ]
@@ -290,3 +331,64 @@ def _purge_directory(
         text += f", {in_use} in use by running jobs"
     typer.echo(text, err=True)
     write_json(json_path, {"deleted": deleted, "in_use": in_use})
+
+
+def _split_store(directory: Path | None, source: str | None) -> DiskStore:
+    if directory is not None or source is not None:
+        raise typer.BadParameter(
+            f"--splits and {source or '--directory'} exclude each other: "
+            "splits are of models, and in the folder of HAPI_CACHE_DIR"
+        )
+    store = disk_store()
+    if store is None:
+        raise typer.BadParameter(
+            "HAPI_CACHE_DIR is empty, so that no split is cached on this host"
+        )
+    return store
+
+
+def _splits(store: DiskStore) -> list[StoredSplit]:
+    try:
+        return store.entries()
+    except OSError as error:
+        raise typer.BadParameter(
+            f"the splits in {store.folder} cannot be used: {error}"
+        ) from error
+
+
+def _list_splits(store: DiskStore, json_path: JsonOutput | None) -> None:
+    entries = _splits(store)
+    if not entries:
+        typer.echo(f"no split is cached in {store.folder}", err=True)
+    print_table(
+        ("split", "bytes", "last used"),
+        [
+            (each.key[:12], bytes_text(each.length_bytes), _utc(each.used))
+            for each in entries
+        ],
+    )
+    write_json(
+        json_path,
+        {
+            "entries": [
+                {**asdict(each), "used": _utc(each.used)} for each in entries
+            ]
+        },
+    )
+
+
+def _purge_splits(
+    store: DiskStore, is_sure: bool, json_path: JsonOutput | None
+) -> None:
+    entries = _splits(store)
+    if entries and not is_sure:
+        size = bytes_text(sum(each.length_bytes for each in entries))
+        typer.confirm(
+            f"Delete all splits in {store.folder} ({len(entries)} entries, "
+            f"{size})?",
+            abort=True,
+            err=True,
+        )
+    deleted = store.purge()
+    typer.echo(f"{deleted} deleted", err=True)
+    write_json(json_path, {"deleted": deleted})
