@@ -400,3 +400,21 @@ def test_remaining_epochs_include_the_rest_of_this_one(
 ):
     work = RemainingWork(100, epochs)
     assert work.remaining_epochs(samples_so_far) == pytest.approx(remaining)
+
+
+@pytest.mark.parametrize("samples_so_far", [0, 30, 100, 130])
+def test_number_of_epochs_has_no_influence_if_all_is_kept(samples_so_far):
+    """So a plan without it is the one that hindsight would have made."""
+    read = min(samples_so_far / 100, 1.0)
+    found = {
+        RemainingWork(100, epochs, lambda: (read, 1.0)).remaining_epochs(
+            samples_so_far
+        )
+        for epochs in (None, 2, 5, 20)
+    }
+    assert found == {max(1.0 - read, 0.01)}
+
+
+def test_part_that_is_not_kept_is_expected_as_often_as_it_was_read():
+    work = RemainingWork(100, None, lambda: (0.4, 0.4))
+    assert work.remaining_epochs(300) == pytest.approx(0.6 * 3)
