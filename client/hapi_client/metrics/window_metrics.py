@@ -132,6 +132,11 @@ class WindowMetrics:
         return sum(self.samples.values())
 
     @property
+    def received_rate(self) -> float:
+        """Received bytes per second; 0 if nothing was loaded in it."""
+        return self.received_bytes / self.seconds if self.seconds else 0.0
+
+    @property
     def num_cached(self) -> int:
         """Cached samples on any route."""
         return sum(self.cached.values())

@@ -314,7 +314,7 @@ class JobPlanner:
         """Returns how many bytes one more read may have to be in time."""
         if not window.received_bytes:
             return math.inf  # all data had arrived before the window
-        rate = window.received_bytes / window.seconds
+        rate = window.received_rate
         return READ_SECONDS * rate / (1 + self._estimates.read_concurrency)
 
     def _observe(self, window: WindowMetrics, seconds: float) -> bool:
@@ -388,7 +388,7 @@ class JobPlanner:
             window = self._metrics.take()
         # If the link was never saturated, the received bytes are a lower
         # bound of the upload's throughput.
-        rate = max(window.received_bytes / window.seconds, self._early_rate)
+        rate = max(window.received_rate, self._early_rate)
         self._problem.expect_startup(rate or None)
         server = self._server or unlimited_worker(facts.client)
         estimates.observe_start(

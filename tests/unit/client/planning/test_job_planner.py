@@ -237,11 +237,14 @@ def test_package_whose_upload_is_quick_does_not_wait(monkeypatch):
     assert not planner._stores_early()  # asked once
 
 
-@pytest.mark.parametrize("received_bytes", [0, 100, 90_000_000])
+@pytest.mark.parametrize(
+    ("seconds", "received_bytes"),
+    [(9.0, 0), (9.0, 100), (9.0, 90_000_000), (0.0, 0)],
+)
 def test_reads_of_the_split_are_a_bound_of_the_upload(
-    monkeypatch, received_bytes
+    monkeypatch, seconds, received_bytes
 ):
-    """A window after them may have had little left to read."""
+    """A window after them may have had little left to read, or nothing."""
     planner = planner_of(None)
     expected = []
     monkeypatch.setattr(planner, "_early_rate", 5e6)
@@ -250,7 +253,9 @@ def test_reads_of_the_split_are_a_bound_of_the_upload(
     monkeypatch.setattr(planner._estimates, "observe_start", lambda *_: None)
     monkeypatch.setattr(planning, "layer_threads", lambda _: None)
     monkeypatch.setattr(planning, "unlimited_worker", lambda _: None)
-    planner._first_window = WindowMetrics(9.0, received_bytes=received_bytes)
+    planner._first_window = WindowMetrics(
+        seconds, received_bytes=received_bytes
+    )
     planner._observe_start(SimpleNamespace(client=None))
     assert expected == [max(5e6, received_bytes / 9)]
 
