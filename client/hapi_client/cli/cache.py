@@ -6,6 +6,7 @@ Features are in an account or in a directory, splits on this host.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
@@ -313,18 +314,22 @@ def _list_directory(
     write_json(json_path, {"entries": entries})
 
 
-def _purge_directory(
-    directory: CacheDirectory, is_sure: bool, json_path: JsonOutput | None
-) -> None:
-    entries = directory.entries()
-    if entries and not is_sure:
-        size = bytes_text(sum(each.num_bytes for each in entries))
+def _confirm_all(what: str, sizes: Sequence[int]) -> None:
+    if sizes:
         typer.confirm(
-            f"Delete all features in {directory.path} ({len(entries)} "
-            f"entries, {size})?",
+            f"Delete all {what} ({len(sizes)} entries, "
+            f"{bytes_text(sum(sizes))})?",
             abort=True,
             err=True,
         )
+
+
+def _purge_directory(
+    directory: CacheDirectory, is_sure: bool, json_path: JsonOutput | None
+) -> None:
+    if not is_sure:
+        sizes = [each.num_bytes for each in directory.entries()]
+        _confirm_all(f"features in {directory.path}", sizes)
     deleted, in_use = directory.purge()
     text = f"{deleted} deleted"
     if in_use:
@@ -380,15 +385,9 @@ def _list_splits(store: DiskStore, json_path: JsonOutput | None) -> None:
 def _purge_splits(
     store: DiskStore, is_sure: bool, json_path: JsonOutput | None
 ) -> None:
-    entries = _splits(store)
-    if entries and not is_sure:
-        size = bytes_text(sum(each.length_bytes for each in entries))
-        typer.confirm(
-            f"Delete all splits in {store.folder} ({len(entries)} entries, "
-            f"{size})?",
-            abort=True,
-            err=True,
-        )
+    sizes = [each.length_bytes for each in _splits(store)]
+    if not is_sure:
+        _confirm_all(f"splits in {store.folder}", sizes)
     deleted = store.purge()
     typer.echo(f"{deleted} deleted", err=True)
     write_json(json_path, {"deleted": deleted})

@@ -142,9 +142,13 @@ class DiskStore:
         except filelock.Timeout:
             has_waited = True
             logger.info("another process splits the same model; waiting")
-            with contextlib.suppress(filelock.Timeout, OSError):
+            try:
                 lock.acquire(timeout=MAX_WAIT_SECONDS)
+            except OSError as error:  # a timeout is one, too
+                logger.info("this process splits as well: %s", error)
         except (OSError, NotImplementedError) as error:
+            # The lock only saves work; filelock's error without locks in the
+            # file system is the second one.
             logger.info("splits are not locked: %s", error)
         try:
             yield has_waited

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from hapi_protocol.errors import FreezeError
 from hapi_splitter.freezing.places import Place, watch
 from hapi_splitter.freezing.preserved_state import SavedState
-from hapi_splitter.freezing.region import Inputs, packed
+from hapi_splitter.freezing.region import Inputs, Region, packed
 from hapi_splitter.freezing.structures import flatten
 from hapi_splitter.freezing.tail_call import (
     TailPlan,
@@ -61,11 +61,9 @@ class TailCheck:
         stand-ins, and with all of the model's code in training mode.
         """
         self._set_mode(training=False)
-        sent: dict[Place, torch.Tensor] = {}
-        expected = self._of_model(plan, sent)
-        features = packed([sent[each] for each in plan.places])
+        features = self._features(plan)
         return self._evaluation_problem(
-            plan, features, expected
+            plan, features
         ) or self._training_problem(plan, features)
 
     def agrees(
@@ -90,6 +88,17 @@ class TailCheck:
         with writes, torch.no_grad():
             return same((runner.run(features.clone()), _draw()), expected)
 
+    def _features(self, plan: TailPlan) -> torch.Tensor:
+        """Returns what is sent for the samples, ``[B, *shape]``.
+
+        Not what the whole model has at these places: it may write to a
+        tensor between two of them.
+        """
+        region = Region(self._model, plan.places, self._inputs)
+        with self._preserved():
+            features: torch.Tensor = region(self._samples)
+        return features
+
     def _set_mode(self, training: bool, frozen: Sequence[str] = ()) -> None:
         """Sets the modes, but for modules that remain in eval mode."""
         self._model.train(training)
@@ -104,8 +113,9 @@ class TailCheck:
             yield
 
     def _evaluation_problem(
-        self, plan: TailPlan, features: torch.Tensor, expected: Any
+        self, plan: TailPlan, features: torch.Tensor
     ) -> str | None:
+        expected = self._of_model(plan)
         for filling in (plan.filling, _OTHER_FILLING):
             actual = self._of_tail(replace(plan, filling=filling), features)
             if not same(actual, expected):

@@ -76,7 +76,7 @@ def _quiet_exporter() -> Iterator[None]:
 
 
 def _reason(error: Exception) -> str:
-    # torch.export has imported it, in a third of a second.
+    # Imported here, because that takes a third of a second.
     from torch.fx.experimental.symbolic_shapes import (
         GuardOnDataDependentSymNode,
     )

@@ -384,3 +384,26 @@ def test_model_that_cannot_train_on_samples_must_fail_alike():
     parts_of(FailsInTraining(), "layers.1")
     with pytest.raises(FreezeError, match="fails in another way"):
         parts_of(FailsOnFeatures(), "layers.1")
+
+
+class Skip(nn.Module):
+    """Its body changes in place the tensor that goes around it."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Linear(6, 6)
+        self.body = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(6, 6))
+        self.head = nn.Linear(6, 2)
+
+    def forward(self, x):
+        x = self.stem(x)
+        return self.head(self.body(x)) + x.sum()
+
+
+def test_tensor_that_is_written_to_before_it_is_sent_has_its_last_value():
+    model = Skip().eval()
+    parts = parts_of(model)
+    samples = torch.randn(3, 6)
+    with torch.no_grad():
+        actual = parts.tail(parts.frozen.suffix(0)(samples))
+        torch.testing.assert_close(actual, model(samples))
