@@ -114,7 +114,7 @@ class CacheDirectory:
                     "%s is damaged; its features are computed again",
                     folder,
                 )
-                shutil.rmtree(folder)
+                _remove(folder)
             folder.mkdir(mode=0o700, exist_ok=True)
             if not file.exists():
                 file.write_text(text)
@@ -223,13 +223,24 @@ def _holds(file: Path, text: str) -> bool:
 
 
 def _remove_unused(folder: Path) -> bool:
+    """Removes an entry, or returns False; the caller has the cache's lock."""
     handle = os.open(folder / _USE, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    else:
-        shutil.rmtree(folder)
-        return True
     finally:
+        # Before it is removed: see _remove.
         os.close(handle)
+    return _remove(folder)
+
+
+def _remove(folder: Path) -> bool:
+    """Returns False if files remain that are open on a network file system."""
+    try:
+        shutil.rmtree(folder)
+    except OSError as error:
+        if error.errno != errno.ENOTEMPTY:
+            raise
+        return False
+    return True

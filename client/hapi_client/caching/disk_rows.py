@@ -36,10 +36,14 @@ class DiskRows:
         self.folder, self._handle = directory.open(facts)
         self._segments: list[DiskSegment] = []
         self._next = 0
-        numbers = (path.stem for path in self.folder.glob("*.npy"))
-        for number in sorted(int(each) for each in numbers if each.isdigit()):
-            self._open(number)
         self._is_full = False
+        numbers = (path.stem for path in self.folder.glob("*.npy"))
+        try:
+            for number in sorted(int(n) for n in numbers if n.isdigit()):
+                self._open(number)
+        except OSError:
+            self.close()
+            raise
 
     def refresh(self) -> list[DiskSegment]:
         """Returns all segments; opens new ones, and removes damaged ones."""

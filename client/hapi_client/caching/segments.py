@@ -113,15 +113,21 @@ class DiskSegment:
         else:
             self.capacity = capacity
             self._header_bytes = self._create(capacity, shape, stored)
+        try:
+            mapped = np.memmap(
+                self.path,
+                stored,
+                "r+",
+                self._header_bytes,
+                (self.capacity, *shape),
+            )
+        except OSError:  # some network file systems map no files
+            if capacity is not None:
+                self.path.unlink()
+                self._records_path.unlink()
+            raise
         self._file = os.open(self.path, os.O_RDWR)
         self._records_file = os.open(self._records_path, os.O_RDWR)
-        mapped = np.memmap(
-            self.path,
-            stored,
-            "r+",
-            self._header_bytes,
-            (self.capacity, *shape),
-        )
         self.features = torch.from_numpy(mapped).view(dtype)
         self._bytes = self.features.view(torch.uint8)
         self._is_verified = np.zeros(self.capacity, bool)
@@ -133,7 +139,9 @@ class DiskSegment:
         header = _header((capacity, *shape), stored)
         temporary = self.path.with_suffix(f".{os.getpid()}.tmp")
         try:
-            with temporary.open("wb") as file:
+            # To be read too: where the file system reserves no room (NFS
+            # before 4.2), the C library looks at each block that it writes.
+            with temporary.open("w+b") as file:
                 file.write(header)
                 file.flush()
                 # Takes the room now: a full disk must not end the process

@@ -5,6 +5,7 @@ import fcntl
 import gc
 import json
 import os
+import shutil
 from types import SimpleNamespace
 
 import numpy as np
@@ -307,6 +308,71 @@ def test_segment_of_another_shape_is_damaged(tmp_path):
     for shape, dtype in [((4,), torch.float32), ((3,), torch.int32)]:
         with pytest.raises(ValueError, match="is damaged"):
             DiskSegment(tmp_path, 0, shape, dtype)
+
+
+def test_open_files_of_a_network_file_system_are_no_error(
+    tmp_path, monkeypatch
+):
+    rows = on_disk(tmp_path)
+    add(rows, 0, 5)
+    rows.close()
+
+    def keep_open_files(folder):
+        # NFS renames a file that is open, until it is closed.
+        for path in folder.iterdir():
+            if path.suffix == ".npy":
+                path.rename(folder / ".nfs0001")
+            else:
+                path.unlink()
+        folder.rmdir()
+
+    monkeypatch.setattr(shutil, "rmtree", keep_open_files)
+    assert CacheDirectory(tmp_path).purge() == (0, 1)
+    again = on_disk(tmp_path)
+    add(again, 0, 5)
+    assert torch.equal(found(again, 0, 5), FEATURES[:5])
+
+
+def test_file_system_that_reserves_no_room_is_used(tmp_path, monkeypatch):
+    def write_blocks(file, offset, length):
+        # As glibc does where fallocate(2) is not supported.
+        for block in range(offset, offset + length, 512):
+            if not os.pread(file, 1, block).strip(b"\0"):
+                os.pwrite(file, b"\0", block)
+        os.pwrite(file, b"\0", offset + length - 1)
+
+    monkeypatch.setattr(os, "posix_fallocate", write_blocks)
+    rows = on_disk(tmp_path)
+    add(rows, 0, 5)
+    assert torch.equal(found(rows, 0, 5), FEATURES[:5])
+    rows.close()
+
+
+def test_file_system_that_maps_no_files_is_left_empty(
+    tmp_path, monkeypatch, caplog
+):
+    def refuse(*_):
+        raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
+
+    kept = on_disk(tmp_path / "kept")
+    add(kept, 0, 5)
+    kept.close()
+    monkeypatch.setattr(np, "memmap", refuse)
+    rows = on_disk(tmp_path)
+    add(rows, 0, 5)
+    assert found(rows, 0, 5) is None
+    assert "No such device; make room" in caplog.text
+    rows.close()
+    (folder,) = (tmp_path / "samples-1").glob("?" * 32)
+    assert {each.name for each in folder.iterdir()} == {
+        "facts.json",
+        "lock",
+        "use",
+    }
+    # An entry that cannot be read can be removed at once.
+    with pytest.raises(OSError, match="No such device"):
+        on_disk(tmp_path / "kept")
+    assert CacheDirectory(tmp_path / "kept").purge() == (1, 0)
 
 
 def test_memory_that_the_host_refuses_is_a_warning(monkeypatch, caplog):
