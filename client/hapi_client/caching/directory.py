@@ -223,20 +223,23 @@ def _holds(file: Path, text: str) -> bool:
 
 
 def _remove_unused(folder: Path) -> bool:
-    """Removes an entry, or returns False; the caller has the cache's lock."""
+    """Removes an entry; returns False if it is in use.
+
+    The caller is :meth:`CacheDirectory.locked`, so nobody opens it meanwhile.
+    """
     handle = os.open(folder / _USE, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     finally:
-        # Before it is removed: see _remove.
+        # First, as NFS keeps a file that is open, under another name.
         os.close(handle)
     return _remove(folder)
 
 
 def _remove(folder: Path) -> bool:
-    """Returns False if files remain that are open on a network file system."""
+    """Removes a folder; returns False if NFS keeps files that are open."""
     try:
         shutil.rmtree(folder)
     except OSError as error:
