@@ -7,7 +7,6 @@ import hashlib
 import logging
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -22,7 +21,6 @@ from hapi_protocol.errors import ClientError
 from hapi_protocol.headers import ModelPath
 from hapi_splitter.freezing.freeze_selector import Freeze
 from hapi_splitter.freezing.model_checks import unwrapped
-from hapi_splitter.freezing.preserved_state import preserved_state
 from hapi_splitter.freezing.split_model import split
 from hapi_splitter.inputs.array_transform import ArrayTransform
 from hapi_splitter.inputs.augmentation import Augmentation
@@ -66,6 +64,8 @@ class FrozenRegion(ClientRegion):
         tail: the trainable layers.
         freeze: description of the freeze point.
         sends_integers: True if integers travel with the features.
+        num_outputs: numbers that the tail yields for a sample; None if not a
+            vector.
 
     Raises:
         FreezeError: naming the value and valid names.
@@ -99,6 +99,7 @@ class FrozenRegion(ClientRegion):
         self.freeze = parts.freeze
         self.augment_period_epochs = augment_period_epochs
         self.sends_integers = parts.sends_integers
+        self.num_outputs = parts.num_outputs
         self._weights = _frozen_weights(model, self.tail)
 
     @functools.cached_property
@@ -127,28 +128,6 @@ class FrozenRegion(ClientRegion):
                 self.freeze,
             )
         return self.tail
-
-    @functools.cached_property
-    def num_outputs(self) -> int | None:
-        """Numbers that the tail yields for a sample; None if not a vector."""
-        last = self.num_cuts
-        features = torch.zeros(
-            1,
-            *self.cut_shape(last),
-            dtype=self.cut_dtype(last),
-            device=self.device,
-        )
-        with (
-            preserved_state(self.tail) as writes,
-            torch.compiler.set_stance("force_eager"),
-            torch.no_grad(),
-            suppress(Exception),  # of the user's code
-            writes,
-        ):
-            output = self.tail.eval()(features)
-            if isinstance(output, torch.Tensor) and output.dim() == 2:
-                return output.shape[1]
-        return None
 
     def check_encodings(
         self, encodings: Callable[[str], Sequence[str]]

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from hapi_splitter.freezing.frontier import Frontier, Shapes
 from hapi_splitter.freezing.model_run import (
     ALIAS,
     ModelRun,
@@ -19,13 +20,13 @@ from hapi_splitter.freezing.model_run import (
     Recorded,
 )
 from hapi_splitter.freezing.places import Place
-from hapi_splitter.freezing.stand_ins import Frontier, TensorForm
+from hapi_splitter.freezing.stand_ins import TensorForm
 
 _MOVABLE_OPERATIONS = frozenset(
     {
         "__add__",
-        "__get__",
         "__getitem__",
+        "T",
         "__iadd__",
         "__radd__",
         "adaptive_avg_pool2d",
@@ -34,6 +35,8 @@ _MOVABLE_OPERATIONS = frozenset(
         ALIAS,
         "avg_pool2d",
         "contiguous",
+        "data",
+        "detach",
         "elu",
         "flatten",
         "gelu",
@@ -41,6 +44,7 @@ _MOVABLE_OPERATIONS = frozenset(
         "hardswish",
         "leaky_relu",
         "max_pool2d",
+        "mT",
         "mean",
         "permute",
         "relu",
@@ -82,8 +86,6 @@ _MOVABLE_MODULES = (
     nn.Identity,
 )
 
-_NO_FORM = TensorForm((), torch.float32)
-
 
 @dataclass(frozen=True)
 class FreezePoint:
@@ -91,12 +93,10 @@ class FreezePoint:
 
     Args:
         step: of the event in the record.
-        end: place at which the requested modules end, at or before it.
         places: tensors that are sent; the last is of the event.
     """
 
     step: int
-    end: Place
     places: tuple[Place, ...]
 
 
@@ -131,6 +131,10 @@ class Boundaries:
             self._frontiers[step] = Frontier(self._runs, self._batches, step)
         return self._frontiers[step]
 
+    def proven_frontier(self, step: int, shapes: Shapes) -> Frontier:
+        """Returns those whose results have shapes known by an export."""
+        return Frontier(self._runs, self._batches, step, shapes)
+
     def after(self, end: int) -> list[FreezePoint]:
         """Returns the freeze points at or after a step, the best first.
 
@@ -154,21 +158,14 @@ class Boundaries:
         sent = None  # number of the last point's tensor
         for step in range(end, len(self.run.steps) - 1):
             each = self.run.steps[step]
-            is_event = isinstance(each, ModuleEvent)
             if step > end and not _is_movable(each):
                 break
             live = self.run.live(step)
             place = self._sole_place(step, *live) if len(live) == 1 else None
-            if place is not None and is_event and live == sent:
-                # The same tensor: a module's result rather than that of an
-                # operation, and that of the first module.
-                if found[-1].places[0].operations:
-                    found.pop()
-                else:
-                    place = None
-            if place is not None:
+            # Code after the earliest place of a tensor runs on the features.
+            if place is not None and live != sent:
                 sent = live
-                found.append(self._point(step, end, [place]))
+                found.append(FreezePoint(step, (place,)))
             if step > end and not self._is_passable(each):
                 break
         return found
@@ -185,7 +182,7 @@ class Boundaries:
         end = self.run.spans[each.module][each.call][1]
         if not each.is_end and self.run.last_use[number] > end:
             return None
-        return self._place(step, indexes)
+        return self._place(step, indexes, number)
 
     def _operation_place(
         self,
@@ -208,24 +205,27 @@ class Boundaries:
             for each in self.run.steps[anchor : step + 1]
         )
         return Place(
-            event.module, event.call, event.is_end, indexes, form, count
+            event.module,
+            event.call,
+            event.is_end,
+            indexes,
+            form,
+            number,
+            count,
         )
 
-    def _point(
-        self, step: int, end: int, places: Sequence[Place]
-    ) -> FreezePoint:
-        event = next(e for s, e in self.run.events.items() if s >= end)
-        first = Place(event.module, event.call, event.is_end, (0,), _NO_FORM)
-        return FreezePoint(step, first, tuple(places))
-
-    def _place(self, step: int, indexes: tuple[int, ...]) -> Place | None:
+    def _place(
+        self, step: int, indexes: tuple[int, ...], number: int
+    ) -> Place | None:
         """Returns a place for features; None if no batch can be sent."""
         event = self.run.events[step]
         described = self.frontier(step).described(event)
         form = described[indexes[0]] if len(described) > indexes[0] else None
         if not isinstance(form, TensorForm) or not form.is_batch:
             return None
-        return Place(event.module, event.call, event.is_end, indexes, form)
+        return Place(
+            event.module, event.call, event.is_end, indexes, form, number
+        )
 
     def _is_passable(self, event: Operation | ModuleEvent) -> bool:
         """Returns True if the freeze point may move over a module event."""
@@ -264,7 +264,7 @@ class Boundaries:
         ):
             places = self._all_places(numbers, events, step)
             if places:
-                found.append(self._point(step, end, places))
+                found.append(FreezePoint(step, tuple(places)))
         return sorted(found, key=_num_values)
 
     def _all_places(
@@ -275,7 +275,9 @@ class Boundaries:
         for number in numbers:
             for begin in sorted(events):
                 indexes = indexes_of(events[begin].values, number)
-                place = self._place(begin, indexes) if indexes else None
+                if not indexes:
+                    continue
+                place = self._place(begin, indexes, number)
                 if place is not None:
                     found.setdefault(number, (begin, place))
         steps = [each for each, _ in found.values()]
@@ -341,4 +343,5 @@ def indexes_of(values: Sequence[Any], number: int) -> tuple[int, ...]:
 def _is_movable(step: Operation | ModuleEvent) -> bool:
     if isinstance(step, ModuleEvent):
         return True
-    return step.name in _MOVABLE_OPERATIONS and not step.parameters
+    # Another tensor may be another one in training, such as noise.
+    return step.name in _MOVABLE_OPERATIONS and not step.has_other_tensors

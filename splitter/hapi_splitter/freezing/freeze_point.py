@@ -14,6 +14,7 @@ from hapi_splitter.freezing.boundaries import (
     FreezePoint,
     indexes_of,
 )
+from hapi_splitter.freezing.frontier import Shapes
 from hapi_splitter.freezing.freeze_selector import FreezeSpec, nearest, similar
 from hapi_splitter.freezing.model_run import Operation
 from hapi_splitter.freezing.tail_call import TailPlan
@@ -92,12 +93,22 @@ class FreezePoints:
             )
         return found
 
-    def plan(self, point: FreezePoint, spec: FreezeSpec) -> TailPlan:
-        """Returns the model's forward after a point, as plain values."""
-        frontier = self._boundaries.frontier(point.step)
+    def plan(
+        self, point: FreezePoint, spec: FreezeSpec, shapes: Shapes
+    ) -> TailPlan:
+        """Returns the model's forward after a point, as plain values.
+
+        Args:
+            point: where the frozen part ends.
+            spec: what the user asks for.
+            shapes: of the results of modules, as the export shows them.
+        """
+        frontier = self._boundaries.proven_frontier(point.step, shapes)
         begin = next(iter(self._run.events.values()))
-        stand_ins = frontier.stand_ins
-        inside = [f"{each.module}." for each in stand_ins]
+        steps, entries = frontier.skipped(
+            [place.number for place in point.places]
+        )
+        inside = [f"{each}." for each in frontier.replaced_modules]
         frozen = set()
         for names in self._names.values():
             reads = [self._run.reads[n] for n in names if n in self._run.reads]
@@ -109,11 +120,12 @@ class FreezePoints:
                 frozen.update(names)
         return TailPlan(
             point.places,
-            stand_ins,
-            frontier.described(begin),
+            entries,
+            steps,
+            frontier.stand_ins(begin),
             begin.spec,
             tuple(dict.fromkeys(e.module for e in frontier.begins.values())),
-            tuple(frontier.run_modules),
+            tuple(sorted(frontier.run_modules)),
             tuple(
                 name
                 for name in sorted(frozen & self._parameters.keys())

@@ -30,22 +30,22 @@ from hapi_splitter.freezing.structures import (
 ALIAS = "alias"
 """Name of the operation of a module that returns its argument. It makes the
 result a tensor of its own in the record."""
-_READS_SHAPE_ONLY = frozenset(
+READS_SHAPE_ONLY = frozenset(
     f"{prefix}{kind}{suffix}"
-    for kind in ("zeros", "ones", "full", "empty", "rand", "randn")
+    for kind in ("zeros", "ones", "full", "empty", "rand", "randn", "randint")
     for prefix, suffix in (("new_", ""), ("", "_like"))
 )
-_READS_FIRST_ONLY = frozenset(
-    ("expand_as", "view_as", "reshape_as", "type_as")
-)
+READS_FIRST_ONLY = frozenset(("expand_as", "view_as", "reshape_as", "type_as"))
 _READS_VALUES = frozenset(
     {
         "__array__",
         "__bool__",
         "__contains__",
         "__float__",
+        "__format__",
         "__index__",
         "__int__",
+        "__repr__",
         "allclose",
         "equal",
         "is_nonzero",
@@ -63,16 +63,28 @@ class Operation:
 
     Args:
         name: of the function.
+        args: flattened arguments, tensors as :class:`Recorded`.
         reads: numbers of the tensors that it reads and that depend on the
             samples.
         values: flattened results, tensors as :class:`Recorded`.
+        spec: structure of the results.
         parameters: names of the parameters and buffers that it reads.
     """
 
     name: str
+    args: tuple[Any, ...]
     reads: frozenset[int]
     values: tuple[Any, ...]
+    spec: pytree.TreeSpec = field(compare=False)
     parameters: frozenset[str]
+
+    @property
+    def has_other_tensors(self) -> bool:
+        """True if it reads tensors that do not depend on the samples."""
+        return any(
+            isinstance(each, Recorded) and each.number is None
+            for each in self.args
+        )
 
 
 @dataclass(frozen=True)
@@ -266,8 +278,11 @@ class _Recorder(TorchFunctionMode):
         result = func(*args, **kwargs)
         if not is_operation(func, result):
             return result
-        name, given = func.__name__, tensors_in((args, kwargs))
-        if name in _READS_FIRST_ONLY:
+        name = name_of(func)
+        leaves, _ = flatten((args, kwargs))
+        values = self._recorded(leaves)
+        given = [each for each in leaves if isinstance(each, torch.Tensor)]
+        if name in READS_FIRST_ONLY:
             given = given[:1]
         reads = {self._numbers.get(each) for each in given} - {None}
         parameters = {self._parameters.get(id(each)) for each in given}
@@ -283,8 +298,9 @@ class _Recorder(TorchFunctionMode):
         self._steps.append(
             Operation(
                 name,
+                values,
                 frozenset(reads),
-                self._values(result)[0],
+                *self._values(result),
                 frozenset(name for name in parameters if name),
             )
         )
@@ -298,10 +314,16 @@ class _Recorder(TorchFunctionMode):
             same = tensor.view(tensor.shape)
         step = len(self._steps)
         self._last_use[number] = step
+        args, _ = self._values(tensor)
         self._number(same, step)
-        values = self._values(same)[0]
         self._steps.append(
-            Operation(ALIAS, frozenset({number}), values, frozenset())
+            Operation(
+                ALIAS,
+                args,
+                frozenset({number}),
+                *self._values(same),
+                frozenset(),
+            )
         )
         return same
 
@@ -321,8 +343,11 @@ class _Recorder(TorchFunctionMode):
 
     def _values(self, value: Any) -> tuple[tuple[Any, ...], pytree.TreeSpec]:
         leaves, spec = flatten(value)
+        return self._recorded(leaves), spec
+
+    def _recorded(self, leaves: Sequence[Any]) -> tuple[Any, ...]:
         with torch._C.DisableTorchFunction():
-            values = tuple(
+            return tuple(
                 Recorded(
                     self._numbers.get(leaf),
                     tuple(leaf.shape),
@@ -333,7 +358,6 @@ class _Recorder(TorchFunctionMode):
                 else leaf
                 for leaf in leaves
             )
-        return values, spec
 
     def run(self, result: Any) -> ModelRun:
         for tensor in tensors_in(result):
@@ -350,14 +374,22 @@ class _Recorder(TorchFunctionMode):
 
 def is_operation(func: Any, result: Any) -> bool:
     """Returns True if a call of torch counts as a step of a record."""
-    name = getattr(func, "__name__", "")
-    if name in _READS_SHAPE_ONLY:
+    name = name_of(func)
+    if name in READS_SHAPE_ONLY:
         return False
     return (
         name in _READS_VALUES
         or name.startswith("__set")
         or bool(tensors_in(result))
     )
+
+
+def name_of(func: Any) -> str:
+    """Returns the name of a torch function; of a property, its own name."""
+    name = getattr(func, "__name__", "")
+    if name == "__get__":
+        return getattr(func.__self__, "__name__", name)
+    return str(name)
 
 
 def _memory(tensor: torch.Tensor) -> int:

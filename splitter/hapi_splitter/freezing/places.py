@@ -26,6 +26,7 @@ class Place:
         is_end: True for a result of the call, False for an argument.
         indexes: its positions among the flattened values.
         form: of the tensor.
+        number: of the tensor in the record.
         operations: 0, or the tensor is a result of the operation that is so
             many operations after that begin or end.
     """
@@ -35,6 +36,7 @@ class Place:
     is_end: bool
     indexes: tuple[int, ...]
     form: TensorForm
+    number: int
     operations: int = 0
 
 

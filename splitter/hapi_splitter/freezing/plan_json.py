@@ -16,16 +16,25 @@ import torch
 from torch.utils import _pytree as pytree
 
 from hapi_splitter.freezing.places import Place
-from hapi_splitter.freezing.stand_ins import StandIn, TensorForm
+from hapi_splitter.freezing.stand_ins import (
+    Entry,
+    ModuleResult,
+    OtherTensor,
+    OtherValue,
+    SkippedOperation,
+    StandIn,
+    TensorForm,
+    VaryingValue,
+)
 from hapi_splitter.freezing.structures import Fields
 from hapi_splitter.freezing.tail_call import TailPlan
-from hapi_splitter.graph.program import Affine
+from hapi_splitter.graph.program import Affine, Ref
 
 _PLAIN = (bool, int, float, str, type(None))
 
 
 def plan_to_json(plan: TailPlan) -> Any:
-    """Returns a plan as JSON, without its filling.
+    """Returns a plan as JSON.
 
     Raises:
         ValueError: naming a value that has no JSON.
@@ -33,7 +42,6 @@ def plan_to_json(plan: TailPlan) -> Any:
     return {
         field.name: _encode(getattr(plan, field.name))
         for field in dataclasses.fields(plan)
-        if field.name != "filling"
     }
 
 
@@ -107,7 +115,10 @@ def _tree_spec(
         return pytree.tree_structure(0)
     if kind is Fields:
         held, _ = context
-        if not (dataclasses.is_dataclass(held) or issubclass(held, dict)):
+        is_known = dataclasses.is_dataclass(held) or issubclass(
+            held, dict | slice | torch.Size
+        )
+        if not is_known:
             raise ValueError(f"{held} is neither dataclass nor dict")
     elif kind is namedtuple:
         if not issubclass(context, tuple):
@@ -117,6 +128,9 @@ def _tree_spec(
     return pytree.TreeSpec(kind, context, list(children))
 
 
-_PARTS = (Place, StandIn, TensorForm, Affine)
+_PARTS = (
+    *(Affine, Entry, ModuleResult, OtherTensor, OtherValue, Place, Ref),
+    *(SkippedOperation, StandIn, TensorForm, VaryingValue),
+)
 _PARTS_BY_NAME = {kind.__name__: kind for kind in _PARTS}
 _SEQUENCES = {kind.__name__: kind for kind in (tuple, list, frozenset)}

@@ -14,7 +14,13 @@ only images of its own dtype, gets them converted, as from its user.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Iterator,
+    Mapping,
+    MutableMapping,
+    Sequence,
+)
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -23,13 +29,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from hapi_protocol.errors import FreezeError, PackageError
 from hapi_splitter.cuts import FrozenGraph, cuttable
 from hapi_splitter.freezing import two_modules
 from hapi_splitter.freezing.boundaries import Boundaries, FreezePoint
 from hapi_splitter.freezing.freeze_point import FreezePoints
+from hapi_splitter.freezing.frontier import Shapes
 from hapi_splitter.freezing.freeze_selector import (
     AUTO,
     Freeze,
@@ -42,8 +48,10 @@ from hapi_splitter.freezing.model_checks import (
     unwrapped,
 )
 from hapi_splitter.freezing.model_run import ModelRun, record
-from hapi_splitter.freezing.preserved_state import preserved_state
+from hapi_splitter.freezing.module_shapes import recorded_shapes
+from hapi_splitter.freezing.preserved_state import SavedState, preserved_state
 from hapi_splitter.freezing.region import CastInput, Region, cast_input
+from hapi_splitter.freezing.replay import StepMemory
 from hapi_splitter.freezing.split_cache import CachedSplit, SplitCache
 from hapi_splitter.freezing.split_store import disk_store
 from hapi_splitter.freezing.tail import Tail
@@ -70,12 +78,15 @@ class SplitModel:
         freeze: the requested freeze: module names, or ``(frozen, tail)``.
         sends_integers: True if integers travel with the features, such as a
             mask, which a lossy encoding would change.
+        num_outputs: numbers that the tail yields for a sample; None if not a
+            vector.
     """
 
     frozen: FrozenGraph
     tail: nn.Module
     freeze: str
     sends_integers: bool = False
+    num_outputs: int | None = None
 
 
 def split(
@@ -123,16 +134,16 @@ def split(
         frozen, tail = two_modules.check_two_modules(model, freeze)
         frozen = unwrapped(frozen)
         cache = _cache(frozen, transform, form, None, cache_directory)
-        with preserved_state(frozen, tail) as writes, _uncompiled():
+        with preserved_state(frozen, tail) as state, _uncompiled():
             return _split_two_modules(
-                frozen, tail, form, cache, writes, exporting
+                frozen, tail, form, cache, state, exporting
             )
     model = unwrapped(model)
     check_splittable(model)
     spec = parse_freeze(model, freeze)
     cache = _cache(model, transform, form, spec, cache_directory)
-    with preserved_state(model) as writes, _uncompiled():
-        splitter = _Splitter(model, form, transform, writes)
+    with preserved_state(model) as state, _uncompiled():
+        splitter = _Splitter(model, form, transform, state)
 
         def make() -> tuple[CachedSplit, Mapping[int, torch.Tensor]]:
             is_automatic = freeze == AUTO and AUTO not in dict(
@@ -152,9 +163,10 @@ def split(
     dtypes = [place.form.dtype for place in plan.places]
     return SplitModel(
         found.frozen,
-        Tail(model, plan),
+        Tail(model, plan, splitter.memory),
         found.freeze,
         not all(dtype.is_floating_point for dtype in dtypes),
+        _num_outputs(splitter.result),
     )
 
 
@@ -190,10 +202,8 @@ def default_freeze(
     """
     model, form = unwrapped(model), _sample_form(transform, sample_shape)
     check_splittable(model)
-    with preserved_state(model) as writes, _uncompiled():
-        return _Splitter(
-            model, form, transform, writes
-        ).points.default_freeze()
+    with preserved_state(model) as state, _uncompiled():
+        return _Splitter(model, form, transform, state).points.default_freeze()
 
 
 @contextmanager
@@ -209,21 +219,27 @@ def _uncompiled() -> Iterator[None]:
 
 
 class _Splitter:
-    """Splits one model; the caller preserves its state."""
+    """Splits one model; the caller preserves its state.
+
+    Attributes:
+        memory: what the tail's calls have remembered in its last check.
+        result: of the model in it, in eval mode.
+    """
 
     def __init__(
         self,
         model: nn.Module,
         form: SampleForm,
         transform: InputTransform | None,
-        writes: TorchDispatchMode,
+        state: SavedState,
     ) -> None:
         self._model = model
         self._form = form
         self._transform = transform
-        self._writes = writes
+        self._state = state
+        self.memory = StepMemory()
+        self.result: Any = None
         _check_signature(model, transform)
-        model.eval()
         self._samples = [
             form.examples(n).to(device_of(model)) for n in _BATCHES
         ]
@@ -231,7 +247,9 @@ class _Splitter:
     @cached_property
     def points(self) -> FreezePoints:
         """Freeze points in a record of the model's forward."""
-        runs = [self._record(each) for each in self._samples]
+        with self._state.preserved():
+            self._model.eval()
+            runs = [self._record(each) for each in self._samples]
         return FreezePoints(Boundaries(self._model, runs, _BATCHES))
 
     def agrees(self, cached: CachedSplit, cache: SplitCache) -> bool:
@@ -239,24 +257,23 @@ class _Splitter:
         plan = cached.plan
         assert plan is not None, "only two modules have none"
         try:
-            check = TailCheck(
-                self._model,
-                self._samples[0][:1],
-                self._inputs,
-                plan.places[-1],
-            )
-            if check.agrees(plan, cached.features, self._writes):
-                return True
-            problem = "computes something else than the model"
+            with self._state.preserved(), torch.no_grad():
+                self._model.eval()
+                region = Region(self._model, plan.places, self._inputs)
+                features = region(self._samples[0])
+            problem: str | None = "has other features than the model"
+            if same(features[:1], cached.features):
+                problem = self._problem(plan, features)
         except Exception as error:  # of the user's code, or by the plan
             problem = f"does not run ({type(error).__name__}: {error})"
-        cache.discard(problem)
-        return False
+        if problem is not None:
+            cache.discard(problem)
+        return problem is None
 
     def _record(self, samples: torch.Tensor) -> ModelRun:
+        args, kwargs = self._inputs(samples.clone())
         try:
-            with self._writes:
-                return record(self._model, *self._inputs(samples))
+            return record(self._model, args, kwargs)
         except Exception as error:  # the user's own code
             raise FreezeError(
                 "cannot_trace",
@@ -283,57 +300,56 @@ class _Splitter:
         region's weights where the model has them."""
         failure: FreezeError | None = None
         for point in self.points.find(spec):
-            plan = self.points.plan(point, spec)
             try:
-                graph, features, weights = self._graph(plan, spec)
-                self._check_tail(plan, point, spec)
+                graph, features, weights, shapes = self._graph(point, spec)
+                plan = self.points.plan(point, spec, shapes)
+                self._check_tail(plan, features, spec)
             except FreezeError as error:
                 failure = error
             else:
-                return CachedSplit(graph, plan, spec.text, features), weights
+                split = CachedSplit(graph, plan, spec.text, features[:1])
+                return split, weights
         assert failure is not None, "there is a point, or find() fails"
         raise failure
 
     def _graph(
-        self, plan: TailPlan, spec: FreezeSpec
-    ) -> tuple[FrozenGraph, torch.Tensor, Mapping[int, torch.Tensor]]:
+        self, point: FreezePoint, spec: FreezeSpec
+    ) -> tuple[FrozenGraph, torch.Tensor, Mapping[int, torch.Tensor], Shapes]:
         """Exports the model up to a freeze point and compares the results.
 
         Returns:
-            The region, its features of the first sample, and its weights
-            where the model has them.
+            The region, its features of the first samples, its weights where
+            the model has them, and shapes of the results of modules.
         """
-        self._model.eval()
-        region = Region(self._model, plan.places, self._inputs)
-        with torch.no_grad():
-            exported = export_region(region, self._samples[0], "model")
+        region = Region(self._model, point.places, self._inputs)
+        with self._state.preserved(), torch.no_grad():
+            self._model.eval()
+            with recorded_shapes(self._model) as shapes:
+                exported = export_region(region, self._samples[0], "model")
+            _own_changed(exported.weights, self._state)
             graph = _frozen_graph(
                 exported, self._form, self._transform, spec.text
             )
+            expected = [region(each.clone()) for each in self._samples]
             results = [graph.suffix(0)(each) for each in self._samples]
-            for samples, result in zip(self._samples, results, strict=True):
-                with self._writes:
-                    expected = region(samples)
-                if not same(result, expected):
-                    raise FreezeError(
-                        "cannot_freeze",
-                        f"freeze {spec.text!r}: exported by torch.export, the "
-                        "frozen modules compute something else than in the "
-                        "model; freeze an earlier module",
-                    )
-        return graph, results[0][:1], exported.weights
+        if not same(results, expected):
+            raise FreezeError(
+                "cannot_freeze",
+                f"freeze {spec.text!r}: exported by torch.export, the "
+                "frozen modules compute something else than in the "
+                "model; freeze an earlier module",
+            )
+        return graph, expected[0], exported.weights, shapes
 
     def _check_tail(
-        self, plan: TailPlan, point: FreezePoint, spec: FreezeSpec
+        self, plan: TailPlan, features: torch.Tensor, spec: FreezeSpec
     ) -> None:
-        check = TailCheck(
-            self._model, self._samples[0], self._inputs, point.end
-        )
-        cause = None
+        cause: Exception | None = None
         try:
-            problem = check.problem(plan)
-        except FreezeError:
-            raise
+            problem = self._problem(plan, features)
+        except FreezeError as error:
+            problem = error.message
+            cause = error
         except Exception as error:  # the user's own code
             cause = error
             problem = (
@@ -348,13 +364,22 @@ class _Splitter:
                 "first one's output",
             ) from cause
 
+    def _problem(self, plan: TailPlan, features: torch.Tensor) -> str | None:
+        check = TailCheck(
+            self._model, plan, self._samples[0], self._inputs, self._state
+        )
+        self.memory = check.memory
+        problem = check.problem(features)
+        self.result = check.result
+        return problem
+
 
 def _split_two_modules(
     frozen: nn.Module,
     tail: nn.Module,
     form: SampleForm,
     cache: SplitCache,
-    writes: TorchDispatchMode,
+    state: SavedState,
     exporting: Callable[[], None],
 ) -> SplitModel:
     example = form.examples(_BATCHES[0]).to(device_of(frozen))
@@ -362,7 +387,7 @@ def _split_two_modules(
     cast = cast_input(frozen, example)
 
     def agrees(found: CachedSplit) -> bool:
-        with writes, torch.no_grad():
+        with torch.no_grad():
             result = frozen(cast[:1])
         if same(result, found.features):
             return True
@@ -370,12 +395,12 @@ def _split_two_modules(
         return False
 
     def make() -> tuple[CachedSplit, Mapping[int, torch.Tensor]]:
-        with writes:
-            result = two_modules.check_result(frozen, cast)
+        result = two_modules.check_result(frozen, cast)
         if cast is example:
             exported = export_region(frozen, example)
         else:
             exported = export_region(CastInput(frozen), example, "model")
+        _own_changed(exported.weights, state)
         graph = _frozen_graph(
             exported, form, cache.transform, two_modules.DESCRIPTION
         )
@@ -386,11 +411,26 @@ def _split_two_modules(
     found = cache.found_or_made(agrees, make, exporting)
     tail.eval()
     last = found.frozen.values[-1]
-    with writes:
-        two_modules.check_accepts(
-            tail, last.shape[1:], last.dtype, example.device
-        )
-    return SplitModel(found.frozen, tail, found.freeze)
+    result = two_modules.check_accepts(
+        tail, last.shape[1:], last.dtype, example.device
+    )
+    return SplitModel(
+        found.frozen, tail, found.freeze, num_outputs=_num_outputs(result)
+    )
+
+
+def _own_changed(
+    weights: MutableMapping[int, torch.Tensor], state: SavedState
+) -> None:
+    """Copies weights that the model has only in eval mode, as merged ones."""
+    for node, weight in weights.items():
+        if state.is_changed(weight):
+            weights[node] = weight.clone()
+
+
+def _num_outputs(result: Any) -> int | None:
+    is_vector = isinstance(result, torch.Tensor) and result.dim() == 2
+    return result.shape[1] if is_vector else None
 
 
 def _frozen_graph(

@@ -7,16 +7,18 @@ library has registered them.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
+_SLICE = ("start", "stop", "step")
+
 
 @dataclasses.dataclass(frozen=True)
 class Fields:
-    """The fields of a dataclass, or the items of a subclass of dict."""
+    """Fields of a dataclass or slice, or items of a dict or torch.Size."""
 
     kind: type
     values: dict[Any, Any]
@@ -39,7 +41,7 @@ def flatten(value: Any) -> tuple[list[Any], pytree.TreeSpec]:
     return pytree.tree_flatten(_opened(value))
 
 
-def unflatten(leaves: Sequence[Any], spec: pytree.TreeSpec) -> Any:
+def unflatten(leaves: Iterable[Any], spec: pytree.TreeSpec) -> Any:
     """Returns containers of the structure with other leaves."""
     return pytree.tree_unflatten(list(leaves), spec)
 
@@ -57,11 +59,16 @@ def _opened(value: Any) -> Any:
 
 
 def _opened_leaf(leaf: Any) -> Any:
+    held: dict[Any, Any]
     if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
         names = [field.name for field in dataclasses.fields(leaf)]
         held = {name: getattr(leaf, name) for name in names}
     elif isinstance(leaf, dict):
         held = dict(leaf)
+    elif isinstance(leaf, slice):
+        held = {name: getattr(leaf, name) for name in _SLICE}
+    elif isinstance(leaf, torch.Size):
+        held = dict(enumerate(leaf))
     else:
         return leaf
     return Fields(
@@ -70,6 +77,10 @@ def _opened_leaf(leaf: Any) -> Any:
 
 
 def _rebuilt(kind: type, values: dict[Any, Any]) -> Any:
+    if kind is slice:
+        return slice(*values.values())
+    if kind is torch.Size:
+        return torch.Size(values.values())
     if issubclass(kind, dict):
         items = dict.__new__(kind)
         dict.update(items, values)

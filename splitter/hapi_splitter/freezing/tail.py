@@ -3,8 +3,9 @@
 The user's own forward runs. Modules that end before the freeze point answer
 with stand-ins, and the freeze point with the features, so that every statement
 after it is the user's own: gradients that are off, autocast, hooks, random
-numbers, attributes and modes. Up to the freeze point the model's code runs in
-eval mode, as the frozen region does; after it in the model's mode.
+numbers, attributes and modes. Up to the freeze point, the model's code has to
+do what it did when the model was split
+(:mod:`hapi_splitter.freezing.replay`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any, no_type_check
 import torch
 from torch import nn
 
+from hapi_splitter.freezing.replay import StepMemory
 from hapi_splitter.freezing.tail_call import TailPlan, TailRunner
 
 
@@ -30,15 +32,19 @@ class Tail(nn.Module):
     Args:
         model: the user's model.
         plan: its forward after the freeze point.
+        memory: what the calls that checked the plan have remembered.
     """
 
-    def __init__(self, model: nn.Module, plan: TailPlan) -> None:
+    def __init__(
+        self, model: nn.Module, plan: TailPlan, memory: StepMemory
+    ) -> None:
         super().__init__()
         self._whole = (model,)  # in a tuple it is no submodule
-        self._runner = TailRunner(model, plan)
+        self._runner = TailRunner(model, plan, memory)
         self._lock = threading.RLock()
         self._plan = plan
-        replaced = frozenset(each.module for each in plan.stand_ins)
+        self._memory = memory
+        replaced = frozenset(plan.replaced_modules)
         _share(self, model, "", plan.frozen, replaced)
         self.training = model.training
 
@@ -47,7 +53,8 @@ class Tail(nn.Module):
 
         Raises:
             FreezeError: ``cannot_freeze`` if the model did not run the module
-                at the freeze point.
+                at the freeze point, or did something else before it than when
+                it was split.
         """
         with self._lock:
             return self._runner.run(features)
@@ -57,8 +64,8 @@ class Tail(nn.Module):
         (model,) = self._whole
         kept = [
             (module, module.training)
-            for each in self._plan.stand_ins
-            for module in model.get_submodule(each.module).modules()
+            for each in self._plan.replaced_modules
+            for module in model.get_submodule(each).modules()
         ]
         model.train(mode)
         for module, was in kept:
@@ -84,10 +91,10 @@ class Tail(nn.Module):
         ):
             if name in self._plan.frozen:
                 memo[id(tensor)] = tensor
-        return Tail(copy.deepcopy(model, memo), self._plan)
+        return Tail(copy.deepcopy(model, memo), self._plan, self._memory)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Tail, (*self._whole, self._plan)
+        return Tail, (*self._whole, self._plan, self._memory)
 
 
 class _Remaining(MutableMapping[str, Any]):

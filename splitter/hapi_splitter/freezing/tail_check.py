@@ -3,159 +3,101 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from hapi_protocol.errors import FreezeError
-from hapi_splitter.freezing.places import Place, watch
+from hapi_splitter.freezing.places import watch
 from hapi_splitter.freezing.preserved_state import SavedState
-from hapi_splitter.freezing.region import Inputs, Region, packed
+from hapi_splitter.freezing.region import Inputs
+from hapi_splitter.freezing.replay import StepMemory
 from hapi_splitter.freezing.structures import flatten
 from hapi_splitter.freezing.tail_call import (
     TailPlan,
     TailRunner,
-    modules_before,
+    frozen_modules,
 )
 
 _RTOL = 1e-4
 _HALF_RTOLS = {torch.bfloat16: 0.02, torch.float16: 2**-8}
-_OTHER_FILLING = 1.0
+_PROBES = 64
+"""Calls in training mode that look for code before the freeze point that runs
+at random: what runs in one of ten is overlooked once in a thousand times."""
 
 
 class TailCheck:
-    """Compares tails of a model with the model itself.
-
-    The model's modes change; its other state does not.
+    """Compares a tail of a model with the model itself.
 
     Args:
         model: the user's model.
+        plan: of the tail.
         samples: a batch, ``[B, *sample_shape]``.
         inputs: returns the model's arguments from samples.
-        end: place at which the requested frozen modules end.
+        state: of the model, with which each run begins.
+
+    Attributes:
+        memory: what the calls of the tail have remembered.
+        result: of the model in eval mode.
     """
 
     def __init__(
         self,
         model: nn.Module,
+        plan: TailPlan,
         samples: torch.Tensor,
         inputs: Inputs,
-        end: Place,
+        state: SavedState,
     ) -> None:
         self._model = model
+        self._plan = plan
         self._samples = samples
         self._inputs = inputs
-        self._end = end
+        self._state = state
+        self.memory = StepMemory()
+        self.result: Any = None
 
-    def problem(self, plan: TailPlan) -> str | None:
-        """Returns how a tail differs from the model; None if it does not.
+    def problem(self, features: torch.Tensor) -> str | None:
+        """Returns how the tail differs from the model; None if it does not.
 
-        It is compared in eval and in training mode, with two values of the
-        stand-ins, and with all of the model's code in training mode.
-        """
-        self._set_mode(training=False)
-        features = self._features(plan)
-        return self._evaluation_problem(
-            plan, features
-        ) or self._training_problem(plan, features)
-
-    def agrees(
-        self,
-        plan: TailPlan,
-        features: torch.Tensor,
-        writes: TorchDispatchMode,
-    ) -> bool:
-        """Compares a plan that was checked before, in eval mode only.
+        They are compared in eval mode and in training mode with the frozen
+        modules in eval mode.
 
         Args:
-            plan: of the tail.
-            features: that the samples had then.
-            writes: of the caller, who preserves the model's state.
+            features: of the samples, ``[B, *shape]``.
         """
-        self._set_mode(training=False)
-        sent: dict[Place, torch.Tensor] = {}
-        expected = self._of_model(plan, sent)
-        if not same(packed([sent[each] for each in plan.places]), features):
-            return False
-        runner = TailRunner(self._model, plan, _seed)
-        with writes, torch.no_grad():
-            return same((runner.run(features.clone()), _draw()), expected)
-
-    def _features(self, plan: TailPlan) -> torch.Tensor:
-        """Returns what is sent for the samples, ``[B, *shape]``.
-
-        Not what the whole model has at these places: it may write to a
-        tensor between two of them.
-        """
-        region = Region(self._model, plan.places, self._inputs)
-        with self._preserved():
-            features: torch.Tensor = region(self._samples)
-        return features
-
-    def _set_mode(self, training: bool, frozen: Sequence[str] = ()) -> None:
-        """Sets the modes, but for modules that remain in eval mode."""
-        self._model.train(training)
-        for name in frozen:
-            self._model.get_submodule(name).eval()
-        self._state = SavedState(self._model)
-
-    @contextmanager
-    def _preserved(self) -> Iterator[None]:
-        """Every run begins with the same state of the model."""
-        with self._state.preserved() as writes, writes, torch.no_grad():
-            yield
-
-    def _evaluation_problem(
-        self, plan: TailPlan, features: torch.Tensor
-    ) -> str | None:
-        expected = self._of_model(plan)
-        for filling in (plan.filling, _OTHER_FILLING):
-            actual = self._of_tail(replace(plan, filling=filling), features)
-            if not same(actual, expected):
-                return (
-                    "after it the model computes something else from the "
-                    "features than in its whole forward"
-                )
-        return None
-
-    def _training_problem(
-        self, plan: TailPlan, features: torch.Tensor
-    ) -> str | None:
-        self._set_mode(True, [each.module for each in plan.stand_ins])
-        try:
-            expected = self._of_model(plan)
-        except Exception as error:
-            return self._failure_problem(plan, features, error)
-        if not same(self._of_tail(plan, features), expected):
+        expected = self._of_model(False)
+        self.result = expected[0]
+        if not same(self._of_tail(False, features), expected):
             return (
-                "in training mode the tail also needs other tensors from "
-                "before it; freeze before them, or build the model without "
-                "auxiliary outputs"
+                "after it the model computes something else from the "
+                "features than in its whole forward"
             )
+        return self._training_problem(features)
+
+    def _training_problem(self, features: torch.Tensor) -> str | None:
         try:
-            whole = self._of_tail(replace(plan, open_modules=()), features)
-        except FreezeError:
-            return None  # training skips modules at random
-        if not same(whole, expected):
+            expected = self._of_model(True)
+        except Exception as error:  # of the user's code
+            return self._failure_problem(features, error)
+        if not same(self._of_tail(True, features), expected):
             return (
-                "code before it depends on the training mode and changes the "
-                "result after it"
+                "in training mode the model computes something else from the "
+                "features than in its whole forward"
             )
+        self._probe(features)
         return None
 
     def _failure_problem(
-        self, plan: TailPlan, features: torch.Tensor, expected: Exception
+        self, features: torch.Tensor, expected: Exception
     ) -> str | None:
         """Compares a tail with a model that cannot train on samples alone."""
         try:
-            self._of_tail(plan, features)
+            self._of_tail(True, features)
         except type(expected) as error:
             if str(error) == str(expected):
                 return None
@@ -164,46 +106,54 @@ class TailCheck:
             f"after it: {type(expected).__name__}: {str(expected)[:200]}"
         )
 
-    def _of_tail(self, plan: TailPlan, features: torch.Tensor) -> Any:
-        runner = TailRunner(self._model, plan, _seed)
-        with self._preserved():
+    def _probe(self, features: torch.Tensor) -> None:
+        """Runs what may happen at random before the freeze point.
+
+        Raises:
+            FreezeError: if it is not always the same.
+        """
+
+        def leave() -> None:
+            raise _Entered
+
+        runner = TailRunner(self._model, self._plan, self.memory, leave)
+        with self._run(True):
+            for number in range(_PROBES):
+                _seed(number)
+                before = _random_states()
+                try:
+                    runner.run(features)
+                except _Entered:
+                    pass
+                if not number and before == _random_states():
+                    return
+
+    @contextmanager
+    def _run(self, training: bool) -> Iterator[None]:
+        """Begins with the saved state, in a mode, and ends in that state."""
+        with self._state.preserved(), torch.no_grad():
+            self._model.train(training)
+            for each in frozen_modules(self._model, self._plan):
+                each.eval()
+            yield
+
+    def _of_tail(self, training: bool, features: torch.Tensor) -> Any:
+        runner = TailRunner(self._model, self._plan, self.memory, _seed)
+        with self._run(training):
             return runner.run(features.clone()), _draw()
 
-    def _of_model(
-        self, plan: TailPlan, sent: dict[Place, torch.Tensor] | None = None
-    ) -> Any:
-        """Runs the whole model; its code is in eval mode before the end.
-
-        Args:
-            plan: of the tail.
-            sent: gets the tensors that are sent.
-        """
-        modes = [
-            each for each in modules_before(self._model, plan) if each.training
-        ]
-
-        def restore(_: torch.Tensor) -> None:
-            for module in modes:
-                module.training = True
-
+    def _of_model(self, training: bool) -> Any:
+        """Runs the whole model, with a seed at the freeze point."""
         args, kwargs = self._inputs(self._samples.clone())
+        last = self._plan.places[-1]
         with ExitStack() as stack:
-            stack.enter_context(self._preserved())
-            watch(self._model, self._end, restore, stack)
-            watch(self._model, plan.places[-1], lambda _: _seed(), stack)
-            if sent is not None:
-                for place in plan.places:
-                    take = partial(_put, sent, place)
-                    watch(self._model, place, take, stack)
-            for module in modes:
-                module.training = False
+            stack.enter_context(self._run(training))
+            watch(self._model, last, lambda _: _seed(), stack)
             return self._model(*args, **kwargs), _draw()
 
 
-def _put(
-    sent: dict[Place, torch.Tensor], place: Place, tensor: torch.Tensor
-) -> None:
-    sent[place] = tensor.clone()  # the model may write to it
+class _Entered(BaseException):
+    """Leaves the model's call; no ``except Exception`` may catch it."""
 
 
 def _draw() -> list[Any]:
@@ -211,10 +161,20 @@ def _draw() -> list[Any]:
     return [torch.rand(1), random.random()]  # noqa: S311
 
 
-def _seed() -> None:
-    torch.manual_seed(0)
-    random.seed(0)
-    np.random.seed(0)
+def _seed(number: int = 0) -> None:
+    torch.manual_seed(number)
+    random.seed(number)
+    np.random.seed(number)
+
+
+def _random_states() -> list[Any]:
+    kind, *state = np.random.get_state()
+    keys = state[0].tobytes() if isinstance(state[0], np.ndarray) else state[0]
+    return [
+        torch.get_rng_state().tolist(),
+        random.getstate(),
+        [kind, keys, *state[1:]],
+    ]
 
 
 def same(actual: Any, expected: Any) -> bool:

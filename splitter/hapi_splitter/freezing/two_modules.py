@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -90,8 +92,8 @@ def check_accepts(
     shape: tuple[int, ...],
     dtype: torch.dtype,
     device: torch.device,
-) -> None:
-    """Checks that a tail in eval mode runs on features of a shape.
+) -> Any:
+    """Returns what a tail in eval mode computes from features of a shape.
 
     Raises:
         FreezeError: ``cannot_freeze`` with the tail's own error.
@@ -99,7 +101,7 @@ def check_accepts(
     features = torch.zeros(_BATCH, *shape, dtype=dtype, device=device)
     try:
         with torch.no_grad():
-            tail(features)
+            return tail(features)
     except Exception as error:  # the user's own code
         raise FreezeError(
             "cannot_freeze",

@@ -51,7 +51,7 @@ class ExportedRegion:
     """A program, its weights by id, and the name of each call."""
 
     program: Program
-    weights: Mapping[int, torch.Tensor]
+    weights: dict[int, torch.Tensor]
     names: Sequence[str]
 
 
@@ -82,7 +82,7 @@ class _Translation:
         self._exported = exported
         self._inner = inner
         self._constants: dict[fx.Node, Any] = {}
-        self._batch_constants = BatchConstants(self._constants, _size)
+        self._batch_constants = BatchConstants(self._constants, size_of)
         self._known: dict[fx.Node, Any] = {}
         self._weights: list[torch.Tensor] = []
         self._memories: set[int] = set()
@@ -200,7 +200,7 @@ class _Translation:
 
     def _translate(self, node: fx.Node, name: str) -> Any:
         if name in RESHAPES:
-            shape = tuple(_size(s) for s in node.meta["val"].shape)
+            shape = tuple(size_of(s) for s in node.meta["val"].shape)
             source = self._argument(node.args[0])
             return self._add(node, "aten.reshape.default", (source, shape))
         if name == INDEX:
@@ -248,14 +248,14 @@ class _Translation:
         if isinstance(argument, fx.Node):
             value = argument.meta.get("val")
             if isinstance(value, torch.SymInt | int):
-                return _size(value)
+                return size_of(value)
             if argument in self._constants:
                 return self._weight(argument, self._constants[argument])
             if argument in self._batch_constants:
                 return self._batch_constant(argument)
             return self._known[argument]
         if isinstance(argument, torch.SymInt):
-            return _size(argument)
+            return size_of(argument)
         if isinstance(argument, list | tuple):
             return tuple(self._argument(item) for item in argument)
         return argument
@@ -407,7 +407,12 @@ def _has_symbols(value: Any) -> bool:
     )
 
 
-def _size(value: int | torch.SymInt) -> int | Affine:
+def size_of(value: int | torch.SymInt) -> int | Affine:
+    """Returns a size as a multiple of the batch size, or a number.
+
+    Raises:
+        FreezeError: ``cannot_trace`` if it depends on it in another way.
+    """
     if isinstance(value, int):
         return value
     expression = value.node.expr

@@ -94,7 +94,7 @@ def test_everything_that_a_model_keeps_is_restored(fails):
     seed()
 
     def change():
-        with preserved_state(model) as writes, writes:
+        with preserved_state(model):
             model.eval()
             model.train()(torch.randn(4, 2))
             model.names.clear()

@@ -1,0 +1,294 @@
+"""Separates what the tail need not compute from what it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from hapi_splitter.freezing.model_run import (
+    ALIAS,
+    ModelRun,
+    ModuleEvent,
+    Operation,
+    Recorded,
+)
+from hapi_splitter.freezing.stand_ins import (
+    PLAIN,
+    Entry,
+    ModuleResult,
+    OtherTensor,
+    OtherValue,
+    SkippedOperation,
+    SkippedStep,
+    StandIn,
+    TensorForm,
+    VaryingValue,
+    comparable,
+)
+from hapi_splitter.graph.program import Affine, Ref
+
+Shapes = Mapping[tuple[str, int], Sequence[Any]]
+"""By module and call: of each value of the result its shape for any batch
+size; None for what is no tensor, or has no such shape."""
+
+
+class Frontier:
+    """The module calls that end before a step and need not run again.
+
+    They are the outermost ones, except those whose results cannot be
+    described for any batch size; of these the modules inside are replaced.
+    Numbers among the results are no description: the code that computes them
+    runs.
+
+    Args:
+        runs: records of forwards of two batch sizes.
+        batches: the two batch sizes.
+        step: of the freeze point, in the first record.
+        shapes: what the export shows of results for any batch size; None
+            before it, when two batch sizes have to do.
+
+    Attributes:
+        ends: ends of the replaced calls, by step.
+        begins: begins of the calls that go on after the step, by step.
+        run_modules: modules that end before the step and run nevertheless.
+    """
+
+    def __init__(
+        self,
+        runs: Sequence[ModelRun],
+        batches: Sequence[int],
+        step: int,
+        shapes: Shapes | None = None,
+    ) -> None:
+        self._runs = runs
+        self._batches = batches
+        self._step = step
+        self._shapes = shapes
+        self.ends: dict[int, ModuleEvent] = {}
+        self.begins: dict[int, ModuleEvent] = {}
+        self.run_modules: set[str] = set()
+        self._spans: list[tuple[int, int]] = []
+        replaced_until = -1
+        for begin, event in runs[0].events.items():
+            if begin > step:
+                break
+            if event.is_end or begin < replaced_until:
+                continue
+            spans = runs[0].spans[event.module]
+            end = spans[event.call][1]
+            if end > step:
+                self.begins[begin] = event
+            elif spans[-1][1] <= step and self._is_describable(event.module):
+                replaced_until = end
+                self._spans.append((begin, end))
+                self.ends[end] = runs[0].events[end]
+            else:
+                self.run_modules.add(event.module)
+
+    def described(self, event: ModuleEvent) -> tuple[Any, ...]:
+        """Returns an event's values for any batch size.
+
+        Tensors are :class:`TensorForm`; what has no description is
+        :data:`UNKNOWN`.
+        """
+        other = self._runs[1].find(event)
+        if other is None or other.spec != event.spec:
+            return (UNKNOWN,) * len(event.values)
+        return tuple(
+            _described(*pair, self._batches)
+            for pair in zip(event.values, other.values, strict=True)
+        )
+
+    def described_result(self, step: int) -> tuple[Any, ...]:
+        """Returns an operation's results for any batch size."""
+        first, other = self._operations(step)
+        if other is None:
+            return (UNKNOWN,) * len(first.values)
+        return tuple(
+            _described(*pair, self._batches)
+            for pair in zip(first.values, other.values, strict=True)
+        )
+
+    def _operations(self, step: int) -> tuple[Operation, Operation | None]:
+        """Returns an operation in both records."""
+        first, steps = self._runs[0].steps[step], self._runs[1].steps
+        assert isinstance(first, Operation)
+        other = steps[step] if step < len(steps) else None
+        is_same = (
+            isinstance(other, Operation)
+            and other.name == first.name
+            and len(other.args) == len(first.args)
+            and other.spec == first.spec
+        )
+        return first, other if is_same else None  # type: ignore[return-value]
+
+    def _is_describable(self, module: str) -> bool:
+        has_tensors = False
+        for call, (_, end) in enumerate(self._runs[0].spans[module]):
+            event = self._runs[0].events[end]
+            forms = self.described(event)
+            for value, form in zip(event.values, forms, strict=True):
+                is_tensor = isinstance(value, Recorded)
+                if form is UNKNOWN or not (is_tensor or value is None):
+                    return False
+                if is_tensor and value.number is None:
+                    return False
+                has_tensors |= is_tensor
+            if self._shapes is not None:
+                shapes = [getattr(each, "shape", None) for each in forms]
+                if self._shapes.get((module, call)) != shapes:
+                    return False
+        return has_tensors
+
+    @property
+    def replaced_modules(self) -> list[str]:
+        return list(dict.fromkeys(each.module for each in self.ends.values()))
+
+    def stand_ins(self, event: ModuleEvent) -> tuple[Any, ...]:
+        """Returns an event's values with :class:`StandIn` for tensors."""
+        forms = self.described(event)
+        return tuple(
+            StandIn(value.number, form)
+            if isinstance(form, TensorForm) and value.number is not None
+            else form
+            for value, form in zip(event.values, forms, strict=True)
+        )
+
+    def skipped(
+        self, sent: Sequence[int]
+    ) -> tuple[tuple[SkippedStep, ...], tuple[Entry, ...]]:
+        """Returns what the tail does not compute, in order.
+
+        Args:
+            sent: numbers of the tensors that are sent.
+
+        Returns:
+            The steps, and where each tensor that is sent enters.
+        """
+        origins: dict[int, int] = {}
+        all_steps = list(self._all_steps(origins))
+        numbers = [_numbers(each) for each in all_steps]
+        sent = [origins.get(each, each) for each in sent]
+        last = {n: i for i, found in enumerate(numbers) for n in found}
+        real = {each for each in sent if each not in last}
+        steps: list[SkippedStep] = []
+        entries = dict.fromkeys(real, -1)
+        for index, each in enumerate(all_steps):
+            is_real = isinstance(each, SkippedOperation) and (
+                {a.node for a in each.args if isinstance(a, Ref)} <= real
+            )
+            if is_real:
+                real |= numbers[index]
+            else:
+                steps.append(each)
+            for number in sent:
+                if last.get(number) == index and number not in real:
+                    real.add(number)
+                    entries[number] = len(steps) - 1
+        return tuple(steps), tuple(Entry(each, entries[each]) for each in sent)
+
+    def _all_steps(self, origins: dict[int, int]) -> Iterator[SkippedStep]:
+        """Yields module results and operations outside of these modules.
+
+        Args:
+            origins: gets the tensor that another one is the same as.
+        """
+        spans = iter([*self._spans, (self._step + 1, self._step + 1)])
+        begin, end = next(spans)
+        for step, each in enumerate(self._runs[0].steps[: self._step + 1]):
+            if step in self.ends:
+                assert isinstance(each, ModuleEvent)
+                yield ModuleResult(
+                    each.module, self.stand_ins(each), each.spec
+                )
+                begin, end = next(spans)
+            elif isinstance(each, Operation) and not begin <= step <= end:
+                reads = [origins.get(n, n) for n in each.reads]
+                if each.name == ALIAS:
+                    origins[each.values[0].number] = reads[0]
+                elif reads:
+                    yield self._operation(step, origins)
+
+    def _operation(
+        self, step: int, origins: Mapping[int, int]
+    ) -> SkippedOperation:
+        first, other = self._operations(step)
+        args: list[Any] = [VaryingValue()] * len(first.args)
+        if other is not None:
+            args = [
+                self._argument(*pair, origins)
+                for pair in zip(first.args, other.args, strict=True)
+            ]
+        if not all(isinstance(e, Recorded | None) for e in first.values):
+            args = [VaryingValue()] * len(args)  # it reads a tensor's values
+        values = [
+            each if isinstance(each, Recorded) else None
+            for each in first.values
+        ]
+        return SkippedOperation(
+            first.name,
+            tuple(args),
+            tuple(
+                None
+                if each is None or each.number is None
+                else origins.get(each.number, each.number)
+                for each in values
+            ),
+            tuple(None if each is None else each.dtype for each in values),
+            first.spec,
+        )
+
+    def _argument(
+        self, first: Any, second: Any, origins: Mapping[int, int]
+    ) -> Any:
+        if isinstance(first, Recorded):
+            if first.number is None:
+                return OtherTensor()
+            return Ref(origins.get(first.number, first.number))
+        first, second = comparable(first), comparable(second)
+        if isinstance(first, OtherValue):
+            return first if first == second else VaryingValue()
+        found = _described(first, second, self._batches)
+        return VaryingValue() if found is UNKNOWN else found
+
+
+def _numbers(step: SkippedStep) -> frozenset[int]:
+    if isinstance(step, SkippedOperation):
+        return step.numbers
+    return frozenset(
+        each.number for each in step.values if isinstance(each, StandIn)
+    )
+
+
+UNKNOWN = object()
+
+
+def _described(first: Any, second: Any, batches: Sequence[int]) -> Any:
+    """Returns a value for any batch size from its values for two."""
+    if isinstance(first, Recorded) and isinstance(second, Recorded):
+        if len(first.shape) != len(second.shape):
+            return UNKNOWN
+        sizes = [
+            _size(a, b, batches)
+            for a, b in zip(first.shape, second.shape, strict=True)
+        ]
+        if None in sizes or first.dtype != second.dtype:
+            return UNKNOWN
+        return TensorForm(
+            tuple(s for s in sizes if s is not None), first.dtype
+        )
+    if type(first) in PLAIN and type(first) is type(second):
+        if type(first) is int and type(second) is int:
+            size = _size(first, second, batches)
+            return UNKNOWN if size is None else size
+        return first if first == second else UNKNOWN
+    return UNKNOWN
+
+
+def _size(
+    first: int, second: int, batches: Sequence[int]
+) -> int | Affine | None:
+    if first == second:
+        return first
+    slope, rest = divmod(second - first, batches[1] - batches[0])
+    return None if rest else Affine(slope, first - slope * batches[0])

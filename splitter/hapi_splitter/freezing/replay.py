@@ -1,0 +1,333 @@
+"""Goes through the steps before the freeze point in one call of a tail.
+
+Whatever the model's code does with the samples up to the freeze point has to
+be what it did when the model was split, since its results are in the features
+already: anything else would be skipped without a word.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hapi_protocol.errors import FreezeError
+from hapi_splitter.freezing.model_run import name_of
+from hapi_splitter.freezing.stand_in_tensor import StandInTensor
+from hapi_splitter.freezing.stand_ins import (
+    Entry,
+    ModuleResult,
+    OtherTensor,
+    SkippedOperation,
+    SkippedStep,
+    StandIn,
+    comparable,
+)
+from hapi_splitter.freezing.structures import flatten, unflatten
+from hapi_splitter.graph.program import Affine, Ref
+
+_RTOL = 1e-5
+_MAX_BATCHES = 8
+_CONVERSIONS = frozenset(("cpu", "cuda", "to", "type"))
+_REMEDY = (
+    "split the model in the state in which it trains, or give two modules "
+    "(frozen, tail) instead of the model"
+)
+
+
+class StepMemory:
+    """What the calls of one tail remember.
+
+    Attributes:
+        others: tensors that do not depend on the samples, by step and
+            position among the arguments, as in the first call.
+        sizes: sizes and strides of results, by batch size and step.
+    """
+
+    def __init__(self) -> None:
+        self.others: dict[tuple[int, int], torch.Tensor] = {}
+        self.sizes: dict[int, dict[int, list[Any]]] = {}
+
+    def sizes_of(self, batch: int) -> dict[int, list[Any]]:
+        if batch not in self.sizes and len(self.sizes) >= _MAX_BATCHES:
+            self.sizes.clear()
+        return self.sizes.setdefault(batch, {})
+
+
+class Replay:
+    """The steps of one call of a tail.
+
+    Args:
+        steps: that are not computed.
+        entries: where the features enter.
+        features: the tensors that are sent, for each entry.
+        memory: of the tail.
+        entered: called when all features have entered.
+
+    Attributes:
+        failure: error that was raised; the model's code may catch it.
+    """
+
+    def __init__(
+        self,
+        steps: Sequence[SkippedStep],
+        entries: Sequence[Entry],
+        features: Sequence[torch.Tensor],
+        memory: StepMemory,
+        entered: Callable[[], None],
+    ) -> None:
+        self._steps = steps
+        self._features = dict(zip(entries, features, strict=True))
+        self._last_entry = max(each.step for each in entries)
+        self._batch, self._device = features[0].shape[0], features[0].device
+        self._memory = memory
+        self._sizes = memory.sizes_of(self._batch)
+        self._entered = entered
+        self._next = -1  # the inputs come first
+        self._tensors: dict[int, StandInTensor] = {}
+        self._sources: dict[int, str] = {}
+        self.failure: FreezeError | None = None
+
+    @property
+    def has_entered(self) -> bool:
+        """True if the model has got all features."""
+        return self._next > self._last_entry
+
+    def inputs(self, values: Sequence[Any]) -> list[Any]:
+        """Returns stand-ins for the inputs of the model."""
+        found = [self._filled(each, "") for each in values]
+        self._advance()
+        return found
+
+    def module_result(self, module: str) -> Any:
+        """Returns the result of a call of a module that is not run."""
+        step = self._step
+        if not isinstance(step, ModuleResult) or step.module != module:
+            raise self._failed(
+                f"the model's forward runs the frozen module {module!r}"
+                f"{_user_line()}, which it did not do there when it was "
+                f"split; frozen modules are not run in training; {_REMEDY}"
+            )
+        values = [self._filled(each, module) for each in step.values]
+        self._advance()
+        return unflatten(values, step.spec)
+
+    def operation(
+        self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> Any:
+        """Returns the result of an operation that is not computed."""
+        name, step = name_of(func), self._step
+        leaves, _ = flatten((args, kwargs))
+        inputs = [e for e in leaves if isinstance(e, StandInTensor)]
+        if (
+            not isinstance(step, SkippedOperation)
+            or step.name != name
+            or _is_write(name) & (leaves[0] is not inputs[0])
+            or not self._has_arguments(
+                step, leaves, _is_off(name, args, kwargs)
+            )
+        ):
+            raise self.refusal(name, inputs[0])
+        if self._next not in self._sizes:
+            self._sizes[self._next] = _meta_sizes(func, args, kwargs)
+        source = self._sources[inputs[0].number]
+        results = [
+            number
+            if number is None or dtype is None
+            else self._tensor(number, dtype, source, *size)
+            for number, dtype, size in zip(
+                step.values,
+                step.dtypes,
+                self._sizes[self._next],
+                strict=True,
+            )
+        ]
+        self._advance()
+        return unflatten(results, step.spec)
+
+    @property
+    def _step(self) -> SkippedStep | None:
+        has_more = self._next < len(self._steps)
+        return self._steps[self._next] if has_more else None
+
+    def _advance(self) -> None:
+        had_entered = self.has_entered
+        self._next += 1
+        if self.has_entered and not had_entered:
+            self._entered()
+
+    def _filled(self, value: Any, source: str) -> Any:
+        if isinstance(value, StandIn):
+            sizes = value.form.sizes(self._batch)
+            return self._tensor(value.number, value.form.dtype, source, sizes)
+        return value.at(self._batch) if isinstance(value, Affine) else value
+
+    def _tensor(
+        self,
+        number: int,
+        dtype: torch.dtype,
+        source: str,
+        size: Sequence[int],
+        stride: Sequence[int] | None = None,
+    ) -> torch.Tensor:
+        """Returns the features that enter here, or a stand-in."""
+        found = self._tensors.get(number)
+        real = self._features.get(Entry(number, self._next))
+        if real is not None:
+            if found is not None:  # it was written to
+                found.entered = real
+            return real
+        if found is None:
+            found = StandInTensor(
+                self, number, size, stride, dtype, self._device
+            )
+            self._tensors[number] = found
+            self._sources[number] = source
+        return found
+
+    def _has_arguments(
+        self, step: SkippedOperation, leaves: Sequence[Any], is_off: bool
+    ) -> bool:
+        """Compares arguments with those when the model was split."""
+        if len(step.args) != len(leaves):
+            return False
+        for index, (given, expected) in enumerate(
+            zip(leaves, step.args, strict=True)
+        ):
+            if isinstance(given, StandInTensor):
+                is_same = expected == Ref(given.number) and given.steps is self
+            elif isinstance(given, torch.Tensor):
+                is_same = self._is_other(given, expected, index)
+            elif isinstance(expected, Affine):
+                is_same = type(given) is int and given == expected.at(
+                    self._batch
+                )
+            else:
+                value = comparable(given)
+                is_same = value == expected and type(value) is type(expected)
+                is_same |= is_off
+            if not is_same:
+                return False
+        return True
+
+    def _is_other(
+        self, given: torch.Tensor, expected: Any, index: int
+    ) -> bool:
+        if isinstance(expected, Ref):  # it has entered, or follows from it
+            return expected.node not in self._tensors
+        key = self._next, index
+        if key not in self._memory.others:
+            is_parameter = isinstance(given, torch.nn.Parameter)
+            kept = given if is_parameter else given.detach().clone()
+            self._memory.others[key] = kept
+        known = self._memory.others[key]
+        return isinstance(expected, OtherTensor) and same_constant(
+            given, known
+        )
+
+    def refusal(self, name: str, tensor: StandInTensor) -> FreezeError:
+        """Returns the error of a stand-in that an operation reads."""
+        source = self._sources.get(tensor.number, "")
+        of = f"the result of {source!r}" if source else "the model's input"
+        remedy = f"freeze {source!r} or an earlier module, " if source else ""
+        if self._step is None or tensor.steps is not self:
+            problem = "which the frozen part has computed already"
+        else:
+            problem = "which it did not do there when the model was split"
+        return self._failed(
+            f"the model's forward reads {of} by {name!r}{_user_line()}, "
+            f"{problem}; frozen layers are not run in training, so that there "
+            f"are no values; {remedy}{_REMEDY}"
+        )
+
+    def _failed(self, message: str) -> FreezeError:
+        error = FreezeError("cannot_freeze", message)
+        self.failure = self.failure or error
+        return error
+
+
+def same_constant(given: torch.Tensor, known: torch.Tensor) -> bool:
+    """Compares tensors that may differ in one dimension, that of the batch.
+
+    Along it, all that is beyond the shorter one has to be the same.
+    """
+    if given is known:
+        return True
+    if given.dtype != known.dtype or given.dim() != known.dim():
+        return False
+    known = known.to(given.device)
+    pairs = zip(given.shape, known.shape, strict=True)
+    grown = [dim for dim, (a, b) in enumerate(pairs) if a != b]
+    if len(grown) > 1:
+        return False
+    for dim in grown:
+        count = min(given.shape[dim], known.shape[dim])
+        row = known.narrow(dim, 0, 1)
+        is_constant = count > 0 and torch.equal(
+            known.narrow(dim, 0, count),
+            row.expand_as(known.narrow(dim, 0, count)),
+        )
+        if is_constant:
+            known = row.expand_as(given)
+        else:
+            given, known = (
+                each.narrow(dim, 0, count) for each in (given, known)
+            )
+    if not given.is_floating_point():
+        return torch.equal(given, known)
+    atol = _RTOL * known.abs().max().item() if known.numel() else 0.0
+    return torch.allclose(given, known, _RTOL, atol, equal_nan=True)
+
+
+def _is_write(name: str) -> bool:
+    """Returns True if a function writes to its first argument."""
+    is_in_place = name.endswith("_") and not name.endswith("__")
+    return is_in_place or name.startswith(("__set", "__i"))
+
+
+def _is_off(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    """Returns True for dropout that drops nothing, in either mode."""
+    probability = kwargs.get("p", args[1] if len(args) > 1 else None)
+    return "dropout" in name and probability == 0
+
+
+def _meta_sizes(
+    func: Any, args: Sequence[Any], kwargs: dict[str, Any]
+) -> list[Any]:
+    """Returns sizes and strides of the results of an operation."""
+    if name_of(func) in _CONVERSIONS:
+        return [(args[0].size(), args[0].stride())]
+    leaves, spec = flatten((args, kwargs))
+    args, kwargs = unflatten(map(_on_meta, leaves), spec)
+    with torch.no_grad():
+        results, _ = flatten(func(*args, **kwargs))
+    return [
+        (tuple(each.shape), each.stride())
+        if isinstance(each, torch.Tensor)
+        else None
+        for each in results
+    ]
+
+
+def _on_meta(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    return torch.empty_strided(
+        value.size(), value.stride(), dtype=value.dtype, device="meta"
+    )
+
+
+def _user_line() -> str:
+    """Returns the innermost line of the user's code that is running."""
+    ours, torchs = Path(__file__).parents[1], Path(torch.__file__).parent
+    frame = sys._getframe(1)
+    while frame.f_back is not None:
+        path = Path(frame.f_code.co_filename)
+        if ours not in path.parents and torchs not in path.parents:
+            name = frame.f_code.co_name
+            return f" (in {path}, line {frame.f_lineno}, in {name})"
+        frame = frame.f_back
+    return ""

@@ -1,0 +1,128 @@
+"""A tensor without data, which only recorded operations may read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+
+from hapi_splitter.freezing.model_run import (
+    READS_FIRST_ONLY,
+    READS_SHAPE_ONLY,
+    name_of,
+)
+from hapi_splitter.freezing.structures import flatten, unflatten
+
+_FACTS = frozenset(
+    {
+        *("__len__", "__hash__", "_backward_hooks", "_base", "_is_view"),
+        *("_version", "device", "dense_dim", "dim", "dim_order", "dtype"),
+        *("element_size", "get_device", "grad", "grad_fn", "is_complex"),
+        *(
+            "is_conj",
+            "is_contiguous",
+            "is_cpu",
+            "is_cuda",
+            "is_floating_point",
+        ),
+        *("is_inference", "is_leaf", "is_meta", "is_mkldnn", "is_mps"),
+        *("is_neg", "is_nested", "is_pinned", "is_quantized", "is_shared"),
+        *("is_signed", "is_sparse", "is_sparse_csr", "is_xla", "is_xpu"),
+        *("itemsize", "layout", "name", "names", "nbytes", "ndim"),
+        *("ndimension", "nelement", "numel", "output_nr", "requires_grad"),
+        *("retains_grad", "shape", "size", "storage_offset", "stride"),
+    }
+)
+"""What does not depend on the values of a tensor."""
+
+
+class Steps(Protocol):
+    """Decides about operations on stand-ins."""
+
+    def operation(
+        self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> Any:
+        """Returns the result of an operation, or raises an error."""
+
+    def refusal(self, name: str, tensor: StandInTensor) -> Exception:
+        """Returns the error of a tensor that an operation reads."""
+
+
+class StandInTensor(torch.Tensor):
+    """Stands in for a tensor of the samples that is not computed.
+
+    It has a shape and a dtype, but no data.  Every use goes through the steps
+    of one call of the tail; what is not among them raises.
+
+    Attributes:
+        steps: of the call.
+        number: of the tensor in the record.
+        entered: the tensor itself, once it is known.
+    """
+
+    steps: Steps
+    number: int
+    entered: torch.Tensor | None
+
+    @staticmethod
+    def __new__(
+        cls,
+        steps: Steps,
+        number: int,
+        size: Sequence[int],
+        stride: Sequence[int] | None,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> StandInTensor:
+        made: StandInTensor = torch.Tensor._make_wrapper_subclass(
+            cls, size, stride, dtype=dtype, device=device
+        )
+        made.steps, made.number, made.entered = steps, number, None
+        return made
+
+    def __deepcopy__(self, memo: Any) -> StandInTensor:
+        return self  # a model may keep it in an attribute
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs, name = kwargs or {}, name_of(func)
+        if name in _FACTS or (name == "type" and len(args) < 2):
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **kwargs)
+        leaves, spec = flatten((args, kwargs))
+        unknown = [
+            each
+            for each in leaves
+            if isinstance(each, cls) and each.entered is None
+        ]
+        is_by_shape = name in READS_SHAPE_ONLY or (
+            name in READS_FIRST_ONLY and leaves[0] is not unknown[0]
+        )
+        if unknown and not is_by_shape:
+            return unknown[0].steps.operation(func, args, kwargs)
+        args, kwargs = unflatten(map(_replaced, leaves), spec)
+        return func(*args, **kwargs)
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        leaves, spec = flatten((args, kwargs or {}))
+        for each in leaves:
+            if isinstance(each, cls) and each.entered is None:
+                raise each.steps.refusal(str(func), each)
+        args, kwargs = unflatten(map(_replaced, leaves), spec)
+        return func(*args, **kwargs)
+
+
+def _replaced(value: Any) -> Any:
+    """Returns the tensor itself, or one of its shape with any values."""
+    if not isinstance(value, StandInTensor):
+        return value
+    if value.entered is not None:
+        return value.entered
+    empty = torch.empty((), dtype=value.dtype, device=value.device)
+    return empty.expand(value.shape)
