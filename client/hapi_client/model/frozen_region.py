@@ -17,7 +17,7 @@ from hapi_client.model.client_region import ClientRegion
 from hapi_client.model.package_store import find_package, upload_package
 from hapi_client.swift.connection import Connection
 from hapi_protocol.encodings import Encoding
-from hapi_protocol.errors import ClientError
+from hapi_protocol.errors import ClientError, FreezeError
 from hapi_protocol.headers import ModelPath
 from hapi_splitter.freezing.freeze_selector import Freeze
 from hapi_splitter.freezing.model_checks import unwrapped
@@ -97,6 +97,7 @@ class FrozenRegion(ClientRegion):
         super().__init__(parts.frozen, device, forward_samples)
         self.tail: torch.nn.Module = parts.tail.to(device)
         self.freeze = parts.freeze
+        self._frozen_weights = parts.frozen_weights
         self.augment_period_epochs = augment_period_epochs
         self.sends_integers = parts.sends_integers
         self.num_outputs = parts.num_outputs
@@ -150,6 +151,21 @@ class FrozenRegion(ClientRegion):
                     f"features; use {dtype!r} or min_precision='lossless'",
                 )
 
+    def run_suffix(self, cut: int, features: torch.Tensor) -> torch.Tensor:
+        """As :meth:`ClientRegion.run_suffix`, with unchanged weights.
+
+        Raises:
+            FreezeError: ``cannot_freeze`` if the model's frozen weights have
+                changed since it was split.
+        """
+        self._frozen_weights.check()
+        return super().run_suffix(cut, features)
+
+    def on_cpu(self) -> ClientRegion:
+        """As :meth:`ClientRegion.on_cpu`, with unchanged weights."""
+        self._frozen_weights.check()
+        return super().on_cpu()
+
     def cut_number(self, cut: int | str) -> int:
         """Returns the number of a user's ``cut``, except :data:`AUTO`.
 
@@ -191,6 +207,12 @@ class FrozenRegion(ClientRegion):
         with tempfile.TemporaryDirectory(prefix="hapi-package-") as folder:
             path = Path(folder) / "model.hapi"
             info = write_package(self._graph, path)
+            if info.digest != self.digest:
+                raise FreezeError(
+                    "cannot_freeze",
+                    "frozen weights were written to after the split; load "
+                    "weights first, then split the model (again)",
+                )
             return upload_package(
                 connection, container, path, info.digest, progress
             )

@@ -14,8 +14,8 @@ from hapi_splitter.freezing.boundaries import (
     FreezePoint,
     indexes_of,
 )
-from hapi_splitter.freezing.frontier import Shapes
 from hapi_splitter.freezing.freeze_selector import FreezeSpec, nearest, similar
+from hapi_splitter.freezing.frontier import Frontier, Shapes
 from hapi_splitter.freezing.model_run import Operation
 from hapi_splitter.freezing.tail_call import TailPlan
 
@@ -102,8 +102,13 @@ class FreezePoints:
             point: where the frozen part ends.
             spec: what the user asks for.
             shapes: of the results of modules, as the export shows them.
+
+        Raises:
+            FreezeError: ``cannot_freeze`` if frozen modules leave something
+                behind that the tail would not renew.
         """
         frontier = self._boundaries.proven_frontier(point.step, shapes)
+        self._check_kept(frontier)
         begin = next(iter(self._run.events.values()))
         steps, entries = frontier.skipped(
             [place.number for place in point.places]
@@ -133,6 +138,24 @@ class FreezePoints:
             ),
             frozenset(frozen),
         )
+
+    def _check_kept(self, frontier: Frontier) -> None:
+        """Refuses hooks and attributes of frozen modules that keep tensors."""
+        hooked = {
+            name
+            for name in frontier.replaced_modules
+            if self._modules[name]._forward_hooks
+        }
+        kept = frontier.kept(hooked)
+        if kept is not None:
+            raise FreezeError(
+                "cannot_freeze",
+                f"a tensor that {kept!r} computes is kept after the forward, "
+                "by a forward hook or in an attribute, where a loss may read "
+                "it; frozen modules do not run in training, so that it would "
+                "stay what it was; remove the hook or the attribute, or "
+                f"freeze before {kept!r}",
+            )
 
     def _spec_ends(self, spec: FreezeSpec) -> dict[str, int]:
         ends = {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any
 
 from hapi_splitter.freezing.model_run import (
@@ -144,6 +144,37 @@ class Frontier:
     def replaced_modules(self) -> list[str]:
         return list(dict.fromkeys(each.module for each in self.ends.values()))
 
+    def kept(self, modules_with_hooks: Set[str]) -> str | None:
+        """Returns the module of a tensor that would no longer be renewed.
+
+        It is kept after the forward by code that the tail does not run, which
+        is not known of the results of replaced modules.
+        """
+        for number in self._runs[0].kept:
+            step = self._runs[0].created[number]
+            for begin, end in self._spans:
+                event = self._runs[0].events[end]
+                is_result = any(
+                    isinstance(each, Recorded) and each.number == number
+                    for each in event.values
+                )
+                by_others = is_result and (
+                    event.module not in modules_with_hooks
+                )
+                if begin < step < end and not by_others:
+                    return self._innermost(step)
+        return None
+
+    def _innermost(self, step: int) -> str:
+        """Returns the innermost module that runs at a step."""
+        spans = (
+            (begin - end, name)
+            for name, calls in self._runs[0].spans.items()
+            for begin, end in calls
+            if begin < step < end
+        )
+        return max(spans)[1]
+
     def stand_ins(self, event: ModuleEvent) -> tuple[Any, ...]:
         """Returns an event's values with :class:`StandIn` for tensors."""
         forms = self.described(event)
@@ -166,26 +197,24 @@ class Frontier:
             The steps, and where each tensor that is sent enters.
         """
         origins: dict[int, int] = {}
-        all_steps = list(self._all_steps(origins))
-        numbers = [_numbers(each) for each in all_steps]
+        steps = list(self._all_steps(origins))
+        numbers = [_numbers(each) for each in steps]
         sent = [origins.get(each, each) for each in sent]
         last = {n: i for i, found in enumerate(numbers) for n in found}
-        real = {each for each in sent if each not in last}
-        steps: list[SkippedStep] = []
-        entries = dict.fromkeys(real, -1)
-        for index, each in enumerate(all_steps):
-            is_real = isinstance(each, SkippedOperation) and (
-                {a.node for a in each.args if isinstance(a, Ref)} <= real
-            )
-            if is_real:
-                real |= numbers[index]
-            else:
-                steps.append(each)
-            for number in sent:
-                if last.get(number) == index and number not in real:
-                    real.add(number)
-                    entries[number] = len(steps) - 1
-        return tuple(steps), tuple(Entry(each, entries[each]) for each in sent)
+        entries = [Entry(each, last.get(each, -1)) for each in sent]
+        last_entry = max(each.step for each in entries)
+        known = set(sent)
+        for step, found in zip(steps, numbers, strict=True):
+            if isinstance(step, SkippedOperation) and step.reads <= known:
+                known |= found
+        kept = [
+            each
+            for index, each in enumerate(steps)
+            if index <= last_entry
+            or isinstance(each, ModuleResult)
+            or not each.reads <= known  # it runs on what is sent
+        ]
+        return tuple(kept), tuple(entries)
 
     def _all_steps(self, origins: dict[int, int]) -> Iterator[SkippedStep]:
         """Yields module results and operations outside of these modules.
@@ -199,7 +228,10 @@ class Frontier:
             if step in self.ends:
                 assert isinstance(each, ModuleEvent)
                 yield ModuleResult(
-                    each.module, self.stand_ins(each), each.spec
+                    each.module,
+                    self._module_arguments(begin, origins),
+                    self.stand_ins(each),
+                    each.spec,
                 )
                 begin, end = next(spans)
             elif isinstance(each, Operation) and not begin <= step <= end:
@@ -236,6 +268,18 @@ class Frontier:
             ),
             tuple(None if each is None else each.dtype for each in values),
             first.spec,
+        )
+
+    def _module_arguments(
+        self, step: int, origins: Mapping[int, int]
+    ) -> tuple[Any, ...]:
+        first = self._runs[0].events[step]
+        other = self._runs[1].find(first)
+        if other is None or other.spec != first.spec:
+            return (VaryingValue(),) * len(first.values)
+        return tuple(
+            self._argument(*pair, origins)
+            for pair in zip(first.values, other.values, strict=True)
         )
 
     def _argument(

@@ -7,6 +7,7 @@ which tensors of the samples are still needed at each module call.
 
 from __future__ import annotations
 
+import gc
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -131,13 +132,13 @@ class ModelRun:
         steps: operations and module events, in order.
         created: step after which each tensor depends on the samples.
         last_use: last step that reads each tensor; infinite for results.
-        written: steps of in-place operations, by the memory they write to.
+        kept: tensors that are alive after the forward, other than results.
     """
 
     steps: Sequence[Operation | ModuleEvent]
     created: Mapping[int, int]
     last_use: Mapping[int, float]
-    written: Mapping[int, Sequence[int]]
+    kept: frozenset[int]
 
     @cached_property
     def events(self) -> Mapping[int, ModuleEvent]:
@@ -218,7 +219,9 @@ def record(
                 recorder.watch(module, name, stack)
         with torch.no_grad(), recorder:
             result = model(*args, **kwargs)
-    return recorder.run(result)
+    recorder.keep(result)
+    del result
+    return recorder.run()
 
 
 class _Recorder(TorchFunctionMode):
@@ -228,7 +231,6 @@ class _Recorder(TorchFunctionMode):
         self._numbers: Any = WeakTensorKeyDictionary()
         self._created: dict[int, int] = {}
         self._last_use: dict[int, float] = {}
-        self._written: dict[int, list[int]] = {}
         self._calls: Counter[str] = Counter()
         self._open: list[tuple[str, int]] = []
         self._parameters = {
@@ -291,8 +293,6 @@ class _Recorder(TorchFunctionMode):
         results = tensors_in(result)
         if name.startswith("__set"):
             results = given[:1]
-        if given and any(each is given[0] for each in results):
-            self._written.setdefault(_memory(given[0]), []).append(step)
         for each in results if reads else ():
             self._number(each, step)
         self._steps.append(
@@ -359,16 +359,26 @@ class _Recorder(TorchFunctionMode):
                 for leaf in leaves
             )
 
-    def run(self, result: Any) -> ModelRun:
+    def keep(self, result: Any) -> None:
+        """Marks the model's results as used."""
         for tensor in tensors_in(result):
             number = self._numbers.get(tensor)
             if number is not None:
                 self._last_use[number] = math.inf
+
+    def run(self) -> ModelRun:
+        """Returns the record, when the model's results are gone."""
+        if self._kept():
+            gc.collect()  # of cycles of references
         return ModelRun(
-            self._steps,
-            self._created,
-            self._last_use,
-            self._written,
+            self._steps, self._created, self._last_use, self._kept()
+        )
+
+    def _kept(self) -> frozenset[int]:
+        return frozenset(
+            number
+            for number in self._numbers.values()
+            if self._created[number]
         )
 
 

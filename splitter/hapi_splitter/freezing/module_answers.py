@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 _CHANGE = threading.Lock()
+Answer = Callable[[str, tuple[Any, ...], dict[str, Any]], Any]
 HOOKS = (
     "_forward_hooks",
     "_forward_pre_hooks",
@@ -23,7 +24,7 @@ HOOKS = (
 
 @contextmanager
 def answered(
-    modules: Mapping[str, nn.Module], answer: Callable[[str], Any]
+    modules: Mapping[str, nn.Module], answer: Answer
 ) -> Iterator[None]:
     """Makes modules return an answer in this thread, without their hooks.
 
@@ -31,7 +32,7 @@ def answered(
 
     Args:
         modules: by name.
-        answer: returns the result for the name of a module.
+        answer: returns the result for the name of a module and its arguments.
     """
     thread, found = threading.get_ident(), []
     try:
@@ -61,7 +62,7 @@ class _Answers:
         self._own = self._attributes.get(name)
         # No frame of Python, which torch.compile would compile.
         self._attributes[name] = functools.partial(_dispatcher(), self)
-        self.by_thread: dict[int, tuple[str, Callable[[str], Any]]] = {}
+        self.by_thread: dict[int, tuple[str, Answer]] = {}
 
     @classmethod
     def of(cls, module: nn.Module) -> _Answers:
@@ -88,7 +89,7 @@ def _dispatch(answers: _Answers, *args: Any, **kwargs: Any) -> Any:
     if found is None:
         return answers.before(*args, **kwargs)
     name, answer = found
-    return answer(name)
+    return answer(name, args, kwargs)
 
 
 def _dispatcher() -> Callable[..., Any]:
@@ -99,7 +100,8 @@ def _dispatcher() -> Callable[..., Any]:
 
 @functools.cache
 def _uncompiled_dispatch() -> Callable[..., Any]:
-    found: Callable[..., Any] = torch.compiler.disable(_dispatch)
+    compiler: Any = torch.compiler  # untyped
+    found: Callable[..., Any] = compiler.disable(_dispatch)
     return found
 
 

@@ -16,7 +16,7 @@ import torch
 
 from hapi_protocol.errors import FreezeError
 from hapi_splitter.freezing.model_run import name_of
-from hapi_splitter.freezing.stand_in_tensor import StandInTensor
+from hapi_splitter.freezing.stand_in_tensor import StandInTensor, replaced
 from hapi_splitter.freezing.stand_ins import (
     Entry,
     ModuleResult,
@@ -89,6 +89,7 @@ class Replay:
         self._next = -1  # the inputs come first
         self._tensors: dict[int, StandInTensor] = {}
         self._sources: dict[int, str] = {}
+        self._seen: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self.failure: FreezeError | None = None
 
     @property
@@ -102,13 +103,19 @@ class Replay:
         self._advance()
         return found
 
-    def module_result(self, module: str) -> Any:
+    def module_result(
+        self, module: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         """Returns the result of a call of a module that is not run."""
-        step = self._step
-        if not isinstance(step, ModuleResult) or step.module != module:
+        step, leaves = self._step, _leaves(args, kwargs)
+        if (
+            not isinstance(step, ModuleResult)
+            or step.module != module
+            or not self._has_arguments(step.args, leaves)
+        ):
             raise self._failed(
                 f"the model's forward runs the frozen module {module!r}"
-                f"{_user_line()}, which it did not do there when it was "
+                f"{_user_line()}, which it did not do like this when it was "
                 f"split; frozen modules are not run in training; {_REMEDY}"
             )
         values = [self._filled(each, module) for each in step.values]
@@ -118,32 +125,32 @@ class Replay:
     def operation(
         self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> Any:
-        """Returns the result of an operation that is not computed."""
+        """Returns the result of an operation that is not computed.
+
+        It is computed if all that it reads is sent.
+        """
         name, step = name_of(func), self._step
-        leaves, _ = flatten((args, kwargs))
+        leaves, spec = flatten((args, kwargs))
         inputs = [e for e in leaves if isinstance(e, StandInTensor)]
         if (
             not isinstance(step, SkippedOperation)
             or step.name != name
-            or _is_write(name) & (leaves[0] is not inputs[0])
+            or (_is_write(name) and leaves[0] is not inputs[0])
             or not self._has_arguments(
-                step, leaves, _is_off(name, args, kwargs)
+                step.args, leaves, _is_off(name, args, kwargs)
             )
         ):
             raise self.refusal(name, inputs[0])
-        if self._next not in self._sizes:
+        values: Sequence[Any] = [None] * len(step.values)
+        if all(each.entered is not None for each in inputs):
+            args, kwargs = unflatten(map(replaced, leaves), spec)
+            values, _ = flatten(func(*args, **kwargs))
+        elif self._next not in self._sizes:
             self._sizes[self._next] = _meta_sizes(func, args, kwargs)
         source = self._sources[inputs[0].number]
         results = [
-            number
-            if number is None or dtype is None
-            else self._tensor(number, dtype, source, *size)
-            for number, dtype, size in zip(
-                step.values,
-                step.dtypes,
-                self._sizes[self._next],
-                strict=True,
-            )
+            self._result(index, value, source)
+            for index, value in enumerate(values)
         ]
         self._advance()
         return unflatten(results, step.spec)
@@ -165,6 +172,19 @@ class Replay:
             return self._tensor(value.number, value.form.dtype, source, sizes)
         return value.at(self._batch) if isinstance(value, Affine) else value
 
+    def _result(self, index: int, value: Any, source: str) -> Any:
+        """Returns a result of the operation that is the next step."""
+        step = self._steps[self._next]
+        assert isinstance(step, SkippedOperation)
+        number, dtype = step.values[index], step.dtypes[index]
+        if number is None or dtype is None:
+            return value
+        if value is not None:
+            sizes = value.size(), value.stride()
+        else:
+            sizes = self._sizes[self._next][index]
+        return self._tensor(number, dtype, source, *sizes, value=value)
+
     def _tensor(
         self,
         number: int,
@@ -172,61 +192,62 @@ class Replay:
         source: str,
         size: Sequence[int],
         stride: Sequence[int] | None = None,
+        value: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Returns the features that enter here, or a stand-in."""
+        """Returns a stand-in, or the features if they are complete here.
+
+        Before, also those that have entered go through the steps only.
+        """
+        part = self._features.get(Entry(number, self._next))
         found = self._tensors.get(number)
-        real = self._features.get(Entry(number, self._next))
-        if real is not None:
-            if found is not None:  # it was written to
-                found.entered = real
-            return real
         if found is None:
             found = StandInTensor(
                 self, number, size, stride, dtype, self._device
             )
             self._tensors[number] = found
             self._sources[number] = source
-        return found
+        if part is not None or value is not None:
+            found.entered = value if part is None else part
+        is_complete = self._next == self._last_entry
+        return found if part is None or not is_complete else part
 
     def _has_arguments(
-        self, step: SkippedOperation, leaves: Sequence[Any], is_off: bool
+        self,
+        expected: Sequence[Any],
+        leaves: Sequence[Any],
+        is_off: bool = False,
     ) -> bool:
         """Compares arguments with those when the model was split."""
-        if len(step.args) != len(leaves):
-            return False
-        for index, (given, expected) in enumerate(
-            zip(leaves, step.args, strict=True)
-        ):
-            if isinstance(given, StandInTensor):
-                is_same = expected == Ref(given.number) and given.steps is self
-            elif isinstance(given, torch.Tensor):
-                is_same = self._is_other(given, expected, index)
-            elif isinstance(expected, Affine):
-                is_same = type(given) is int and given == expected.at(
-                    self._batch
-                )
-            else:
-                value = comparable(given)
-                is_same = value == expected and type(value) is type(expected)
-                is_same |= is_off
-            if not is_same:
-                return False
-        return True
-
-    def _is_other(
-        self, given: torch.Tensor, expected: Any, index: int
-    ) -> bool:
-        if isinstance(expected, Ref):  # it has entered, or follows from it
-            return expected.node not in self._tensors
-        key = self._next, index
-        if key not in self._memory.others:
-            is_parameter = isinstance(given, torch.nn.Parameter)
-            kept = given if is_parameter else given.detach().clone()
-            self._memory.others[key] = kept
-        known = self._memory.others[key]
-        return isinstance(expected, OtherTensor) and same_constant(
-            given, known
+        return len(expected) == len(leaves) and all(
+            self._is_argument(each, leaves[index], index, is_off)
+            for index, each in enumerate(expected)
         )
+
+    def _is_argument(
+        self, expected: Any, given: Any, index: int, is_off: bool
+    ) -> bool:
+        if isinstance(given, StandInTensor):
+            return expected == Ref(given.number) and given.steps is self
+        if isinstance(given, torch.Tensor):
+            return isinstance(expected, OtherTensor) and self._is_known(
+                given, index
+            )
+        if isinstance(expected, Affine):
+            return type(given) is int and given == expected.at(self._batch)
+        value = comparable(given)
+        is_same = value == expected and type(value) is type(expected)
+        return is_same or (is_off and not isinstance(expected, Ref))
+
+    def _is_known(self, given: torch.Tensor, index: int) -> bool:
+        """Compares a tensor that does not depend on the samples."""
+        key, others = (self._next, index), self._memory.others
+        # The same table is an argument of many modules.
+        _, seen = self._seen.get(id(given), (given, None))
+        if key not in others:
+            others[key] = _kept(given) if seen is None else seen
+        known = others[key]
+        self._seen[id(given)] = given, known
+        return known is seen or same_constant(given, known)
 
     def refusal(self, name: str, tensor: StandInTensor) -> FreezeError:
         """Returns the error of a stand-in that an operation reads."""
@@ -280,6 +301,18 @@ def same_constant(given: torch.Tensor, known: torch.Tensor) -> bool:
         return torch.equal(given, known)
     atol = _RTOL * known.abs().max().item() if known.numel() else 0.0
     return torch.allclose(given, known, _RTOL, atol, equal_nan=True)
+
+
+def _kept(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns what a tensor is compared with; parameters are watched."""
+    if isinstance(tensor, torch.nn.Parameter):
+        return tensor
+    return tensor.detach().clone()
+
+
+def _leaves(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any]:
+    is_simple = len(args) == 1 and isinstance(args[0], StandInTensor)
+    return args if is_simple and not kwargs else flatten((args, kwargs))[0]
 
 
 def _is_write(name: str) -> bool:

@@ -38,7 +38,14 @@ _FACTS = frozenset(
 
 
 class Steps(Protocol):
-    """Decides about operations on stand-ins."""
+    """Decides about operations on stand-ins.
+
+    Attributes:
+        has_entered: True if all features have entered.
+    """
+
+    @property
+    def has_entered(self) -> bool: ...
 
     def operation(
         self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]
@@ -58,7 +65,7 @@ class StandInTensor(torch.Tensor):
     Attributes:
         steps: of the call.
         number: of the tensor in the record.
-        entered: the tensor itself, once it is known.
+        entered: the tensor itself, if it is sent or follows from what is.
     """
 
     steps: Steps
@@ -93,17 +100,13 @@ class StandInTensor(torch.Tensor):
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
         leaves, spec = flatten((args, kwargs))
-        unknown = [
-            each
-            for each in leaves
-            if isinstance(each, cls) and each.entered is None
-        ]
+        found = [each for each in leaves if isinstance(each, cls)]
         is_by_shape = name in READS_SHAPE_ONLY or (
-            name in READS_FIRST_ONLY and leaves[0] is not unknown[0]
+            name in READS_FIRST_ONLY and leaves[0] is not found[0]
         )
-        if unknown and not is_by_shape:
-            return unknown[0].steps.operation(func, args, kwargs)
-        args, kwargs = unflatten(map(_replaced, leaves), spec)
+        if not is_by_shape and not all(map(_is_usable, found)):
+            return found[0].steps.operation(func, args, kwargs)
+        args, kwargs = unflatten(map(replaced, leaves), spec)
         return func(*args, **kwargs)
 
     @classmethod
@@ -114,11 +117,15 @@ class StandInTensor(torch.Tensor):
         for each in leaves:
             if isinstance(each, cls) and each.entered is None:
                 raise each.steps.refusal(str(func), each)
-        args, kwargs = unflatten(map(_replaced, leaves), spec)
+        args, kwargs = unflatten(map(replaced, leaves), spec)
         return func(*args, **kwargs)
 
 
-def _replaced(value: Any) -> Any:
+def _is_usable(tensor: StandInTensor) -> bool:
+    return tensor.entered is not None and tensor.steps.has_entered
+
+
+def replaced(value: Any) -> Any:
     """Returns the tensor itself, or one of its shape with any values."""
     if not isinstance(value, StandInTensor):
         return value

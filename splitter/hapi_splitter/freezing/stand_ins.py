@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
-from hapi_splitter.graph.program import Affine
+from hapi_splitter.graph.program import Affine, Ref
 
 
 @dataclass(frozen=True)
@@ -112,18 +112,22 @@ class ModuleResult:
 
     Args:
         module: dotted name.
+        args: flattened arguments, as those of an operation.
         values: flattened results: :class:`StandIn` or None.
         spec: structure of the results.
     """
 
     module: str
+    args: tuple[Any, ...]
     values: tuple[Any, ...]
     spec: pytree.TreeSpec
 
 
 @dataclass(frozen=True)
 class SkippedOperation:
-    """One call of a torch function that is not computed.
+    """One call of a torch function before the freeze point.
+
+    It is computed only if all that it reads is sent.
 
     Args:
         name: of the function.
@@ -145,6 +149,10 @@ class SkippedOperation:
     @property
     def numbers(self) -> frozenset[int]:
         return frozenset(n for n in self.values if n is not None)
+
+    @property
+    def reads(self) -> frozenset[int]:
+        return frozenset(a.node for a in self.args if isinstance(a, Ref))
 
 
 SkippedStep: TypeAlias = ModuleResult | SkippedOperation

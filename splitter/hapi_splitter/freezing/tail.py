@@ -18,6 +18,7 @@ from typing import Any, no_type_check
 import torch
 from torch import nn
 
+from hapi_splitter.freezing.frozen_weights import FrozenWeights
 from hapi_splitter.freezing.replay import StepMemory
 from hapi_splitter.freezing.tail_call import TailPlan, TailRunner
 
@@ -45,6 +46,7 @@ class Tail(nn.Module):
         self._plan = plan
         self._memory = memory
         replaced = frozenset(plan.replaced_modules)
+        self.frozen_weights = FrozenWeights(model, _fixed(model, plan))
         _share(self, model, "", plan.frozen, replaced)
         self.training = model.training
 
@@ -54,9 +56,11 @@ class Tail(nn.Module):
         Raises:
             FreezeError: ``cannot_freeze`` if the model did not run the module
                 at the freeze point, or did something else before it than when
-                it was split.
+                it was split, or if frozen weights have changed.
         """
         with self._lock:
+            if not torch.compiler.is_compiling():
+                self.frozen_weights.check()
             return self._runner.run(features)
 
     def train(self, mode: bool = True) -> Tail:
@@ -95,6 +99,15 @@ class Tail(nn.Module):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Tail, (*self._whole, self._plan, self._memory)
+
+
+def _fixed(model: nn.Module, plan: TailPlan) -> Iterator[str]:
+    """Yields the names of frozen tensors that a call of the tail leaves."""
+    inside = tuple(f"{each}." for each in plan.replaced_modules)
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    for name in sorted(plan.frozen):
+        if name in parameters or name.startswith(inside):
+            yield name
 
 
 class _Remaining(MutableMapping[str, Any]):

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from hapi_protocol.errors import FreezeError
-from hapi_splitter.freezing.places import watch
+from hapi_splitter.freezing.places import Place, watch
 from hapi_splitter.freezing.preserved_state import SavedState
-from hapi_splitter.freezing.region import Inputs
+from hapi_splitter.freezing.region import Inputs, packed
 from hapi_splitter.freezing.replay import StepMemory
 from hapi_splitter.freezing.structures import flatten
 from hapi_splitter.freezing.tail_call import (
@@ -62,22 +62,28 @@ class TailCheck:
         self.result: Any = None
 
     def problem(self, features: torch.Tensor) -> str | None:
-        """Returns how the tail differs from the model; None if it does not.
+        """Returns how the parts differ from the model; None if they do not.
 
         They are compared in eval mode and in training mode with the frozen
         modules in eval mode.
 
         Args:
-            features: of the samples, ``[B, *shape]``.
+            features: of the exported region, of all samples or the first.
         """
-        expected = self._of_model(False)
+        sent: list[torch.Tensor] = []
+        expected = self._of_model(False, sent)
         self.result = expected[0]
-        if not same(self._of_tail(False, features), expected):
+        if not same(features, sent[0][: len(features)]):
+            return (
+                "exported by torch.export, the frozen modules compute "
+                "something else than in the model; freeze an earlier module"
+            )
+        if not same(self._of_tail(False, sent[0]), expected):
             return (
                 "after it the model computes something else from the "
                 "features than in its whole forward"
             )
-        return self._training_problem(features)
+        return self._training_problem(sent[0])
 
     def _training_problem(self, features: torch.Tensor) -> str | None:
         try:
@@ -121,10 +127,8 @@ class TailCheck:
             for number in range(_PROBES):
                 _seed(number)
                 before = _random_states()
-                try:
+                with suppress(_Entered):
                     runner.run(features)
-                except _Entered:
-                    pass
                 if not number and before == _random_states():
                     return
 
@@ -142,13 +146,31 @@ class TailCheck:
         with self._run(training):
             return runner.run(features.clone()), _draw()
 
-    def _of_model(self, training: bool) -> Any:
-        """Runs the whole model, with a seed at the freeze point."""
+    def _of_model(
+        self, training: bool, sent: list[torch.Tensor] | None = None
+    ) -> Any:
+        """Runs the whole model, with a seed at the freeze point.
+
+        Args:
+            training: mode of what is not frozen.
+            sent: gets the tensor that is sent, as the region has it.
+        """
         args, kwargs = self._inputs(self._samples.clone())
-        last = self._plan.places[-1]
+        places = self._plan.places
+        taken: dict[Place, torch.Tensor] = {}
+
+        def take(place: Place, tensor: torch.Tensor) -> None:
+            taken[place] = tensor
+            if place == places[-1]:
+                _seed()
+                if sent is not None:
+                    parts = packed([taken[each] for each in places])
+                    sent.append(parts.clone())  # the model may write to it
+
         with ExitStack() as stack:
             stack.enter_context(self._run(training))
-            watch(self._model, last, lambda _: _seed(), stack)
+            for place in places:
+                watch(self._model, place, partial(take, place), stack)
             return self._model(*args, **kwargs), _draw()
 
 

@@ -149,7 +149,15 @@ class _Translation:
         source = self._exported.state_dict
         if target not in source:
             source = self._exported.constants
-        stored: torch.Tensor = source[target]
+        stored = source[target]
+        if not isinstance(stored, torch.Tensor):
+            name = relative(target, self._inner)
+            raise FreezeError(
+                "cannot_freeze",
+                f"the frozen region uses {name!r}, a "
+                f"{type(stored).__name__}, and packages hold tensors only; "
+                "freeze before it",
+            )
         return stored.detach()
 
     def _call(self, node: fx.Node) -> None:

@@ -194,8 +194,11 @@ def test_forward_that_does_not_use_the_features_is_refused():
     model = Layers()
     parts = parts_of(model, "layers.1")
     model.layers = nn.ModuleList([*model.layers[:1], *model.layers[2:]])
-    model.forward = lambda x: model.head(x)
+    model.forward = lambda x: model.head(torch.zeros(3, 6))
     with pytest.raises(FreezeError, match="did not run"):
+        parts.tail(torch.randn(3, 6))
+    model.forward = lambda x: model.head(x)
+    with pytest.raises(FreezeError, match="reads the model's input"):
         parts.tail(torch.randn(3, 6))
 
 
@@ -252,8 +255,7 @@ class Automatic(nn.Module):
 @pytest.mark.parametrize(
     ("model", "freeze", "message"),
     [
-        (Aux(), "layers.1", "training mode the tail also needs"),
-        (Noisy(), "layers.0", "depends on the training mode"),
+        (Aux(), "layers.1", "reads the result of 'layers.0' by 'linear'"),
         (
             Automatic(("layers.0", "layers.3")),
             "layers.2",
@@ -273,6 +275,15 @@ def test_silently_different_trainings_are_refused(model, freeze, message):
     with pytest.raises(FreezeError, match=message) as caught:
         parts_of(model, freeze)
     assert caught.value.code == "cannot_freeze"
+
+
+def test_training_changes_what_comes_after_the_frozen_part():
+    model = Noisy()
+    parts = parts_of(model, "layers.0")
+    parts.tail.train()
+    samples = torch.randn(3, 6)
+    actual = parts.tail(parts.frozen.suffix(0)(samples))
+    torch.testing.assert_close(actual, model(samples))
 
 
 def test_auto_freezes_up_to_the_first_trainable_parameter():
@@ -382,7 +393,7 @@ class FailsOnFeatures(FailsInTraining):
 
 def test_model_that_cannot_train_on_samples_must_fail_alike():
     parts_of(FailsInTraining(), "layers.1")
-    with pytest.raises(FreezeError, match="fails in another way"):
+    with pytest.raises(FreezeError, match="by 'isfinite'"):
         parts_of(FailsOnFeatures(), "layers.1")
 
 

@@ -1,0 +1,125 @@
+"""Notices when frozen weights change after a split.
+
+Features are computed from the weights that the model had when it was split,
+here and, from a package, next to the data. Other weights would give other
+features from then on, in one place before the other.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from hapi_protocol.errors import FreezeError
+
+_version = operator.attrgetter("_version")
+_requires_grad = operator.attrgetter("requires_grad")
+_MAX_NAMES = 3
+
+
+class FrozenWeights:
+    """The frozen parameters and buffers of a model, as they are now.
+
+    Writes through ``tensor.data`` are not seen.
+
+    Args:
+        model: the module that has them.
+        names: of the parameters and buffers.
+    """
+
+    def __init__(self, model: nn.Module, names: Iterable[str]) -> None:
+        self._names: list[str] = []
+        self._owners: list[dict[str, Any]] = []
+        self._keys: list[str] = []
+        for name in names:
+            path, _, key = name.rpartition(".")
+            owner = model.get_submodule(path)
+            for held in (owner._parameters, owner._buffers):
+                tensor = held.get(key)
+                # Tensors of inference mode have no version.
+                if tensor is not None and not tensor.is_inference():
+                    self._names.append(name)
+                    self._owners.append(held)
+                    self._keys.append(key)
+        self._tensors: list[torch.Tensor] = self._held()
+        self._note()
+
+    def _note(self) -> None:
+        self._before = [each.detach() for each in self._tensors]
+        self._versions = [*map(_version, self._tensors)]
+        self._sum = sum(self._versions)
+        self._addresses = [*map(torch.Tensor.data_ptr, self._tensors)]
+        self._fixed = [e for e in self._tensors if not e.requires_grad]
+
+    def _held(self) -> list[Any]:
+        return [*map(dict.get, self._owners, self._keys)]
+
+    def check(self) -> None:
+        """Raises if a frozen tensor has changed, or is to be trained.
+
+        Raises:
+            FreezeError: ``cannot_freeze`` naming the tensors.
+        """
+        # Once a step, so in C: 25 us for ResNet-50 instead of 100.
+        if (
+            sum(map(_version, self._tensors)) != self._sum
+            or any(map(operator.is_not, self._held(), self._tensors))
+            or [*map(torch.Tensor.data_ptr, self._tensors)] != self._addresses
+        ):
+            self._check_values()
+        if any(map(_requires_grad, self._fixed)):
+            names = [
+                name
+                for name, each in zip(self._names, self._tensors, strict=True)
+                if any(each is fixed for fixed in self._fixed)
+                and each.requires_grad
+            ]
+            raise FreezeError(
+                "cannot_freeze",
+                f"{_listed(names)}: requires_grad was set after the split, "
+                "but the layer is frozen and would not be trained; split the "
+                "model again with an earlier freeze point",
+            )
+
+    def _check_values(self) -> None:
+        found = zip(
+            self._names,
+            self._held(),
+            self._before,
+            self._versions,
+            strict=True,
+        )
+        changed = [
+            name
+            for name, now, before, version in found
+            if not _is_same(now, before, version)
+        ]
+        if changed:
+            raise FreezeError(
+                "cannot_freeze",
+                f"{_listed(changed)}: written to after the split, but "
+                "features are computed from the weights that the model had "
+                "then; load weights first, then split the model (again)",
+            )
+        self._tensors = self._held()
+        self._note()
+
+
+def _is_same(now: Any, before: torch.Tensor, version: int) -> bool:
+    """Returns True if nothing was written, or for a copy, such as another
+    device's or another dtype's."""
+    if now is None or now.shape != before.shape or now.is_meta:
+        return False
+    if now.data_ptr() == before.data_ptr():
+        return bool(now._version == version)
+    return torch.equal(before.to(now.device, now.dtype), now.detach())
+
+
+def _listed(names: list[str]) -> str:
+    shown = ", ".join(map(repr, names[:_MAX_NAMES]))
+    more = len(names) - _MAX_NAMES
+    return f"{shown} and {more} more" if more > 0 else shown
