@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import sys
 import threading
@@ -63,6 +64,13 @@ class _Answers:
         # No frame of Python, which torch.compile would compile.
         self._attributes[name] = functools.partial(_dispatcher(), self)
         self.by_thread: dict[int, tuple[str, Answer]] = {}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Answers:
+        """Returns one without answers, for a copy of the model."""
+        copied = object.__new__(_Answers)
+        copied.before = copy.deepcopy(self.before, memo)
+        copied.by_thread = {}
+        return copied
 
     @classmethod
     def of(cls, module: nn.Module) -> _Answers:

@@ -130,7 +130,12 @@ class TailRunner:
             stack.enter_context(answered(self._replaced, replay.module_result))
             inputs = replay.inputs(self._plan.samples)
             args, kwargs = unflatten(inputs, self._plan.samples_spec)
-            result = self._model(*args, **kwargs)
+            try:
+                result = self._model(*args, **kwargs)
+            except Exception as error:
+                if replay.failure in (None, error):
+                    raise
+                raise replay.failure from error  # in another one
         if replay.failure is not None:
             raise replay.failure  # the model's code has caught it
         if not replay.has_entered:

@@ -1,0 +1,500 @@
+"""A split model trains as the whole one does, or is refused, in that step.
+
+Each row is code of users for which an earlier design trained something else
+without a word.
+"""
+
+import copy
+import random
+import threading
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from hapi_protocol.errors import FreezeError
+from hapi_splitter.freezing.split_model import split
+
+SIZES = (4, 6, 5, 4, 8)
+KEPT = {}
+
+
+class Net(nn.Module):
+    """Frozen layers, a mean, and two layers to train."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, 2, 1)
+        self.body = nn.Sequential(
+            nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, 2, 1), nn.ReLU()
+        )
+        self.mid, self.head = nn.Linear(8, 8), nn.Linear(8, 4)
+        self.epoch = 0
+
+    def forward(self, x):
+        early = self.stem(self.before(x))
+        f = self.pooled(self.between(self.body(early)))
+        return self.after(self.tail(f), early)
+
+    def before(self, x):
+        return x
+
+    def between(self, x):
+        return x
+
+    def pooled(self, x):
+        return x.mean((2, 3))
+
+    def tail(self, f):
+        return self.head(torch.relu(self.mid(f)))
+
+    def after(self, out, early):
+        return out
+
+    @property
+    def is_late(self):
+        return self.training and self.epoch >= 2
+
+
+def net(**functions):
+    """Returns a builder of a model with other functions."""
+
+    def build():
+        torch.manual_seed(0)
+        return type("Changed", (Net,), functions)()
+
+    return build
+
+
+def losses(model, forward, inputs):
+    """Trains with the frozen layers in eval mode; an error ends it."""
+    torch.manual_seed(1)
+    random.seed(1)
+    np.random.seed(1)
+    trained = [*model.mid.parameters(), *model.head.parameters()]
+    optimizer = torch.optim.SGD(trained, 0.05)
+    found = []
+    for model.epoch, x in enumerate(inputs):
+        model.train()
+        model.stem.eval()
+        model.body.eval()
+        try:
+            loss = forward(x.clone()).pow(2).mean()
+        except Exception as error:  # also of the plain model
+            return found, error
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        found.append(loss.item())
+    return found, None
+
+
+def parts_of(model, freeze="body"):
+    return split(model, freeze, sample_shape=(3, 16, 16), cache_directory="")
+
+
+def check_training(build, refused_in_step=None, message=""):
+    model, plain = build(), build()
+    parts = parts_of(model)
+    generator = torch.Generator().manual_seed(0)
+    inputs = [torch.randn(n, 3, 16, 16, generator=generator) for n in SIZES]
+    features = [parts.frozen.suffix(0)(x).clone().detach() for x in inputs]
+    expected, _ = losses(plain, plain, inputs)
+    actual, error = losses(model, parts.tail, features)
+    assert actual
+    assert actual == pytest.approx(expected[: len(actual)], rel=1e-4)
+    if refused_in_step is None:
+        assert error is None
+        return
+    assert len(actual) == refused_in_step
+    assert isinstance(error, FreezeError)
+    assert message in error.message
+    assert "test_no_silent_difference.py, line" in error.message
+
+
+def half(self, x):
+    return x + 0.1 * torch.randn_like(x) if self.is_late else x
+
+
+def mixed(self, x):
+    order = torch.randperm(x.shape[0])
+    return 0.7 * x + 0.3 * x[order] if self.training else x
+
+
+def coin(self, x):
+    return x.flip(1) if self.training and random.random() < 0.5 else x
+
+
+def pooled_then(function):
+    return net(pooled=lambda self, x: function(self, x.mean((2, 3))))
+
+
+def other_noise(self, x):
+    noise = torch.randn(8) if self.training else torch.zeros(8)
+    return x + noise
+
+
+def scaled(self, x):
+    return x * (random.random() if self.training else 1.0)
+
+
+def offset(self, x):
+    return x + (random.random() if self.training else 1.0)
+
+
+@pytest.mark.parametrize(
+    "function", [half, mixed, coin, other_noise, scaled, offset]
+)
+def test_training_code_after_a_movable_operation_runs(function):
+    check_training(pooled_then(function))
+
+
+TRAINING_CODE = [
+    (mixed, "mul"),
+    (coin, "flip"),
+    (lambda self, x: x * (2.0 if self.training else 1.0), "mul"),
+    (lambda self, x: x + torch.full((1,), float(self.training)), "add"),
+    (lambda self, x: nn.functional.dropout(x, 0.2, self.training), "dropout"),
+    (lambda self, x: x[:, :, 1:] if self.training else x[:, :, 2:], "getitem"),
+]
+
+
+@pytest.mark.parametrize(("function", "_"), TRAINING_CODE)
+def test_training_code_before_a_movable_operation_runs(function, _):
+    check_training(net(between=function))
+
+
+@pytest.mark.parametrize(("function", "operation"), TRAINING_CODE)
+def test_training_code_before_the_frozen_layers_is_refused(
+    function, operation
+):
+    with pytest.raises(FreezeError, match=operation) as caught:
+        parts_of(net(before=function)())
+    assert "test_no_silent_difference.py, line" in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("where", "source"),
+    [("before", "the model's input"), ("between", "the result of 'body'")],
+)
+def test_code_that_is_switched_on_later_is_refused_then(where, source):
+    check_training(net(**{where: half}), 2, f"reads {source}")
+
+
+def test_dropout_without_effect_is_no_difference():
+    check_training(
+        net(
+            before=lambda self, x: nn.functional.dropout(x, 0.0, self.training)
+        )
+    )
+
+
+def test_frozen_module_that_gets_another_tensor_is_refused():
+    def forward(self, x):
+        a, b = self.stem(x), self.stem(x.flip(-1))
+        chosen = b if self.is_late else a
+        return self.tail(self.body(chosen).mean((2, 3)))
+
+    check_training(net(forward=forward), 2, "frozen module 'body'")
+
+
+def test_frozen_module_that_runs_again_is_refused():
+    def after(self, out, early):
+        return out + self.body(early).mean() if self.is_late else out
+
+    check_training(net(after=after), 2, "frozen module 'body'")
+
+
+def more(function):
+    def after(self, out, early):
+        return function(self, out, early) if self.is_late else out
+
+    return net(after=after)
+
+
+LATE = {
+    "sum": lambda self, out, early: out + early.sum(),
+    "comparison": lambda self, out, early: out * (early.mean() > 0),
+    "equality": lambda self, out, early: out * (early == 0).any(),
+    "index": lambda self, out, early: out + early[:, 0, 0, :1],
+    "as an index": lambda self, out, early: out[
+        early.mean((1, 2, 3)).argmax()
+    ],
+    "integers": lambda self, out, early: out * early.argmax(1).sum(),
+    "item": lambda self, out, early: out * early.max().item(),
+    "item of itself": lambda self, out, early: out * early.item(),
+    "branch": lambda self, out, early: -out if early.sum() else out,
+    "truth": lambda self, out, early: -out if early else out,
+    "numpy": lambda self, out, early: out * float(early.numpy().mean()),
+    "array": lambda self, out, early: out * float(np.asarray(early).mean()),
+    "list": lambda self, out, early: out * early.tolist()[0][0][0][0],
+    "iteration": lambda self, out, early: out + next(iter(early)).sum(),
+    "print": lambda self, out, early: print(early) or out,
+    "text": lambda self, out, early: out * len(f"{early}"),
+    "copy": lambda self, out, early: out + torch.tensor(early).sum(),
+    "pointer": lambda self, out, early: out * early.data_ptr(),
+    "written": lambda self, out, early: (
+        out + torch.zeros_like(early).copy_(early).sum()
+    ),
+    "assigned": lambda self, out, early: assigned(out, early),
+    "vmap": lambda self, out, early: (
+        out + torch.vmap(torch.sum)(early)[:, None]
+    ),
+    "jit": lambda self, out, early: (
+        out + torch.jit.script(torch.nn.functional.relu)(early).sum()
+    ),
+    "gradient": lambda self, out, early: (
+        out + torch.autograd.grad(out.sum(), early, allow_unused=True)[0]
+    ),
+    "a caught error": lambda self, out, early: caught(out, early),
+}
+
+
+def assigned(out, early):
+    table = torch.zeros(2)
+    table[0] = early[0, 0, 0, 0]
+    return out + table.sum()
+
+
+def caught(out, early):
+    try:
+        return out + early.sum()
+    except Exception:
+        return out
+
+
+@pytest.mark.parametrize("name", LATE)
+@pytest.mark.filterwarnings("ignore")
+def test_frozen_result_that_is_read_later_is_refused_then(name):
+    check_training(more(LATE[name]), 2, "the result of 'stem'")
+
+
+def test_shapes_of_frozen_results_can_be_read():
+    check_training(
+        net(after=lambda self, out, early: out * early.shape[0] / len(early))
+    )
+
+
+NUMBERS = {
+    "half": lambda n: n // 2,
+    "limited": lambda n: min(n, 3),
+    "remainder": lambda n: n % 2 + 1,
+    "square": lambda n: n * n,
+    "all": lambda n: n,
+    "constant": lambda n: 3,
+    "none": lambda n: None,
+    "a fraction": lambda n: n / 4,
+    "a flag": lambda n: n == 6,
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_numbers_that_frozen_modules_return(name):
+    class Body(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Conv2d(8, 8, 3, 2, 1)
+
+        def forward(self, x):
+            return self.inner(x), NUMBERS[name](x.shape[0])
+
+    class Numbered(Net):
+        def __init__(self):
+            super().__init__()
+            self.body = Body()
+
+        def forward(self, x):
+            f, number = self.body(self.stem(x))
+            out = self.tail(f.mean((2, 3)))
+            if number is None:
+                return out
+            return out[: max(1, int(number))] * float(number)
+
+    def build():
+        torch.manual_seed(0)
+        return Numbered()
+
+    if name in ("remainder", "a flag", "limited"):
+        with pytest.raises(FreezeError, match="batch"):
+            parts_of(build())
+    else:
+        check_training(build)
+
+
+def test_shapes_of_results_are_those_of_each_batch():
+    class Body(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Conv2d(8, 8, 3, 2, 1)
+
+        def forward(self, x):
+            x = self.inner(x)
+            return x, x[: x.shape[0] // 2]
+
+    class Halved(Net):
+        def __init__(self):
+            super().__init__()
+            self.body = Body()
+
+        def forward(self, x):
+            f, half = self.body(self.stem(x))
+            return self.tail(f.mean((2, 3))) * half.shape[0]
+
+    def build():
+        torch.manual_seed(0)
+        return Halved()
+
+    check_training(build)
+
+
+WRITES = {
+    "checkpoint": lambda model: model.load_state_dict(
+        {
+            k: v + 1 if v.is_floating_point() else v
+            for k, v in model.state_dict().items()
+        }
+    ),
+    "assigned checkpoint": lambda model: model.load_state_dict(
+        {k: v * 2 for k, v in model.state_dict().items()}, assign=True
+    ),
+    "in place": lambda model: nn.init.zeros_(model.stem.weight),
+    "data": lambda model: setattr(
+        model.stem.weight, "data", torch.zeros_like(model.stem.weight)
+    ),
+    "parameter": lambda model: setattr(
+        model.stem, "weight", nn.Parameter(model.stem.weight * 2)
+    ),
+    "statistics": lambda model: model.train()(torch.randn(4, 3, 16, 16)),
+    "buffer": lambda model: model.body[0].running_mean.add_(1),
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_weights_that_change_after_the_split_are_named(name):
+    model = net()()
+    tail = parts_of(model).tail
+    tail(torch.randn(4, 8))
+    WRITES[name](model)
+    with pytest.raises(FreezeError, match=r"'(stem|body)\..*after the split"):
+        tail(torch.randn(4, 8))
+
+
+def test_optimizer_step_on_frozen_weights_is_named():
+    model = net()()
+    tail = parts_of(model).tail
+    model.eval()(torch.randn(4, 3, 16, 16)).sum().backward()
+    torch.optim.AdamW(model.parameters()).step()
+    with pytest.raises(FreezeError, match="written to after the split"):
+        tail(torch.randn(4, 8))
+
+
+def test_layers_that_are_unfrozen_after_the_split_are_named():
+    model = net()()
+    model.stem.requires_grad_(False)
+    model.body.requires_grad_(False)
+    tail = parts_of(model).tail
+    model.body[2].requires_grad_(True)
+    with pytest.raises(
+        FreezeError, match=r"'body\.2\..*would not be trained; split the"
+    ):
+        tail(torch.randn(4, 8))
+
+
+def test_weights_may_move_and_the_tail_may_load_its_own():
+    model = net()().eval()
+    parts = parts_of(model)
+    features = torch.randn(4, 8)
+    expected = parts.tail(features)
+    model.to(memory_format=torch.channels_last)
+    model.stem.weight.data = model.stem.weight.data.clone()
+    parts.tail.load_state_dict(parts.tail.state_dict())
+    torch.testing.assert_close(parts.tail(features), expected)
+
+
+def keep_clone(module, args, out):
+    KEPT["early"] = out.detach().clone()
+
+
+def keep_result(module, args, out):
+    KEPT["early"] = out
+
+
+def keep_argument(module, args):
+    KEPT["early"] = args[0] * 2
+
+
+def keep_in_list(module, args, out):
+    KEPT.setdefault("list", []).append(out.pow(2).mean())
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "hook"),
+    [
+        ("body.2", "forward_hook", keep_clone),
+        ("body", "forward_hook", keep_result),
+        ("body.0", "forward_pre_hook", keep_argument),
+        ("stem", "forward_hook", keep_in_list),
+    ],
+)
+def test_hook_on_a_frozen_layer_that_keeps_a_tensor_is_refused(
+    path, kind, hook
+):
+    model = net()()
+    getattr(model.get_submodule(path), f"register_{kind}")(hook)
+    with pytest.raises(FreezeError, match=r"is kept after the forward, by"):
+        parts_of(model)
+    KEPT.clear()
+
+
+def test_frozen_layer_that_keeps_a_tensor_is_refused():
+    class Keeping(nn.Conv2d):
+        def forward(self, x):
+            self.last = super().forward(x)
+            return self.last * 2
+
+    model = net()()
+    model.stem = Keeping(3, 8, 3, 2, 1)
+    with pytest.raises(FreezeError, match="'stem' computes is kept"):
+        parts_of(model)
+
+
+def test_tensor_that_the_models_own_code_keeps_is_that_of_the_step():
+    def tail(self, f):
+        self.last = f
+        return Net.tail(self, f)
+
+    model = net(tail=tail)()
+    tail = parts_of(model).tail
+    features = torch.randn(4, 8)
+    tail(features)
+    assert model.last is features
+
+
+def test_threads_that_call_the_model_meanwhile_get_the_model():
+    started, go_on = threading.Event(), threading.Event()
+
+    def tail(self, f):
+        if threading.current_thread() is not threading.main_thread():
+            started.set()
+            go_on.wait(60)
+        return Net.tail(self, f)
+
+    model = net(tail=tail)().eval()
+    calls = []
+    model.stem.register_forward_hook(lambda *_: calls.append(1))
+    parts = parts_of(model)
+    calls.clear()
+    x = torch.randn(2, 3, 16, 16)
+    features = parts.frozen.suffix(0)(x)
+    expected = model(x)
+    thread = threading.Thread(target=parts.tail, args=(features,))
+    thread.start()
+    assert started.wait(60)
+    assert torch.equal(model(x), expected)  # while the tail runs
+    other = copy.deepcopy(model)
+    go_on.set()
+    thread.join()
+    assert torch.equal(model(x), expected)
+    assert torch.equal(other(x), expected)
+    assert len(calls) == 4
