@@ -7,7 +7,7 @@ the same for every sample becomes one stored weight that is expanded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,6 +58,26 @@ def is_random(node: fx.Node) -> bool:
     tags = getattr(node.target, "tags", ())
     has_seed = torch.Tag.nondeterministic_seeded in tags
     return has_seed and not is_identity(node)
+
+
+def is_fixed(node: fx.Node, known: Container[fx.Node]) -> bool:
+    """Returns True if a call reads only known nodes and no random numbers,
+    and its shape does not depend on the batch size."""
+    return (
+        not _has_symbols(node.meta.get("val"))
+        and not is_random(node)
+        and all(source in known for source in reads(node))
+    )
+
+
+def _has_symbols(value: Any) -> bool:
+    values = value if isinstance(value, list | tuple) else [value]
+    return any(
+        isinstance(size, torch.SymInt)
+        for item in values
+        if isinstance(item, torch.Tensor)
+        for size in item.shape
+    )
 
 
 class BatchConstants:

@@ -19,9 +19,8 @@ from torch import fx, nn
 from hapi_protocol.errors import FreezeError, PackageError
 from hapi_splitter.graph.batch_constants import (
     BatchConstants,
-    is_random,
+    is_fixed,
     is_size,
-    reads,
 )
 from hapi_splitter.graph.call_names import call_names
 from hapi_splitter.graph.canonicalize import (
@@ -187,9 +186,7 @@ class _Translation:
 
     def _fold_constant(self, node: fx.Node) -> bool:
         """Evaluates a call that depends only on weights."""
-        if _has_symbols(node.meta.get("val")) or is_random(node):
-            return False
-        if any(source not in self._constants for source in reads(node)):
+        if not is_fixed(node, self._constants):
             return False
         self._constants[node] = self._batch_constants.value(node)
         return True
@@ -403,16 +400,6 @@ def _bound(node: fx.Node) -> dict[str, Any]:
         else:
             bound[argument.name] = argument.default_value
     return bound
-
-
-def _has_symbols(value: Any) -> bool:
-    values = value if isinstance(value, list | tuple) else [value]
-    return any(
-        isinstance(size, torch.SymInt)
-        for item in values
-        if isinstance(item, torch.Tensor)
-        for size in item.shape
-    )
 
 
 def size_of(value: int | torch.SymInt) -> int | Affine:

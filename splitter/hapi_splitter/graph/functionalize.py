@@ -5,19 +5,22 @@ removes them by retracing the graph with symbolic sizes, which takes longer
 than the export itself. Most networks do not need this: an activation that
 overwrites a tensor without later readers equals its functional operator, and
 the memory of a result shows if a reshape or a conversion is a view or a copy.
-Only other graphs are retraced.
+Calls that depend on weights only are evaluated later, whatever they are, and
+some operators, such as ``einsum``, are decomposed by themselves. Only other
+graphs are retraced.
 """
 
 from __future__ import annotations
 
 import functools
 import operator as operator_module
+from collections.abc import Collection
 from typing import Any
 
 import torch
 from torch import fx
 
-from hapi_splitter.graph.batch_constants import is_size, reads
+from hapi_splitter.graph.batch_constants import is_fixed, is_size, reads
 from hapi_splitter.graph.canonicalize import (
     ASSERTIONS,
     DECOMPOSED,
@@ -29,6 +32,22 @@ from hapi_splitter.graph.operators import operators
 
 _aten = torch.ops.aten
 _BATCH_NORM = "aten.batch_norm.default"
+_DECOMPOSED_ALONE = frozenset(
+    f"aten.{name}"
+    for name in (
+        "addcmul.default",
+        "broadcast_to.default",
+        "einsum.default",
+        "expand_as.default",
+        "mT.default",
+        "movedim.int",
+        "movedim.intlist",
+        "narrow.default",
+        "swapaxes.default",
+        "view_as.default",
+    )
+)
+"""Operators that are made of others, all of which a retrace would show."""
 _CONTIGUOUS = "aten.contiguous.default"
 _DROPOUT = "aten.dropout_.default"
 _CONVERSIONS = frozenset(
@@ -49,7 +68,7 @@ def functionalize(
     Raises:
         Exception: any error of torch's tracing.
     """
-    rewriter = _InPlaceRewriter(exported.graph)
+    rewriter = _InPlaceRewriter(exported)
     if not rewriter.is_sound():
         retraced: torch.export.ExportedProgram
         retraced = exported.run_decompositions(_decompositions())
@@ -71,11 +90,12 @@ def _decompositions() -> dict[Any, Any]:
 class _InPlaceRewriter:
     """Replaces in-place calls one by one, without a retrace."""
 
-    def __init__(self, graph: fx.Graph) -> None:
+    def __init__(self, exported: torch.export.ExportedProgram) -> None:
+        graph, inputs = exported.graph, exported.graph_signature.user_inputs
         self._graph = graph
         self._position = {node: i for i, node in enumerate(graph.nodes)}
         self._memory = {node: _memory(node) for node in graph.nodes}
-        self._constants = _constants(graph)
+        self._sized, self._fixed = _evaluated(graph, inputs)
         self._functional_ops = {
             f"aten.{row.inplace_name}": row.overload()
             for row in operators().values()
@@ -93,8 +113,12 @@ class _InPlaceRewriter:
     def rewrite(self) -> None:
         for node in list(self._graph.nodes):
             name = str(node.target)
+            if node in self._fixed:
+                continue
             if name in self._functional_ops:
                 node.target = self._functional_ops[name]
+            elif name in _DECOMPOSED_ALONE:
+                self._decompose(node)
             elif name == _BATCH_NORM:
                 _rewrite_batch_norm(node)
             elif name == _CONTIGUOUS:
@@ -111,7 +135,7 @@ class _InPlaceRewriter:
             return True
         if not isinstance(node.target, torch._ops.OpOverload):
             return False
-        if node in self._constants:
+        if node in self._sized or node in self._fixed:
             return True  # it is evaluated
         if name == _DROPOUT and all(node.args[1:3]):
             return False
@@ -124,6 +148,8 @@ class _InPlaceRewriter:
             return sum(not isinstance(s, int) for s in _shape(node)) <= 1
         if name in _CONVERSIONS:
             return _keeps_layout(node)
+        if name in _DECOMPOSED_ALONE:
+            return True
         if node.target._schema.is_mutable or name in DECOMPOSED:
             return False
         if torch.Tag.maybe_aliasing_or_mutating in node.target.tags:
@@ -155,11 +181,27 @@ class _InPlaceRewriter:
         if not isinstance(node.target, torch._ops.OpOverload):
             return False
         name = str(node.target)
+        if name in _DECOMPOSED_ALONE:
+            return False
         return (
             name in self._functional_ops
             or name == _CONTIGUOUS
             or not any(a.alias_info for a in node.target._schema.arguments)
         )
+
+    def _decompose(self, node: fx.Node) -> None:
+        """Replaces a call by those that torch decomposes it to."""
+        sources = node.all_input_nodes
+        traced = _traced(node)
+        inputs = traced.find_nodes(op="placeholder")
+        copies = dict(zip(inputs, sources, strict=True))
+        with self._graph.inserting_before(node):
+            result = self._graph.graph_copy(traced, copies)
+        assert isinstance(result, fx.Node)
+        for copy in {*copies.values()}.difference(sources):
+            copy.meta = {**node.meta, "val": copy.meta["val"]}
+        self._memory[result] = self._memory[node]
+        node.replace_all_uses_with(result)
 
     def _rewrite_contiguous(self, node: fx.Node) -> None:
         (source,) = node.all_input_nodes
@@ -193,7 +235,7 @@ class _InPlaceRewriter:
         node.target = (_aten.view if is_view else _aten._unsafe_view).default
 
     def _copy(self, source: fx.Node, node: fx.Node) -> fx.Node:
-        copy = self._graph.call_function(
+        copy: fx.Node = self._graph.call_function(
             _aten.clone.default,
             (source,),
             {"memory_format": torch.contiguous_format},
@@ -202,24 +244,62 @@ class _InPlaceRewriter:
         return copy
 
 
+def _traced(node: fx.Node) -> fx.Graph:
+    """Returns the decomposition of a call, with its tensors as inputs."""
+    # Imported here, because that takes a third of a second.
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    sources = node.all_input_nodes
+
+    def call(*values: Any) -> Any:
+        known: Any = dict(zip(sources, values, strict=True))
+        given = node.args, dict(node.kwargs)
+        args, kwargs = fx.map_arg(given, known.get)
+        assert callable(node.target)
+        return node.target(*args, **kwargs)
+
+    values = [source.meta["val"] for source in sources]
+    with node.meta["val"].fake_mode:
+        graph: fx.Graph = make_fx(call, _decompositions())(*values).graph
+    return graph
+
+
 def _rewrite_batch_norm(node: fx.Node) -> None:
     tensors, (_, momentum, eps, _) = node.args[:5], node.args[5:]
     node.target = _aten._native_batch_norm_legit_no_training.default
     node.args = (*tensors, momentum, eps)
 
 
-def _constants(graph: fx.Graph) -> set[fx.Node]:
-    """Returns calls that depend on the batch size only and write nothing."""
-    found: set[fx.Node] = set()
+def _evaluated(
+    graph: fx.Graph, inputs: Collection[Any]
+) -> tuple[set[fx.Node], set[fx.Node]]:
+    """Returns calls that write nothing and do not read the samples.
+
+    The first ones depend on the batch size only, the others, with the
+    weights themselves, on weights only.
+    """
+    sized: set[fx.Node] = set()
+    fixed: set[fx.Node] = set()
     for node in graph.nodes:
-        is_constant = (
-            isinstance(node.target, torch._ops.OpOverload)
-            and not node.target._schema.is_mutable
-            and all(each in found for each in reads(node))
-        )
-        if is_constant:
-            found.add(node)
-    return found
+        if node.op == "placeholder" and node.name not in inputs:
+            fixed.add(node)
+        elif not _may_write(node):
+            if all(each in sized for each in reads(node)):
+                sized.add(node)
+            if is_fixed(node, fixed):
+                fixed.add(node)
+    return sized, fixed
+
+
+def _may_write(node: fx.Node) -> bool:
+    """Returns True also for norms with running statistics, of which their
+    schema is silent."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return True
+    schema = node.target._schema
+    names = [argument.name for argument in schema.arguments]
+    given = dict(zip(names, node.args, strict=False))
+    return schema.is_mutable or given.get("running_mean") is not None
 
 
 def _keeps_layout(node: fx.Node) -> bool:
