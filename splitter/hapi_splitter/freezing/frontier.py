@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence, Set
+from functools import cached_property
 from typing import Any
 
 from hapi_splitter.freezing.model_run import (
@@ -111,16 +112,41 @@ class Frontier:
 
     def _operations(self, step: int) -> tuple[Operation, Operation | None]:
         """Returns an operation in both records."""
-        first, steps = self._runs[0].steps[step], self._runs[1].steps
+        first = self._runs[0].steps[step]
         assert isinstance(first, Operation)
-        other = steps[step] if step < len(steps) else None
+        other = self._others.get(step)
         is_same = (
-            isinstance(other, Operation)
+            other is not None
             and other.name == first.name
             and len(other.args) == len(first.args)
             and other.spec == first.spec
         )
-        return first, other if is_same else None  # type: ignore[return-value]
+        return first, other if is_same else None
+
+    @cached_property
+    def _others(self) -> Mapping[int, Operation]:
+        """Operations of the second record by steps of the first.
+
+        Within replaced modules they may differ, as in a first forward that
+        fills a cache.
+        """
+        steps, others = (self._open_operations(run) for run in self._runs)
+        return dict(zip(steps, others.values(), strict=False))
+
+    def _open_operations(self, run: ModelRun) -> dict[int, Operation]:
+        """Returns what is done outside of replaced modules, by step."""
+        found, inside = {}, 0
+        for step, each in enumerate(run.steps):
+            if isinstance(each, Operation):
+                if not inside and each.reads:
+                    found[step] = each
+            elif (each.module, each.call) in self._replaced:
+                inside += -1 if each.is_end else 1
+        return found
+
+    @cached_property
+    def _replaced(self) -> frozenset[tuple[str, int]]:
+        return frozenset((e.module, e.call) for e in self.ends.values())
 
     def _is_describable(self, module: str) -> bool:
         has_tensors = False
