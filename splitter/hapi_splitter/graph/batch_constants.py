@@ -50,7 +50,10 @@ def reads(node: fx.Node) -> list[fx.Node]:
 
 
 def is_size(node: fx.Node) -> bool:
-    return isinstance(node.meta.get("val"), torch.SymInt | int)
+    """Returns True for a number, of which only sizes depend on the batch."""
+    return isinstance(
+        node.meta.get("val"), torch.SymInt | torch.SymFloat | int | float
+    )
 
 
 def is_random(node: fx.Node) -> bool:
