@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -22,6 +22,7 @@ from hapi_splitter.freezing.tail_call import (
     TailRunner,
     frozen_modules,
 )
+from hapi_splitter.user_code import failed_line
 
 _RTOL = 1e-4
 _HALF_RTOLS = {torch.bfloat16: 0.02, torch.float16: 2**-8}
@@ -60,6 +61,7 @@ class TailCheck:
         self._state = state
         self.memory = StepMemory()
         self.result: Any = None
+        self._hooked = ""
 
     def problem(self, features: torch.Tensor) -> str | None:
         """Returns how the tail differs from the model; None if it does not.
@@ -75,35 +77,50 @@ class TailCheck:
         if not same(self._of_tail(False, features), expected):
             return (
                 "after it the model computes something else from the "
-                "features than in its whole forward"
+                f"features than in its whole forward{self._hooked}"
             )
         return self._training_problem(features)
 
-    def _training_problem(self, features: torch.Tensor) -> str | None:
-        try:
-            expected = self._of_model(True)
-        except Exception as error:  # of the user's code
-            return self._failure_problem(features, error)
-        if not same(self._of_tail(True, features), expected):
-            return (
-                "in training mode the model computes something else from the "
-                "features than in its whole forward"
-            )
-        self._probe(features)
-        return None
+    def _hooks(self) -> str:
+        """A clause about the frozen module with hooks, for a message."""
+        for name in self._plan.replaced_modules:
+            if self._model.get_submodule(name)._forward_hooks:
+                return (
+                    f"; the frozen module {name!r} has hooks, by which for "
+                    "instance output_hidden_states=True collects results, and "
+                    "they do not run in training: switch them off"
+                )
+        return ""
 
-    def _failure_problem(
-        self, features: torch.Tensor, expected: Exception
-    ) -> str | None:
-        """Compares a tail with a model that cannot train on samples alone."""
-        try:
-            self._of_tail(True, features)
-        except type(expected) as error:
-            if str(error) == str(expected):
+    def _training_problem(self, features: torch.Tensor) -> str | None:
+        """Compares them in training mode, the tail with gradients.
+
+        The whole model needs them only if the results differ.
+        """
+        actual = _Outcome(self._of_tail, True, features, True)
+        for gradients in (False, True):
+            expected = _Outcome(self._of_model, True, gradients)
+            if actual.error is None and actual.same(expected):
+                self._probe(features)
                 return None
+        if isinstance(actual.error, FreezeError):
+            raise actual.error
+        if actual.same(expected):
+            return None
+        if expected.error is not None:
+            return (
+                "in training mode the model fails in another way than its "
+                f"code after it: {expected.text}"
+            )
+        if actual.error is not None:
+            return (
+                "in training the code after it does not run without the "
+                f"frozen modules{failed_line(actual.error)}: {actual.text}; "
+                "gradients through the frozen part do not exist"
+            )
         return (
-            "in training mode the model fails in another way than its code "
-            f"after it: {type(expected).__name__}: {str(expected)[:200]}"
+            "in training mode the model computes something else from the "
+            f"features than in its whole forward{self._hooked}"
         )
 
     def _probe(self, features: torch.Tensor) -> None:
@@ -129,27 +146,56 @@ class TailCheck:
                     return
 
     @contextmanager
-    def _run(self, training: bool) -> Iterator[None]:
+    def _run(self, training: bool, gradients: bool = False) -> Iterator[None]:
         """Begins with the saved state, in a mode, and ends in that state."""
-        with self._state.preserved(), torch.no_grad():
+        with self._state.preserved(), torch.set_grad_enabled(gradients):
             self._model.train(training)
             for each in frozen_modules(self._model, self._plan):
                 each.eval()
             yield
 
-    def _of_tail(self, training: bool, features: torch.Tensor) -> Any:
+    def _of_tail(
+        self, training: bool, features: torch.Tensor, gradients: bool = False
+    ) -> Any:
         runner = TailRunner(self._model, self._plan, self.memory, _seed)
-        with self._run(training):
-            return runner.run(features.clone()), _draw()
+        with self._run(training, gradients):
+            before = self._hooks()
+            found = runner.run(features.clone()), _draw()
+            self._hooked = self._hooks()
+            if self._hooked != before:  # what later calls do
+                found = runner.run(features.clone()), _draw()
+            return found
 
-    def _of_model(self, training: bool) -> Any:
+    def _of_model(self, training: bool, gradients: bool = False) -> Any:
         """Runs the whole model, with a seed at the freeze point."""
         args, kwargs = self._inputs(self._samples.clone())
         last = self._plan.places[-1]
         with ExitStack() as stack:
-            stack.enter_context(self._run(training))
+            stack.enter_context(self._run(training, gradients))
             watch(self._model, last, lambda _: _seed(), stack)
             return self._model(*args, **kwargs), _draw()
+
+
+class _Outcome:
+    """The result of a run, or the error of the user's code in it."""
+
+    def __init__(self, run: Callable[..., Any], *args: Any) -> None:
+        self.result: Any = None
+        self.error: Exception | None = None
+        try:
+            self.result = run(*args)
+        except Exception as error:  # of the user's code
+            self.error = error
+
+    @property
+    def text(self) -> str:
+        return f"{type(self.error).__name__}: {str(self.error)[:200]}"
+
+    def same(self, other: _Outcome) -> bool:
+        if self.error is None and other.error is None:
+            return same(self.result, other.result)
+        is_same = type(self.error) is type(other.error)
+        return is_same and str(self.error) == str(other.error)
 
 
 class _Entered(BaseException):
