@@ -14,8 +14,8 @@ from hapi_splitter.freezing.boundaries import (
     FreezePoint,
     indexes_of,
 )
-from hapi_splitter.freezing.frontier import Shapes
 from hapi_splitter.freezing.freeze_selector import FreezeSpec, nearest, similar
+from hapi_splitter.freezing.frontier import Shapes
 from hapi_splitter.freezing.model_run import Operation
 from hapi_splitter.freezing.tail_call import TailPlan
 
@@ -173,7 +173,8 @@ class FreezePoints:
                 reason = "is compiled by torch.jit, which hides its calls"
             problem = (
                 f"that module {reason}; "
-                f"similar valid names: {similar(name, self._valid)}"
+                "similar valid names: "
+                f"{similar(name, self._valid, self._model)}"
             )
         return FreezeError("unknown_freeze", f"freeze {name!r}: {problem}")
 
