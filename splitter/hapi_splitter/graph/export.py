@@ -291,7 +291,8 @@ class _Translation:
             try:
                 self._known[node] = self._result_of(node)
             except FreezeError as error:
-                raise _depends_on_batch(node) from error
+                op = (error.details or {}).get("op")
+                raise _depends_on_batch(node, op) from error
             return self._known[node]
         value = constant.per_sample
         result = self._weight(node, value)
@@ -466,13 +467,14 @@ def _computes_with_batch(call: Call) -> bool:
     )
 
 
-def _depends_on_batch(node: fx.Node) -> FreezeError:
+def _depends_on_batch(node: fx.Node, op: str | None = None) -> FreezeError:
+    op = op or str(node.target)
     return FreezeError(
         "unknown_op",
         "the frozen region computes with the number of samples in a batch by "
-        f"{node.target} in {_where(node)}, so that features would depend on "
+        f"{op} in {_where(node)}, so that features would depend on "
         "the batch; freeze before it",
-        details={"op": str(node.target)},
+        details={"op": op},
     )
 
 
