@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from functools import cached_property
 
 import torch
@@ -137,7 +137,25 @@ class FreezePoints:
                 if not name.startswith(tuple(inside))
             ),
             frozenset(frozen),
+            tuple(self._watched(frozen, tuple(inside))),
         )
+
+    def _watched(
+        self, frozen: Set[str], inside: tuple[str, ...]
+    ) -> Iterator[str]:
+        """Yields the names of frozen tensors that may not change.
+
+        The code before the freeze point may count in buffers of its own, and
+        caches may be filled that nothing reads as they are.
+        """
+        for name in sorted(frozen):
+            is_read = name in self._run.reads
+            # Statistics are written without a sign of it but for this one.
+            is_count = name.endswith("num_batches_tracked")
+            if name in self._parameters or (
+                name.startswith(inside) and (is_read or is_count)
+            ):
+                yield name
 
     def _check_kept(self, frontier: Frontier) -> None:
         """Refuses hooks and attributes of frozen modules that keep tensors."""
@@ -196,7 +214,8 @@ class FreezePoints:
                 reason = "is compiled by torch.jit, which hides its calls"
             problem = (
                 f"that module {reason}; "
-                f"similar valid names: {similar(name, self._valid)}"
+                "similar valid names: "
+                f"{similar(name, self._valid, self._model)}"
             )
         return FreezeError("unknown_freeze", f"freeze {name!r}: {problem}")
 

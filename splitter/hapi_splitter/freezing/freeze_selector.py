@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import (
     Callable,
     Iterable,
@@ -29,6 +30,10 @@ AUTO = "auto"
 _COMPILED = "_orig_mod."
 _MAX_TEXT_NAMES = 4
 _MAX_SIMILAR = 5
+_MAX_LARGE = 2
+_LARGE = 4
+"""A module is large with a quarter of the parameters."""
+_CLOSE = 0.8
 _NONE = "there are none"
 
 
@@ -117,7 +122,7 @@ def _check_names(model: nn.Module, names: Iterable[str]) -> None:
             raise FreezeError(
                 "unknown_freeze",
                 f"freeze {name!r}: that module is not in the model; similar "
-                f"names: {similar(name, modules)}",
+                f"names: {similar(name, modules, model)}",
             )
 
 
@@ -159,11 +164,50 @@ def _outermost_names(
             yield from _outermost_names(child, prefix + name, is_selected)
 
 
-def similar(name: str, valid: Iterable[str]) -> str:
-    """Returns valid names that are spelt like ``name``, for a message."""
+def similar(name: str, valid: Iterable[str], model: nn.Module) -> str:
+    """Returns valid names that may be meant by ``name``, for a message.
+
+    They are spelt alike, or hold most of the parameters, as a backbone does,
+    and do not contain the model's last layer.
+    """
     names = [each for each in valid if each]
-    close = difflib.get_close_matches(name, names, _MAX_SIMILAR, cutoff=0.0)
-    return ", ".join(close) or _NONE
+    sizes = {
+        each: _num_parameters(model.get_submodule(each)) for each in names
+    }
+    total = _num_parameters(model)
+    (*_, (last, _)) = model.named_modules()
+    large = [
+        each
+        for each in names
+        if _LARGE * sizes[each] >= total
+        and not f"{last}.".startswith(f"{each}.")
+    ]
+    alike, close = (
+        difflib.get_close_matches(
+            _counted(name, names), names, _MAX_SIMILAR, cutoff
+        )
+        for cutoff in (0.0, _CLOSE)
+    )
+    found = dict.fromkeys([*close, *large[:_MAX_LARGE], *alike])
+    return ", ".join([*found][:_MAX_SIMILAR]) or _NONE
+
+
+def _num_parameters(module: nn.Module) -> int:
+    return sum(each.numel() for each in module.parameters())
+
+
+def _counted(name: str, names: Sequence[str]) -> str:
+    """Returns a name with ``layers[-1]`` or ``layers.-1`` counted."""
+    name = re.sub(r"\[(-?\d+)\]", r".\1", name)
+    before, found, index = name.partition(".-")
+    digits, _, after = index.partition(".")
+    if not found or not digits.isdigit():
+        return name
+    count = sum(
+        each.rpartition(".")[0] == before and each.rpartition(".")[2].isdigit()
+        for each in names
+    )
+    return f"{before}.{count - int(digits)}{after and f'.{after}'}"
 
 
 def nearest(position: int, valid: Mapping[str, int]) -> str:

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
 from hapi_protocol.errors import FreezeError
+from hapi_splitter.user_code import failed_line
+
+REMEDY = (
+    "give the transform= of the model's inputs: an image transform, an "
+    "ArrayTransform(shape, dtype), or NamedArrays of several, by the names of "
+    "arguments; inputs such as masks that need certain values have to be made "
+    "by the model, from its other inputs"
+)
 
 
 def check_splittable(model: nn.Module) -> None:
@@ -22,6 +33,22 @@ def check_splittable(model: nn.Module) -> None:
                 "cannot_freeze",
                 f"{name!r} of {kind} has no shape yet (a lazy module); run "
                 "the model once on a batch, then split it",
+            )
+        if tensor.is_inference() and isinstance(tensor, nn.Parameter):
+            raise FreezeError(
+                "cannot_freeze",
+                f"{name!r} of {kind} was made under torch.inference_mode(), "
+                "so that torch can neither export nor train it; build the "
+                "model outside of it, or replace the parameter by "
+                "nn.Parameter(parameter.clone())",
+            )
+        # Not by its class, whose import takes most of a second.
+        if hasattr(tensor, "device_mesh") or "_flat_param" in name:
+            raise FreezeError(
+                "cannot_freeze",
+                f"{name!r} of {kind} is distributed, by FSDP or tensor "
+                "parallelism; split the model first, then distribute the "
+                "tail: fully_shard(tail)",
             )
         if tensor.is_meta:
             raise FreezeError(
@@ -41,6 +68,26 @@ def check_splittable(model: nn.Module) -> None:
             "which calls no modules by their Python code; give the original "
             "model",
         )
+
+
+def not_running(
+    name: str,
+    inputs: Mapping[Any, torch.Tensor],
+    error: Exception,
+    remedy: str = REMEDY,
+) -> FreezeError:
+    """Returns the error of a model that fails on samples that are made up."""
+    given = ", ".join(
+        f"{key}: {len(tensor)} of {tensor.dtype}, shape "
+        f"{tuple(tensor.shape[1:])}"
+        for key, tensor in inputs.items()
+    )
+    return FreezeError(
+        "cannot_trace",
+        f"{name} does not run on samples that the split makes up (random "
+        f"values; {given}){failed_line(error)}: "
+        f"{type(error).__name__}: {str(error)[:500]}; {remedy}",
+    )
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

@@ -106,6 +106,8 @@ class _ModuleStack:
         tracer = getattr(get_proxy_mode(), "tracer", None)
         self._stack = getattr(tracer, "module_stack", None)
         self._before = dict(self._stack or {})
+        if tracer is not None:  # for messages that name a line
+            tracer._record_forward_stack_traces_only = False
 
     def __exit__(self, _: object, error: Any, __: object) -> None:
         if self._stack is not None:

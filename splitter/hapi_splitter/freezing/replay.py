@@ -7,9 +7,7 @@ already: anything else would be skipped without a word.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,10 +26,14 @@ from hapi_splitter.freezing.stand_ins import (
 )
 from hapi_splitter.freezing.structures import flatten, unflatten
 from hapi_splitter.graph.program import Affine, Ref
+from hapi_splitter.user_code import running_line
 
 _RTOL = 1e-5
 _MAX_BATCHES = 8
 _CONVERSIONS = frozenset(("cpu", "cuda", "to", "type"))
+_GRADIENTS = frozenset(
+    ("grad", "backward", "register_hook", "requires_grad_", "retain_grad")
+)
 _REMEDY = (
     "split the model in the state in which it trains, or give two modules "
     "(frozen, tail) instead of the model"
@@ -115,7 +117,7 @@ class Replay:
         ):
             raise self._failed(
                 f"the model's forward runs the frozen module {module!r}"
-                f"{_user_line()}, which it did not do like this when it was "
+                f"{running_line()}, which it did not do like this when it was "
                 f"split; frozen modules are not run in training; {_REMEDY}"
             )
         values = [self._filled(each, module) for each in step.values]
@@ -254,12 +256,18 @@ class Replay:
         source = self._sources.get(tensor.number, "")
         of = f"the result of {source!r}" if source else "the model's input"
         remedy = f"freeze {source!r} or an earlier module, " if source else ""
+        if name in _GRADIENTS:
+            return self._failed(
+                f"the model's forward reads {of} by {name!r}{running_line()}, "
+                "but frozen layers are not run in training, so that gradients "
+                "through the frozen part do not exist; leave that out"
+            )
         if self._step is None or tensor.steps is not self:
             problem = "which the frozen part has computed already"
         else:
             problem = "which it did not do there when the model was split"
         return self._failed(
-            f"the model's forward reads {of} by {name!r}{_user_line()}, "
+            f"the model's forward reads {of} by {name!r}{running_line()}, "
             f"{problem}; frozen layers are not run in training, so that there "
             f"are no values; {remedy}{_REMEDY}"
         )
@@ -351,16 +359,3 @@ def _on_meta(value: Any) -> Any:
     return torch.empty_strided(
         value.size(), value.stride(), dtype=value.dtype, device="meta"
     )
-
-
-def _user_line() -> str:
-    """Returns the innermost line of the user's code that is running."""
-    ours, torchs = Path(__file__).parents[1], Path(torch.__file__).parent
-    frame = sys._getframe(1)
-    while frame.f_back is not None:
-        path = Path(frame.f_code.co_filename)
-        if ours not in path.parents and torchs not in path.parents:
-            name = frame.f_code.co_name
-            return f" (in {path}, line {frame.f_lineno}, in {name})"
-        frame = frame.f_back
-    return ""

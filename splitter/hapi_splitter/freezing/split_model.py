@@ -44,8 +44,10 @@ from hapi_splitter.freezing.freeze_selector import (
 from hapi_splitter.freezing.frontier import Shapes
 from hapi_splitter.freezing.frozen_weights import FrozenWeights
 from hapi_splitter.freezing.model_checks import (
+    REMEDY,
     check_splittable,
     device_of,
+    not_running,
     unwrapped,
 )
 from hapi_splitter.freezing.model_run import ModelRun, record
@@ -63,6 +65,7 @@ from hapi_splitter.graph.shapes import infer
 from hapi_splitter.inputs.named_arrays import NamedArrays
 from hapi_splitter.inputs.sample_format import InputTransform, SampleForm
 from hapi_splitter.package.writer import digest_of
+from hapi_splitter.user_code import failed_line, traced_line
 
 DEFAULT_SAMPLE_SHAPE = (3, 224, 224)
 _BATCHES = (2, 3)
@@ -278,11 +281,14 @@ class _Splitter:
         try:
             return record(self._model, args, kwargs)
         except Exception as error:  # the user's own code
-            raise FreezeError(
-                "cannot_trace",
-                f"{type(self._model).__name__} does not run on a batch of "
-                f"samples of shape {self._form.shape}: "
-                f"{type(error).__name__}: {str(error)[:500]}",
+            raise not_running(
+                type(self._model).__name__,
+                {**dict(enumerate(args)), **kwargs},
+                error,
+                f"it runs on {_BATCHES[0]} samples, so that its code depends "
+                "on their number; make it accept any"
+                if len(samples) > _BATCHES[0]
+                else REMEDY,
             ) from error
 
     def _inputs(
@@ -352,14 +358,14 @@ class _Splitter:
         try:
             problem = self._problem(plan, features)
         except FreezeError as error:
-            raise FreezeError(
-                error.code, f"freeze {spec.text!r}: {error.message}"
-            ) from error
+            message = f"freeze {spec.text!r}: {error.message}"
+            raise FreezeError(error.code, message) from error
         except Exception as error:  # the user's own code
             cause = error
             problem = (
-                "the code after it does not run without the frozen modules: "
-                f"{type(error).__name__}: {str(error)[:500]}"
+                "the code after it does not run without the frozen modules"
+                f"{failed_line(error)}: {type(error).__name__}: "
+                f"{str(error)[:500]}"
             )
         if problem is not None:
             raise FreezeError(
@@ -448,10 +454,19 @@ def _frozen_graph(
             exported.program, exported.weights, form, names=exported.names
         )
     except PackageError as error:
+        lines = [
+            traced_line(trace)
+            for name, trace in zip(
+                exported.names, exported.traces, strict=True
+            )
+            if f" in {name}: " in error.message
+        ]
+        if "would mix samples" in error.message:
+            lines.append(", so that features would depend on the batch")
         raise FreezeError(
             "cannot_freeze",
-            f"freeze {freeze!r}: packages cannot hold {error.message}; freeze "
-            "before it, or use other operators",
+            f"freeze {freeze!r}: packages cannot hold {error.message}"
+            f"{''.join(lines)}; freeze before it, or use other operators",
         ) from error
     if not cuttable(values[-1]):
         raise FreezeError(

@@ -96,7 +96,9 @@ class StandInTensor(torch.Tensor):
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs, name = kwargs or {}, name_of(func)
-        if name in _FACTS or (name == "type" and len(args) < 2):
+        # The function has the name of the attribute.
+        is_fact = name in _FACTS and func is not torch.autograd.grad
+        if is_fact or (name == "type" and len(args) < 2):
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
         leaves, spec = flatten((args, kwargs))

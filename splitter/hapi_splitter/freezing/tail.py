@@ -46,7 +46,7 @@ class Tail(nn.Module):
         self._plan = plan
         self._memory = memory
         replaced = frozenset(plan.replaced_modules)
-        self.frozen_weights = FrozenWeights(model, _fixed(model, plan))
+        self.frozen_weights = FrozenWeights(model, plan.watched)
         _share(self, model, "", plan.frozen, replaced)
         self.training = model.training
 
@@ -99,15 +99,6 @@ class Tail(nn.Module):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Tail, (*self._whole, self._plan, self._memory)
-
-
-def _fixed(model: nn.Module, plan: TailPlan) -> Iterator[str]:
-    """Yields the names of frozen tensors that a call of the tail leaves."""
-    inside = tuple(f"{each}." for each in plan.replaced_modules)
-    parameters = dict(model.named_parameters(remove_duplicate=False))
-    for name in sorted(plan.frozen):
-        if name in parameters or name.startswith(inside):
-            yield name
 
 
 class _Remaining(MutableMapping[str, Any]):

@@ -48,6 +48,7 @@ class TailPlan:
         run_parameters: frozen parameters that the code before the freeze
             point reads nevertheless.
         frozen: names of the parameters and buffers that are not in the tail.
+        watched: those that have to stay what they are.
     """
 
     places: tuple[Place, ...]
@@ -59,6 +60,7 @@ class TailPlan:
     run_modules: tuple[str, ...]
     run_parameters: tuple[str, ...]
     frozen: frozenset[str]
+    watched: tuple[str, ...]
 
     @property
     def replaced_modules(self) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import Any
@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from hapi_protocol.errors import FreezeError
 from hapi_splitter.freezing.places import Place, watch
 from hapi_splitter.freezing.preserved_state import SavedState
 from hapi_splitter.freezing.region import Inputs, packed
@@ -22,12 +23,16 @@ from hapi_splitter.freezing.tail_call import (
     TailRunner,
     frozen_modules,
 )
+from hapi_splitter.user_code import failed_line
 
 _RTOL = 1e-4
 _HALF_RTOLS = {torch.bfloat16: 0.02, torch.float16: 2**-8}
 _PROBES = 64
 """Calls in training mode that look for code before the freeze point that runs
 at random: what runs in one of ten is overlooked once in a thousand times."""
+_OTHER_BATCH = 7
+"""Other than those of the records, for numbers that follow from the batch size
+in another way than it looks for these."""
 
 
 class TailCheck:
@@ -60,6 +65,7 @@ class TailCheck:
         self._state = state
         self.memory = StepMemory()
         self.result: Any = None
+        self._hooked = ""
 
     def problem(self, features: torch.Tensor) -> str | None:
         """Returns how the parts differ from the model; None if they do not.
@@ -71,7 +77,7 @@ class TailCheck:
             features: of the exported region, of all samples or the first.
         """
         sent: list[torch.Tensor] = []
-        expected = self._of_model(False, sent)
+        expected = self._of_model(False, sent=sent)
         self.result = expected[0]
         if not same(features, sent[0][: len(features)]):
             return (
@@ -81,39 +87,55 @@ class TailCheck:
         if not same(self._of_tail(False, sent[0]), expected):
             return (
                 "after it the model computes something else from the "
-                "features than in its whole forward"
+                f"features than in its whole forward{self._hooked}"
             )
         return self._training_problem(sent[0])
 
-    def _training_problem(self, features: torch.Tensor) -> str | None:
-        try:
-            expected = self._of_model(True)
-        except Exception as error:  # of the user's code
-            return self._failure_problem(features, error)
-        if not same(self._of_tail(True, features), expected):
-            return (
-                "in training mode the model computes something else from the "
-                "features than in its whole forward"
-            )
-        self._probe(features)
-        return None
+    def _hooks(self) -> str:
+        """A clause about the frozen module with hooks, for a message."""
+        for name in self._plan.replaced_modules:
+            if self._model.get_submodule(name)._forward_hooks:
+                return (
+                    f"; the frozen module {name!r} has hooks, by which for "
+                    "instance output_hidden_states=True collects results, and "
+                    "they do not run in training: switch them off"
+                )
+        return ""
 
-    def _failure_problem(
-        self, features: torch.Tensor, expected: Exception
-    ) -> str | None:
-        """Compares a tail with a model that cannot train on samples alone."""
-        try:
-            self._of_tail(True, features)
-        except type(expected) as error:
-            if str(error) == str(expected):
+    def _training_problem(self, features: torch.Tensor) -> str | None:
+        """Compares them in training mode, the tail with gradients.
+
+        The whole model needs them only if the results differ.
+        """
+        actual = _Outcome(self._of_tail, True, features, True)
+        for gradients in (False, True):
+            expected = _Outcome(self._of_model, True, gradients)
+            if actual.error is None and actual.same(expected):
+                self._probe(features)
                 return None
+        if isinstance(actual.error, FreezeError):
+            raise actual.error
+        if actual.same(expected):
+            return None
+        if expected.error is not None:
+            return (
+                "in training mode the model fails in another way than its "
+                f"code after it: {expected.text}"
+            )
+        if actual.error is not None:
+            return (
+                "in training the code after it does not run without the "
+                f"frozen modules{failed_line(actual.error)}: {actual.text}; "
+                "gradients through the frozen part do not exist"
+            )
         return (
-            "in training mode the model fails in another way than its code "
-            f"after it: {type(expected).__name__}: {str(expected)[:200]}"
+            "in training mode the model computes something else from the "
+            f"features than in its whole forward{self._hooked}"
         )
 
     def _probe(self, features: torch.Tensor) -> None:
-        """Runs what may happen at random before the freeze point.
+        """Runs what is before the freeze point: with another batch size, and
+        often if it draws random numbers.
 
         Raises:
             FreezeError: if it is not always the same.
@@ -124,6 +146,8 @@ class TailCheck:
 
         runner = TailRunner(self._model, self._plan, self.memory, leave)
         with self._run(True):
+            with suppress(_Entered):
+                runner.run(features[:1].repeat_interleave(_OTHER_BATCH, 0))
             for number in range(_PROBES):
                 _seed(number)
                 before = _random_states()
@@ -133,26 +157,37 @@ class TailCheck:
                     return
 
     @contextmanager
-    def _run(self, training: bool) -> Iterator[None]:
+    def _run(self, training: bool, gradients: bool = False) -> Iterator[None]:
         """Begins with the saved state, in a mode, and ends in that state."""
-        with self._state.preserved(), torch.no_grad():
+        with self._state.preserved(), torch.set_grad_enabled(gradients):
             self._model.train(training)
             for each in frozen_modules(self._model, self._plan):
                 each.eval()
             yield
 
-    def _of_tail(self, training: bool, features: torch.Tensor) -> Any:
+    def _of_tail(
+        self, training: bool, features: torch.Tensor, gradients: bool = False
+    ) -> Any:
         runner = TailRunner(self._model, self._plan, self.memory, _seed)
-        with self._run(training):
-            return runner.run(features.clone()), _draw()
+        with self._run(training, gradients):
+            before = self._hooks()
+            found = runner.run(features.clone()), _draw()
+            self._hooked = self._hooks()
+            if self._hooked != before:  # what later calls do
+                found = runner.run(features.clone()), _draw()
+            return found
 
     def _of_model(
-        self, training: bool, sent: list[torch.Tensor] | None = None
+        self,
+        training: bool,
+        gradients: bool = False,
+        sent: list[torch.Tensor] | None = None,
     ) -> Any:
         """Runs the whole model, with a seed at the freeze point.
 
         Args:
             training: mode of what is not frozen.
+            gradients: True to compute with gradients.
             sent: gets the tensor that is sent, as the region has it.
         """
         args, kwargs = self._inputs(self._samples.clone())
@@ -168,10 +203,32 @@ class TailCheck:
                     sent.append(parts.clone())  # the model may write to it
 
         with ExitStack() as stack:
-            stack.enter_context(self._run(training))
+            stack.enter_context(self._run(training, gradients))
             for place in places:
                 watch(self._model, place, partial(take, place), stack)
             return self._model(*args, **kwargs), _draw()
+
+
+class _Outcome:
+    """The result of a run, or the error of the user's code in it."""
+
+    def __init__(self, run: Callable[..., Any], *args: Any) -> None:
+        self.result: Any = None
+        self.error: Exception | None = None
+        try:
+            self.result = run(*args)
+        except Exception as error:  # of the user's code
+            self.error = error
+
+    @property
+    def text(self) -> str:
+        return f"{type(self.error).__name__}: {str(self.error)[:200]}"
+
+    def same(self, other: _Outcome) -> bool:
+        if self.error is None and other.error is None:
+            return same(self.result, other.result)
+        is_same = type(self.error) is type(other.error)
+        return is_same and str(self.error) == str(other.error)
 
 
 class _Entered(BaseException):

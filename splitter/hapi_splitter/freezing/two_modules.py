@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from hapi_protocol.errors import FreezeError
-from hapi_splitter.freezing.model_checks import check_splittable
+from hapi_splitter.freezing.model_checks import check_splittable, not_running
 
 DESCRIPTION = "(frozen, tail)"
 _BATCH = 2
@@ -71,12 +71,8 @@ def check_result(frozen: nn.Module, example: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():
             result = frozen(example)
     except Exception as error:  # the user's own code
-        raise FreezeError(
-            "cannot_trace",
-            f"the frozen module {type(frozen).__name__} does not run on a "
-            f"batch of samples of shape {tuple(example.shape[1:])}: "
-            f"{str(error)[:500]}",
-        ) from error
+        name = f"the frozen module {type(frozen).__name__}"
+        raise not_running(name, {0: example}, error) from error
     if not isinstance(result, torch.Tensor):
         raise FreezeError(
             "cannot_freeze",

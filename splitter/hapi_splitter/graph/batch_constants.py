@@ -50,7 +50,10 @@ def reads(node: fx.Node) -> list[fx.Node]:
 
 
 def is_size(node: fx.Node) -> bool:
-    return isinstance(node.meta.get("val"), torch.SymInt | int)
+    """Returns True for a number, of which only sizes depend on the batch."""
+    return isinstance(
+        node.meta.get("val"), torch.SymInt | torch.SymFloat | int | float
+    )
 
 
 def is_random(node: fx.Node) -> bool:
@@ -64,13 +67,14 @@ def is_fixed(node: fx.Node, known: Container[fx.Node]) -> bool:
     """Returns True if a call reads only known nodes and no random numbers,
     and its shape does not depend on the batch size."""
     return (
-        not _has_symbols(node.meta.get("val"))
+        not has_symbols(node.meta.get("val"))
         and not is_random(node)
         and all(source in known for source in reads(node))
     )
 
 
-def _has_symbols(value: Any) -> bool:
+def has_symbols(value: Any) -> bool:
+    """Returns True if the shape of a tensor depends on the batch size."""
     values = value if isinstance(value, list | tuple) else [value]
     return any(
         isinstance(size, torch.SymInt)

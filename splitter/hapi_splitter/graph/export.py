@@ -19,6 +19,7 @@ from torch import fx, nn
 from hapi_protocol.errors import FreezeError, PackageError
 from hapi_splitter.graph.batch_constants import (
     BatchConstants,
+    has_symbols,
     is_fixed,
     is_size,
 )
@@ -43,15 +44,17 @@ from hapi_splitter.graph.program import (
     Ref,
     read_call,
 )
+from hapi_splitter.user_code import traced_line
 
 
 @dataclass(frozen=True)
 class ExportedRegion:
-    """A program, its weights by id, and the name of each call."""
+    """A program, its weights by id, name and stack trace of each call."""
 
     program: Program
     weights: dict[int, torch.Tensor]
     names: Sequence[str]
+    traces: Sequence[str]
 
 
 def export_region(
@@ -166,7 +169,10 @@ class _Translation:
         if not self._fold_constant(node) and not self._batch_constants.add(
             node
         ):
-            self._known[node] = self._result_of(node)
+            try:
+                self._known[node] = self._result_of(node)
+            except BatchSizeError as error:
+                raise _depends_on_batch(node) from error
 
     def _result_of(self, node: fx.Node) -> Any:
         name = str(node.target)
@@ -187,6 +193,8 @@ class _Translation:
     def _fold_constant(self, node: fx.Node) -> bool:
         """Evaluates a call that depends only on weights."""
         if not is_fixed(node, self._constants):
+            return False
+        if any(_is_symbol(each.meta["val"]) for each in node.all_input_nodes):
             return False
         self._constants[node] = self._batch_constants.value(node)
         return True
@@ -252,7 +260,7 @@ class _Translation:
     def _argument(self, argument: Any) -> Any:
         if isinstance(argument, fx.Node):
             value = argument.meta.get("val")
-            if isinstance(value, torch.SymInt | int):
+            if _is_symbol(value) or isinstance(value, int):
                 return size_of(value)
             if argument in self._constants:
                 return self._weight(argument, self._constants[argument])
@@ -286,7 +294,11 @@ class _Translation:
         constant = self._batch_constants.find(node)
         if constant is None:
             # It is rounded differently in each batch, or differs by sample.
-            self._known[node] = self._result_of(node)
+            try:
+                self._known[node] = self._result_of(node)
+            except FreezeError as error:
+                op = (error.details or {}).get("op")
+                raise _depends_on_batch(node, op) from error
             return self._known[node]
         value = constant.per_sample
         result = self._weight(node, value)
@@ -330,8 +342,9 @@ class _Translation:
         weights = {i: self._weights[w] for i, w in enumerate(used_weights, 1)}
         program = Program(len(weights), calls)
         self._check(program, used_calls)
-        names = call_names([self._origins[c] for c in used_calls])
-        return ExportedRegion(program, weights, names)
+        origins = [self._origins[c] for c in used_calls]
+        traces = [each.meta.get("stack_trace") or "" for each in origins]
+        return ExportedRegion(program, weights, call_names(origins), traces)
 
     def _check(self, program: Program, used_calls: Sequence[int]) -> None:
         """Refuses calls that a package could not hold."""
@@ -341,6 +354,8 @@ class _Translation:
                 read_call(entry, program.first_call + index)
             except PackageError as error:
                 node = self._origins[used_calls[index]]
+                if _computes_with_batch(program.calls[index]):
+                    raise _depends_on_batch(node) from error
                 raise FreezeError(
                     "unknown_op",
                     f"in {_where(node)}: {error.message}; freeze before it, "
@@ -402,11 +417,19 @@ def _bound(node: fx.Node) -> dict[str, Any]:
     return bound
 
 
-def size_of(value: int | torch.SymInt) -> int | Affine:
+def _is_symbol(value: Any) -> bool:
+    return isinstance(value, torch.SymInt | torch.SymFloat)
+
+
+class BatchSizeError(FreezeError):
+    """A number depends on the batch size, and is no multiple of it."""
+
+
+def size_of(value: Any) -> int | Affine:
     """Returns a size as a multiple of the batch size, or a number.
 
     Raises:
-        FreezeError: ``cannot_trace`` if it depends on it in another way.
+        BatchSizeError: ``cannot_trace`` if it depends on it in another way.
     """
     if isinstance(value, int):
         return value
@@ -415,17 +438,58 @@ def size_of(value: int | torch.SymInt) -> int | Affine:
     if not symbols:
         return int(expression)
     symbol = symbols[0]
-    constant = expression.subs(symbol, 0)
-    slope = expression.subs(symbol, 1) - constant
+    slope = expression.subs(symbol, 2) - expression.subs(symbol, 1)
+    constant = expression.subs(symbol, 1) - slope
     if len(symbols) > 1 or (expression - slope * symbol - constant) != 0:
-        raise FreezeError(
+        raise BatchSizeError(
             "cannot_trace",
             f"a size of {expression} is not a multiple of the batch size",
         )
     return Affine(int(slope), int(constant))
 
 
+def _computes_with_batch(call: Call) -> bool:
+    parameters = operators()[call.op].parameters
+    return any(
+        isinstance(value, Affine)
+        or (
+            isinstance(value, tuple)
+            and kind != "size"
+            and Affine in map(type, value)
+        )
+        for value, kind in zip(
+            call.args, [p.kind for p in parameters], strict=True
+        )
+    )
+
+
+def _depends_on_batch(node: fx.Node, op: str | None = None) -> FreezeError:
+    op = op or str(node.target)
+    return FreezeError(
+        "unknown_op",
+        "the frozen region computes with the number of samples in a batch by "
+        f"{op} in {_where(node)}, so that features would depend on "
+        "the batch; freeze before it",
+        details={"op": op},
+    )
+
+
+def _joins_samples(node: fx.Node) -> bool:
+    """Returns True if a result has no batch, and an argument has one."""
+    given = [each.meta.get("val") for each in node.all_input_nodes]
+    result = node.meta.get("val")
+    return any(map(has_symbols, given)) and not has_symbols(result)
+
+
 def _unknown(node: fx.Node, name: str) -> FreezeError:
+    if _joins_samples(node):
+        return FreezeError(
+            "unknown_op",
+            f"the frozen region mixes the samples of a batch by {name} in "
+            f"{_where(node)}, so that features would depend on the batch; "
+            "freeze before it",
+            details={"op": name},
+        )
     return FreezeError(
         "unknown_op",
         f"model packages do not support operator {name} in {_where(node)}; "
@@ -437,4 +501,5 @@ def _unknown(node: fx.Node, name: str) -> FreezeError:
 def _where(node: fx.Node) -> str:
     stack = node.meta.get("nn_module_stack") or {}
     paths = [path for path, _ in stack.values() if path]
-    return paths[-1] if paths else "the model"
+    line = traced_line(node.meta.get("stack_trace"))
+    return f"{paths[-1] if paths else 'the model'}{line}"
