@@ -29,8 +29,8 @@ from hapi_splitter.freezing.stand_ins import (
 from hapi_splitter.graph.program import Affine, Ref
 
 Shapes = Mapping[tuple[str, int], Sequence[Any]]
-"""By module and call: of each value of the result its shape for any batch
-size; None for what is no tensor, or has no such shape."""
+"""By module and call: of each value of the result its shape, or itself, for
+any batch size."""
 
 
 class Frontier:
@@ -38,8 +38,6 @@ class Frontier:
 
     They are the outermost ones, except those whose results cannot be
     described for any batch size; of these the modules inside are replaced.
-    Numbers among the results are no description: the code that computes them
-    runs.
 
     Args:
         runs: records of forwards of two batch sizes.
@@ -154,16 +152,17 @@ class Frontier:
             event = self._runs[0].events[end]
             forms = self.described(event)
             for value, form in zip(event.values, forms, strict=True):
-                is_tensor = isinstance(value, Recorded)
-                if form is UNKNOWN or not (is_tensor or value is None):
+                if isinstance(value, Recorded):
+                    has_tensors = True
+                    if value.number is None:
+                        return False
+                if form is UNKNOWN:
                     return False
-                if is_tensor and value.number is None:
-                    return False
-                has_tensors |= is_tensor
-            if self._shapes is not None:
-                shapes = [getattr(each, "shape", None) for each in forms]
-                if self._shapes.get((module, call)) != shapes:
-                    return False
+            if self._shapes is not None and not _equal(
+                [getattr(each, "shape", each) for each in forms],
+                self._shapes.get((module, call), ()),
+            ):
+                return False
         return has_tensors
 
     @property
@@ -320,6 +319,14 @@ class Frontier:
             return first if first == second else VaryingValue()
         found = _described(first, second, self._batches)
         return VaryingValue() if found is UNKNOWN else found
+
+
+def _equal(first: Sequence[Any], second: Sequence[Any]) -> bool:
+    """Compares values and their types, so that 1 is not True."""
+    return len(first) == len(second) and all(
+        type(a) is type(b) and a == b
+        for a, b in zip(first, second, strict=True)
+    )
 
 
 def _numbers(step: SkippedStep) -> frozenset[int]:

@@ -1,4 +1,4 @@
-"""Shapes of the results of modules for any batch size, from an export."""
+"""Describes results of modules for any batch size, from an export."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ from hapi_protocol.errors import FreezeError
 from hapi_splitter.freezing.frontier import Shapes
 from hapi_splitter.freezing.structures import flatten
 from hapi_splitter.graph.export import size_of
-from hapi_splitter.graph.program import Affine
 
 
 @contextmanager
 def recorded_shapes(model: nn.Module) -> Iterator[Shapes]:
-    """Records shapes while a model is exported with a symbolic batch size.
+    """Records results while a model is exported with a symbolic batch size.
 
     Unlike the records of two batch sizes, they hold for every batch size.
 
@@ -43,17 +42,25 @@ def recorded_shapes(model: nn.Module) -> Iterator[Shapes]:
 
             def end(_: Any, __: Any, result: Any, name: str = name) -> None:
                 leaves, _spec = flatten(result)
-                shapes[name, calls[name]] = [_shape(each) for each in leaves]
+                shapes[name, calls[name]] = [
+                    _described(each) for each in leaves
+                ]
                 calls[name] += 1
 
             stack.callback(module.register_forward_hook(end).remove)
         yield shapes
 
 
-def _shape(value: Any) -> tuple[int | Affine, ...] | None:
-    if not isinstance(value, torch.Tensor):
-        return None
+def _described(value: Any) -> Any:
+    """Returns a shape, or a value other than a tensor, for any batch size.
+
+    None of the user's values is equal to what has no description.
+    """
     try:
-        return tuple(size_of(each) for each in value.shape)
+        if isinstance(value, torch.Tensor):
+            return tuple(size_of(each) for each in value.shape)
+        if isinstance(value, torch.SymInt):
+            return size_of(value)
     except FreezeError:
-        return None  # no multiple of the batch size
+        return object()  # no multiple of the batch size
+    return value

@@ -277,7 +277,14 @@ AROUND = [
     *a(
         "hook that keeps results",
         hook("neck", "forward_hook", keep),
-        "body neck",
+        "body",
+    ),
+    *r(
+        "hook that keeps results, frozen",
+        hook("neck", "forward_hook", keep),
+        "neck",
+        "cannot_freeze",
+        "'neck' computes is kept after the forward",
     ),
     *a("hook in the tail", hook("neck", "forward_hook", double), "body"),
     *a(

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from model_cases.case import a, unheld
+from model_cases.case import a, r, unheld
 from model_cases.nets import WIDTH, Net, block
 
 
@@ -169,5 +169,12 @@ RESULTS = [
     *a("addition in place", partial(InPlace, add_in_place), "stem body"),
     *a("items in place", partial(InPlace, set_items), "stem"),
     *a("relu in place", partial(InPlace, relu_in_place), "stem body"),
-    *a("copy into", partial(InPlace, copy_into), "stem body"),
+    *a("copy into", partial(InPlace, copy_into), "stem"),
+    *r(
+        "copy into, frozen",
+        partial(InPlace, copy_into),
+        "body",
+        "cannot_freeze",
+        "reads the result of 'stem' by 'copy_'",
+    ),
 ]

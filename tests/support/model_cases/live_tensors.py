@@ -220,7 +220,7 @@ LIVE = [
         AuxiliaryInTraining,
         "body",
         "cannot_freeze",
-        "in training mode the tail also needs",
+        "reads the result of 'stem' by 'mean'",
     ),
     *a("pyramid", Pyramid, "stages.0 stages stages.1"),
     *a("last n layers", LastLayers, "blocks.0 blocks.1 blocks"),
