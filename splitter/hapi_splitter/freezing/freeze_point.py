@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence, Set
 from functools import cached_property
 
@@ -16,6 +17,11 @@ from hapi_splitter.freezing.boundaries import (
 )
 from hapi_splitter.freezing.freeze_selector import FreezeSpec, nearest, similar
 from hapi_splitter.freezing.frontier import Frontier, Shapes
+from hapi_splitter.freezing.model_checks import (
+    SplitWarning,
+    hooks_of,
+    is_users_hook,
+)
 from hapi_splitter.freezing.model_run import Operation
 from hapi_splitter.freezing.tail_call import TailPlan
 
@@ -158,7 +164,8 @@ class FreezePoints:
                 yield name
 
     def _check_kept(self, frontier: Frontier) -> None:
-        """Refuses hooks and attributes of frozen modules that keep tensors."""
+        """Refuses hooks and attributes of frozen modules that keep tensors,
+        and warns of other hooks of the user's."""
         hooked = {
             name
             for name in frontier.replaced_modules
@@ -173,6 +180,23 @@ class FreezePoints:
                 "it; frozen modules do not run in training, so that it would "
                 "stay what it was; remove the hook or the attribute, or "
                 f"freeze before {kept!r}",
+            )
+        others = [
+            name
+            for replaced in frontier.replaced_modules
+            for name, module in self._modules[replaced].named_modules(
+                prefix=replaced
+            )
+            if any(map(is_users_hook, hooks_of(module)))
+        ]
+        if others:
+            warnings.warn(
+                f"hooks of the frozen module {others[0]!r} do not run in "
+                "training: what they return is in the features, but what "
+                "else they do is not done; remove them if a loss or a report "
+                "needs that",
+                SplitWarning,
+                stacklevel=2,
             )
 
     def _spec_ends(self, spec: FreezeSpec) -> dict[str, int]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -10,6 +12,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from hapi_protocol.errors import FreezeError
+from hapi_splitter.freezing.code_form import file_of, is_library
 from hapi_splitter.user_code import failed_line
 
 REMEDY = (
@@ -18,6 +21,10 @@ REMEDY = (
     "arguments; inputs such as masks that need certain values have to be made "
     "by the model, from its other inputs"
 )
+
+
+class SplitWarning(UserWarning):
+    """A split trains in another way than its user may expect."""
 
 
 def check_splittable(model: nn.Module) -> None:
@@ -109,6 +116,21 @@ def unwrapped(model: nn.Module) -> nn.Module:
     if isinstance(model, torch._dynamo.OptimizedModule):
         return unwrapped(model._orig_mod)
     return model
+
+
+def hooks_of(module: nn.Module) -> list[Any]:
+    """Returns the forward hooks and forward pre-hooks of a module."""
+    return [
+        *module._forward_hooks.values(),
+        *module._forward_pre_hooks.values(),
+    ]
+
+
+def is_users_hook(hook: Any) -> bool:
+    """Returns False for those of libraries, such as of weight norms."""
+    kind = getattr(hook, "__func__", hook)
+    kind = kind if isinstance(kind, FunctionType) else type(kind)
+    return not is_library(file_of(sys.modules.get(kind.__module__)) or "")
 
 
 def device_of(model: nn.Module) -> torch.device:

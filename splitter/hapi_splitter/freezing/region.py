@@ -32,15 +32,31 @@ def cast_input(model: nn.Module, samples: torch.Tensor) -> torch.Tensor:
     return samples
 
 
+def autocasts() -> list[torch.autocast]:
+    """Returns the autocasts that are on.
+
+    They have to be entered in a forward, since the exporter sees no others.
+    """
+    return [
+        torch.autocast(kind, torch.get_autocast_dtype(kind))
+        for kind in ("cpu", "cuda")
+        if torch.is_autocast_enabled(kind)
+    ]
+
+
 class CastInput(nn.Module):
-    """Calls a model on float32 samples; see :func:`cast_input`."""
+    """Calls a model on float32 samples, in the autocasts of the split."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
+        self._autocasts = autocasts()
 
     def forward(self, samples: torch.Tensor) -> Any:
-        return self.model(cast_input(self.model, samples))
+        with ExitStack() as stack:
+            for each in self._autocasts:
+                stack.enter_context(each)
+            return self.model(cast_input(self.model, samples))
 
 
 class Region(nn.Module):
@@ -65,6 +81,7 @@ class Region(nn.Module):
         self.model = model
         self._places = tuple(places)
         self._inputs = inputs
+        self._autocasts = autocasts()
 
     def forward(self, samples: torch.Tensor) -> torch.Tensor:
         """Returns the tensor that is sent, ``[B, *shape]``."""
@@ -74,6 +91,8 @@ class Region(nn.Module):
             for place in self._places:
                 watch(self.model, place, self._take(place, taken), stack)
             stack.enter_context(_ModuleStack())
+            for each in self._autocasts:
+                stack.enter_context(each)
             try:
                 self.model(*args, **kwargs)
             except _Reached:

@@ -53,7 +53,12 @@ from hapi_splitter.freezing.model_checks import (
 from hapi_splitter.freezing.model_run import ModelRun, record
 from hapi_splitter.freezing.module_shapes import recorded_shapes
 from hapi_splitter.freezing.preserved_state import SavedState, preserved_state
-from hapi_splitter.freezing.region import CastInput, Region, cast_input
+from hapi_splitter.freezing.region import (
+    CastInput,
+    Region,
+    autocasts,
+    cast_input,
+)
 from hapi_splitter.freezing.replay import StepMemory
 from hapi_splitter.freezing.split_cache import CachedSplit, SplitCache
 from hapi_splitter.freezing.split_store import disk_store
@@ -339,7 +344,8 @@ class _Splitter:
             graph = _frozen_graph(
                 exported, self._form, self._transform, spec.text
             )
-            results = [graph.suffix(0)(each) for each in self._samples]
+            with torch.autocast(device_of(self._model).type, enabled=False):
+                results = [graph.suffix(0)(each) for each in self._samples]
             expected = region(self._samples[1].clone())
         # Those of the first batch are compared in the check of the tail.
         if not same(results[1], expected):
@@ -408,7 +414,7 @@ def _split_two_modules(
 
     def make() -> tuple[CachedSplit, Mapping[int, torch.Tensor]]:
         result = two_modules.check_result(frozen, cast)
-        if cast is example:
+        if cast is example and not autocasts():
             exported = export_region(frozen, example)
         else:
             exported = export_region(CastInput(frozen), example, "model")

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 import threading
+import warnings
 from collections.abc import Collection, Iterator, Mapping, MutableMapping
 from typing import Any, no_type_check
 
@@ -19,6 +20,7 @@ import torch
 from torch import nn
 
 from hapi_splitter.freezing.frozen_weights import FrozenWeights
+from hapi_splitter.freezing.model_checks import SplitWarning, device_of
 from hapi_splitter.freezing.replay import StepMemory
 from hapi_splitter.freezing.tail_call import TailPlan, TailRunner
 
@@ -46,6 +48,7 @@ class Tail(nn.Module):
         self._plan = plan
         self._memory = memory
         replaced = frozenset(plan.replaced_modules)
+        self._autocast = autocast_dtype(device_of(model))
         self.frozen_weights = FrozenWeights(model, plan.watched)
         _share(self, model, "", plan.frozen, replaced)
         self.training = model.training
@@ -61,7 +64,23 @@ class Tail(nn.Module):
         with self._lock:
             if not torch.compiler.is_compiling():
                 self.frozen_weights.check()
+                self._check_autocast(features.device)
             return self._runner.run(features)
+
+    def _check_autocast(self, device: torch.device) -> None:
+        """Warns once if autocast is on, but was not on in the split."""
+        dtype = autocast_dtype(device)
+        if dtype in (None, self._autocast):
+            return
+        self._autocast = dtype
+        warnings.warn(
+            f"autocast to {dtype} is on around the tail, but it was not when "
+            "the model was split, so that the frozen layers compute in their "
+            "own dtype; call split_model in the same autocast to have them "
+            "compute as they would in the whole model",
+            SplitWarning,
+            stacklevel=3,
+        )
 
     def train(self, mode: bool = True) -> Tail:
         """Calls the model's ``train``; frozen modules keep their modes."""
@@ -99,6 +118,13 @@ class Tail(nn.Module):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Tail, (*self._whole, self._plan, self._memory)
+
+
+def autocast_dtype(device: torch.device) -> torch.dtype | None:
+    """Returns the dtype of autocast on a device; None if it is off."""
+    if torch.is_autocast_enabled(device.type):
+        return torch.get_autocast_dtype(device.type)
+    return None
 
 
 class _Remaining(MutableMapping[str, Any]):
