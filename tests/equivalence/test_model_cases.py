@@ -41,6 +41,7 @@ NOT_CACHEABLE = {
 """Cases with hooks or closures, which have no key."""
 
 
+@pytest.mark.filterwarnings("ignore:hooks of the frozen module")
 @pytest.mark.parametrize(
     "case", [pytest.param(case, id=case.id) for case in CHOSEN]
 )

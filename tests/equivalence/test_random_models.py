@@ -23,7 +23,6 @@ def test_random_model_trains_alike_or_is_refused(first):
     outcomes = {seed: outcome(seed) for seed in range(first, first + PER_TEST)}
     different = {s: o for s, o in outcomes.items() if o.startswith("diff")}
     assert not different
-    print(outcomes)
 
 
 def outcome(seed):

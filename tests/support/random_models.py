@@ -26,7 +26,7 @@ class Noisy(nn.Module):
 
 
 class Numbers(nn.Module):
-    """Returns a number beside its tensor."""
+    """Returns a number and a tensor."""
 
     def __init__(self, number):
         super().__init__()

@@ -152,7 +152,7 @@ class FrozenRegion(ClientRegion):
                 )
 
     def run_suffix(self, cut: int, features: torch.Tensor) -> torch.Tensor:
-        """As :meth:`ClientRegion.run_suffix`, with unchanged weights.
+        """Computes features, from the weights that the model was split with.
 
         Raises:
             FreezeError: ``cannot_freeze`` if the model's frozen weights have
@@ -162,7 +162,7 @@ class FrozenRegion(ClientRegion):
         return super().run_suffix(cut, features)
 
     def on_cpu(self) -> ClientRegion:
-        """As :meth:`ClientRegion.on_cpu`, with unchanged weights."""
+        """Returns the same region on the CPU, without the tail."""
         self._frozen_weights.check()
         return super().on_cpu()
 

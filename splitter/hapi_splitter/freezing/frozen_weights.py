@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable
+from types import NoneType
 from typing import Any
 
 import torch
@@ -64,11 +65,13 @@ class FrozenWeights:
         Raises:
             FreezeError: ``cannot_freeze`` naming the tensors.
         """
-        # Once a step, so in C: 25 us for ResNet-50 instead of 100.
+        # Once a step, so in C: 30 us for 120 tensors. A deleted one has no
+        # address, and one that takes its place another.
+        held = self._held()
         if (
-            sum(map(_version, self._tensors)) != self._sum
-            or any(map(operator.is_not, self._held(), self._tensors))
-            or [*map(torch.Tensor.data_ptr, self._tensors)] != self._addresses
+            NoneType in map(type, held)
+            or [*map(torch.Tensor.data_ptr, held)] != self._addresses
+            or sum(map(_version, held)) != self._sum
         ):
             self._check_values()
         if any(map(_requires_grad, self._fixed)):

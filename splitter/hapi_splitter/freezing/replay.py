@@ -24,7 +24,7 @@ from hapi_splitter.freezing.stand_ins import (
     StandIn,
     comparable,
 )
-from hapi_splitter.freezing.structures import flatten, unflatten
+from hapi_splitter.freezing.structures import flatten, leaves_in, unflatten
 from hapi_splitter.graph.program import Affine, Ref
 from hapi_splitter.user_code import is_within, running_line
 
@@ -43,7 +43,7 @@ _REMEDY = (
 
 
 class StepMemory:
-    """What the calls of one tail remember.
+    """The memory of the calls of one tail.
 
     Attributes:
         others: tensors that do not depend on the samples, by step and
@@ -138,7 +138,7 @@ class Replay:
             if isinstance(step, SkippedOperation) and step.name == name:
                 self._advance()
             return False
-        leaves, spec = flatten((args, kwargs))
+        leaves = leaves_in((args, kwargs))
         inputs = [e for e in leaves if isinstance(e, StandInTensor)]
         if (
             not isinstance(step, SkippedOperation)
@@ -151,6 +151,7 @@ class Replay:
             raise self.refusal(name, inputs[0])
         values: Sequence[Any] = [None] * len(step.values)
         if all(each.entered is not None for each in inputs):
+            _, spec = flatten((args, kwargs))
             args, kwargs = unflatten(map(replaced, leaves), spec)
             values, _ = flatten(func(*args, **kwargs))
         elif self._next not in self._sizes:
@@ -311,8 +312,10 @@ def same_constant(given: torch.Tensor, known: torch.Tensor) -> bool:
             given, known = (
                 each.narrow(dim, 0, count) for each in (given, known)
             )
+    if torch.equal(given, known):
+        return True
     if not given.is_floating_point():
-        return torch.equal(given, known)
+        return False
     atol = _RTOL * known.abs().max().item() if known.numel() else 0.0
     return torch.allclose(given, known, _RTOL, atol, equal_nan=True)
 
@@ -326,7 +329,7 @@ def _kept(tensor: torch.Tensor) -> torch.Tensor:
 
 def _leaves(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any]:
     is_simple = len(args) == 1 and isinstance(args[0], StandInTensor)
-    return args if is_simple and not kwargs else flatten((args, kwargs))[0]
+    return args if is_simple and not kwargs else leaves_in((args, kwargs))
 
 
 def _is_write(name: str) -> bool:

@@ -12,7 +12,7 @@ from hapi_splitter.freezing.model_run import (
     READS_SHAPE_ONLY,
     name_of,
 )
-from hapi_splitter.freezing.structures import flatten, unflatten
+from hapi_splitter.freezing.structures import flatten, leaves_in, unflatten
 
 _FACTS = frozenset(
     {
@@ -34,7 +34,7 @@ _FACTS = frozenset(
         *("retains_grad", "shape", "size", "storage_offset", "stride"),
     }
 )
-"""What does not depend on the values of a tensor."""
+"""Attributes and methods that do not depend on values."""
 
 
 class Steps(Protocol):
@@ -101,13 +101,14 @@ class StandInTensor(torch.Tensor):
         if is_fact or (name == "type" and len(args) < 2):
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
-        leaves, spec = flatten((args, kwargs))
+        leaves = leaves_in((args, kwargs))
         found = [each for each in leaves if isinstance(each, cls)]
         is_by_shape = name in READS_SHAPE_ONLY or (
             name in READS_FIRST_ONLY and leaves[0] is not found[0]
         )
         if not is_by_shape and not all(map(_is_usable, found)):
             return found[0].steps.operation(func, args, kwargs)
+        _, spec = flatten((args, kwargs))
         args, kwargs = unflatten(map(replaced, leaves), spec)
         return func(*args, **kwargs)
 

@@ -59,7 +59,7 @@ class StandIn:
 
 @dataclass(frozen=True)
 class Entry:
-    """Where a tensor that is sent takes the place of its stand-in.
+    """The step at which a tensor that is sent replaces its stand-in.
 
     Args:
         number: of the tensor.

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+_PLAIN = frozenset((int, float, str, bool, type(None)))
 _SLICE = ("start", "stop", "step")
 
 
@@ -41,8 +42,22 @@ def flatten(value: Any) -> tuple[list[Any], pytree.TreeSpec]:
     return pytree.tree_flatten(_opened(value))
 
 
+def leaves_in(value: Any) -> list[Any]:
+    """Returns the leaves only, in the order of :func:`flatten`, but faster."""
+    if type(value) in (tuple, list):
+        return [leaf for each in value for leaf in leaves_in(each)]
+    if type(value) is dict:
+        return [leaf for each in value.values() for leaf in leaves_in(each)]
+    if isinstance(value, torch.Tensor) or type(value) in _PLAIN:
+        return [value]
+    return flatten(value)[0]
+
+
 def unflatten(leaves: Iterable[Any], spec: pytree.TreeSpec) -> Any:
     """Returns containers of the structure with other leaves."""
+    if spec.type is None:  # a single leaf, as most modules return
+        (leaf,) = leaves
+        return leaf
     return pytree.tree_unflatten(list(leaves), spec)
 
 

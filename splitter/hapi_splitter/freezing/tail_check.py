@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import (
+    AbstractContextManager,
+    ExitStack,
+    contextmanager,
+    suppress,
+)
 from functools import partial
 from typing import Any
 
@@ -13,11 +18,12 @@ import torch
 from torch import nn
 
 from hapi_protocol.errors import FreezeError
+from hapi_splitter.freezing.module_answers import answered
 from hapi_splitter.freezing.places import Place, watch
 from hapi_splitter.freezing.preserved_state import SavedState
 from hapi_splitter.freezing.region import Inputs, packed
 from hapi_splitter.freezing.replay import StepMemory
-from hapi_splitter.freezing.structures import flatten
+from hapi_splitter.freezing.structures import flatten, unflatten
 from hapi_splitter.freezing.tail_call import (
     TailPlan,
     TailRunner,
@@ -66,6 +72,7 @@ class TailCheck:
         self.memory = StepMemory()
         self.result: Any = None
         self._hooked = ""
+        self._results: dict[str, list[Any]] = {}
 
     def problem(self, features: torch.Tensor) -> str | None:
         """Returns how the parts differ from the model; None if they do not.
@@ -105,7 +112,7 @@ class TailCheck:
     def _training_problem(self, features: torch.Tensor) -> str | None:
         """Compares them in training mode, the tail with gradients.
 
-        The whole model needs them only if the results differ.
+        The whole model needs them, and runs whole, only if they differ.
         """
         actual = _Outcome(self._of_tail, True, features, True)
         for gradients in (False, True):
@@ -204,9 +211,41 @@ class TailCheck:
 
         with ExitStack() as stack:
             stack.enter_context(self._run(training, gradients))
+            if not training:
+                self._remember_results(stack)
+            elif not gradients and not self._hooks():
+                stack.enter_context(self._remembered_results())
             for place in places:
                 watch(self._model, place, partial(take, place), stack)
             return self._model(*args, **kwargs), _draw()
+
+    def _remember_results(self, stack: ExitStack) -> None:
+        """Keeps what frozen modules compute until the stack closes."""
+        for name in self._plan.replaced_modules:
+            found = self._results[name] = []
+
+            def keep(_: Any, __: Any, result: Any, to: list[Any]) -> None:
+                leaves, spec = flatten(result)
+                to.append(unflatten(map(_cloned, leaves), spec))
+
+            module = self._model.get_submodule(name)
+            hook = module.register_forward_hook(partial(keep, to=found))
+            stack.callback(hook.remove)
+
+    def _remembered_results(self) -> AbstractContextManager[None]:
+        """Lets frozen modules return what they did, in their order.
+
+        Other arguments are found in the run of the tail.  What differs for
+        another reason is compared again, without this.
+        """
+        find = self._model.get_submodule
+        results = {k: iter(held) for k, held in self._results.items()}
+
+        def answer(name: str, *_: Any) -> Any:
+            leaves, spec = flatten(next(results[name]))
+            return unflatten(map(_cloned, leaves), spec)
+
+        return answered({name: find(name) for name in results}, answer)
 
 
 class _Outcome:
@@ -233,6 +272,10 @@ class _Outcome:
 
 class _Entered(BaseException):
     """Leaves the model's call; no ``except Exception`` may catch it."""
+
+
+def _cloned(value: Any) -> Any:
+    return value.clone() if isinstance(value, torch.Tensor) else value
 
 
 def _draw() -> list[Any]:

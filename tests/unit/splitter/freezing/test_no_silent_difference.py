@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from hapi_protocol.errors import FreezeError
+from hapi_splitter.freezing.model_checks import SplitWarning
 from hapi_splitter.freezing.split_model import split
 
 SIZES = (4, 6, 5, 4, 8)
@@ -476,7 +477,8 @@ def test_threads_that_call_the_model_meanwhile_get_the_model():
     model = net(tail=tail)().eval()
     calls = []
     model.stem.register_forward_hook(lambda *_: calls.append(1))
-    parts = parts_of(model)
+    with pytest.warns(SplitWarning, match="hooks of the frozen module 'stem'"):
+        parts = parts_of(model)
     calls.clear()
     x = torch.randn(2, 3, 16, 16)
     features = parts.frozen.suffix(0)(x)
@@ -491,3 +493,34 @@ def test_threads_that_call_the_model_meanwhile_get_the_model():
     assert torch.equal(model(x), expected)
     assert torch.equal(other(x), expected)
     assert len(calls) == 4
+
+
+@pytest.mark.parametrize("as_two_modules", [False, True])
+def test_autocast_around_the_split_is_that_of_the_frozen_layers(
+    as_two_modules,
+):
+    model = net()()
+    frozen = nn.Sequential(model.stem, model.body).eval()
+    samples = torch.randn(4, 3, 16, 16)
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = frozen(samples)
+        if as_two_modules:
+            parts = split(
+                (frozen, nn.Flatten()),
+                sample_shape=(3, 16, 16),
+                cache_directory="",
+            )
+        else:
+            parts = parts_of(model)
+            expected = expected.mean((2, 3))
+    features = parts.frozen.suffix(0)(samples)
+    assert features.dtype == torch.bfloat16
+    torch.testing.assert_close(features, expected)
+
+
+def test_autocast_of_the_loop_alone_is_warned_of_once():
+    tail = parts_of(net()()).tail
+    with torch.autocast("cpu", torch.bfloat16):
+        with pytest.warns(SplitWarning, match="call split_model in the same"):
+            tail(torch.randn(4, 8))
+        tail(torch.randn(4, 8))

@@ -5,6 +5,7 @@ import functools
 import itertools
 import random
 from collections import deque
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -126,7 +127,7 @@ class Held(nn.Module):
     """A model of which each forward changes what it holds."""
 
     calls = 0
-    table = {"seen": []}
+    table: ClassVar = {"seen": []}
 
     def __init__(self):
         super().__init__()

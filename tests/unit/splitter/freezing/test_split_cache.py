@@ -157,7 +157,7 @@ class ConvolvedSamples(TorchDispatchMode):
 
 
 @pytest.mark.filterwarnings("error")
-def test_split_of_an_equal_model_takes_two_forwards_of_two_samples(world):
+def test_split_of_an_equal_model_takes_one_forward_of_two_samples(world):
     first = world.check()
     model = world.model()
     before = {
@@ -165,7 +165,7 @@ def test_split_of_an_equal_model_takes_two_forwards_of_two_samples(world):
     }
     with ConvolvedSamples() as samples:
         second = world.split(model)
-    assert (world.exports, samples.count) == (1, 4)
+    assert (world.exports, samples.count) == (1, 2)
     assert second.frozen.digest == first.frozen.digest
     assert second.frozen.values == first.frozen.values
     assert second.frozen.names == first.frozen.names
@@ -411,6 +411,7 @@ def test_unknown_globals_of_the_users_code_are_not_cached(world):
     split_key(world.model(), {})
 
 
+@pytest.mark.filterwarnings("ignore:hooks of the frozen module")
 def test_model_with_hooks_is_split_without_the_cache(world, caplog):
     for _ in range(2):
         model = world.model()

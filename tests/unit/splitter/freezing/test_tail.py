@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from hapi_protocol.errors import FreezeError
+from hapi_splitter.freezing.model_checks import SplitWarning
 from hapi_splitter.freezing.split_model import split
 from hapi_splitter.inputs.array_transform import ArrayTransform
 from hapi_splitter.inputs.named_arrays import NamedArrays
@@ -120,7 +121,10 @@ def test_calls_and_errors_leave_the_model_as_it_was():
     model.body._forward_hooks.clear()
     hooks = []
     model.first.register_forward_hook(lambda *_: hooks.append("first"))
-    parts = parts_of(model)
+    with pytest.warns(
+        SplitWarning, match="hooks of the frozen module 'first'"
+    ):
+        parts = parts_of(model)
     before = {name: dict(vars(m)) for name, m in model.named_modules()}
     hooks.clear()
     parts.tail(torch.randn(2, 6))
