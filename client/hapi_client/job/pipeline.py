@@ -32,9 +32,9 @@ from hapi_client.model.frozen_region import AUTO, FrozenRegion
 from hapi_client.planning.cache_tracker import CacheTracker
 from hapi_client.planning.job_planner import JobPlanner
 from hapi_client.planning.replanner import PlanChange
+from hapi_client.progress import progress_wanted
 from hapi_client.reports.epoch_history import EpochHistory
 from hapi_client.reports.epoch_report import EpochReport
-from hapi_client.reports.progress_bar import progress_wanted
 from hapi_client.reports.run_page import write_reports
 from hapi_client.reports.run_report import DEFAULT_TITLE
 from hapi_client.sampling.distributed import Rank, this_rank

@@ -15,6 +15,7 @@ import torch
 
 from hapi_client.model.client_region import ClientRegion
 from hapi_client.model.package_store import find_package, upload_package
+from hapi_client.model.split_progress import split_progress
 from hapi_client.swift.connection import Connection
 from hapi_protocol.encodings import Encoding
 from hapi_protocol.errors import ClientError, FreezeError
@@ -86,13 +87,15 @@ class FrozenRegion(ClientRegion):
         image: str | None = None,
     ) -> None:
         device = parse_device(device)
-        parts = split(
-            model,
-            freeze,
-            transform=input_transform(transform, augment, image),
-            cache_directory=cache_directory,
-            exporting=exporting,
-        )
+        with split_progress(type(model).__name__) as progress:
+            parts = split(
+                model,
+                freeze,
+                transform=input_transform(transform, augment, image),
+                cache_directory=cache_directory,
+                exporting=exporting,
+                progress=progress,
+            )
         # The package is written from the CPU, before weights move.
         super().__init__(parts.frozen, device, forward_samples)
         self.tail: torch.nn.Module = parts.tail.to(device)

@@ -26,7 +26,7 @@ class EpochHistory:
     """Creates the recorder of each epoch and collects the reports.
 
     Args:
-        wanted: from :func:`hapi_client.reports.progress_bar.progress_wanted`.
+        wanted: from :func:`hapi_client.progress.progress_wanted`.
         route_scheduler: schedules spans over routes.
         traffic: bytes over the wire.
     """

@@ -10,8 +10,9 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
+from hapi_client.progress import is_terminal, make_bar
 from hapi_client.reports.epoch_recorder import (
     NullProgressBar,
     PlanStatus,
@@ -20,13 +21,9 @@ from hapi_client.reports.epoch_recorder import (
 from hapi_client.reports.terminal import (
     TqdmLogHandler,
     TqdmSafeStream,
-    is_terminal,
-    make_bar,
 )
 from hapi_client.swift.traffic_counters import Traffic
-from hapi_protocol.errors import ClientError
 
-ENVIRONMENT = "HAPI_PROGRESS"
 REDRAW_SECONDS = 0.2
 SMOOTHING = 0.3
 """Smoothing weight of the newest interval in moving averages of rates."""
@@ -35,30 +32,6 @@ BAR_FORMAT = (
     "{desc} |{bar}| {n_fmt}/{total_fmt}, {remaining} left, "
     "{rate_noinv_fmt}{postfix}"
 )
-
-
-def progress_wanted(
-    progress: bool | None, environ: Mapping[str, str]
-) -> bool | None:
-    """Returns if progress is shown; None if only on a terminal or notebook.
-
-    Args:
-        progress: the program's choice; None leaves it to the environment.
-        environ: environment variables; ``HAPI_PROGRESS`` is read.
-
-    Raises:
-        ClientError: ``bad_configuration`` for another value than 0 and 1.
-    """
-    if progress is not None:
-        return progress
-    value = environ.get(ENVIRONMENT) or None
-    if value not in (None, "0", "1"):
-        raise ClientError(
-            "bad_configuration",
-            f"{ENVIRONMENT} is {value!r}; set 0 to never show progress, 1 to "
-            "show it without a terminal, too, or unset it",
-        )
-    return None if value is None else value == "1"
 
 
 def start_progress_bar(

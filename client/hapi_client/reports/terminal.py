@@ -9,31 +9,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, BinaryIO, TextIO, cast
 
+from hapi_client.progress import is_terminal, make_bar
 from hapi_protocol.printable import printable
-
-
-def is_terminal(stream: Any) -> bool:
-    """Returns True if ``stream`` is open and a terminal.
-
-    Programs replace standard streams with None or with objects that have few
-    methods.
-    """
-    isatty = getattr(stream, "isatty", None)
-    if isatty is None or getattr(stream, "closed", False):
-        return False
-    return bool(isatty())
-
-
-def make_bar(**options: Any) -> Any:
-    """Starts a tqdm bar on standard error that vanishes when it is closed."""
-    # Imported late: commands without a bar need not wait for it.
-    from tqdm.auto import tqdm
-
-    # tqdm's monitor thread would outlive the bar.
-    bar_class = type("Bar", (tqdm,), {"monitor_interval": 0})
-    return bar_class(
-        file=sys.stderr, leave=False, dynamic_ncols=True, **options
-    )
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -53,6 +53,10 @@ from hapi_splitter.freezing.model_checks import (
 from hapi_splitter.freezing.model_run import ModelRun, record
 from hapi_splitter.freezing.module_shapes import recorded_shapes
 from hapi_splitter.freezing.preserved_state import SavedState, preserved_state
+from hapi_splitter.freezing.random_modules import (
+    random_module,
+    warn_of_random_module,
+)
 from hapi_splitter.freezing.region import (
     CastInput,
     Region,
@@ -108,6 +112,7 @@ def split(
     sample_shape: Sequence[int] | None = None,
     cache_directory: str | Path | None = None,
     exporting: Callable[[], None] = lambda: None,
+    progress: Callable[[str], None] = lambda phase: None,
 ) -> SplitModel:
     """Splits a model into a frozen region and a tail.
 
@@ -133,6 +138,7 @@ def split(
             (:func:`hapi_splitter.freezing.split_store.disk_store`).
         exporting: called if the split is not cached, before it is made,
             which takes seconds.
+        progress: called with each phase that begins.
 
     Raises:
         FreezeError: ``unknown_freeze`` naming the nearest valid names;
@@ -158,7 +164,7 @@ def split(
     spec = parse_freeze(model, freeze)
     cache = _cache(model, transform, form, spec, cache_directory)
     with preserved_state(model) as state, _uncompiled():
-        splitter = _Splitter(model, form, transform, state)
+        splitter = _Splitter(model, form, transform, state, progress)
 
         def make() -> tuple[CachedSplit, Mapping[int, torch.Tensor]]:
             is_automatic = freeze == AUTO and AUTO not in dict(
@@ -176,6 +182,7 @@ def split(
     plan = split.plan
     assert plan is not None, "only two modules have none"
     dtypes = [place.form.dtype for place in plan.places]
+    warn_of_random_module(plan.random_module)
     tail = Tail(model, plan, splitter.memory)
     return SplitModel(
         split.frozen,
@@ -249,9 +256,11 @@ class _Splitter:
         form: SampleForm,
         transform: InputTransform | None,
         state: SavedState,
+        progress: Callable[[str], None] = lambda phase: None,
     ) -> None:
         self._model = model
         self._form = form
+        self._progress = progress
         self._transform = transform
         self._state = state
         self.memory = StepMemory()
@@ -264,6 +273,7 @@ class _Splitter:
     @cached_property
     def points(self) -> FreezePoints:
         """Freeze points in a record of the model's forward."""
+        self._progress("recording forwards")
         with self._state.preserved():
             self._model.eval()
             runs = [self._record(each) for each in self._samples]
@@ -318,6 +328,7 @@ class _Splitter:
                 graph, features, weights, shapes = self._graph(point, spec)
                 plan = self.points.plan(point, spec, shapes)
                 self._check_tail(plan, features, spec)
+                plan = replace(plan, random_module=self._random_module(point))
             except FreezeError as error:
                 failure = error
             else:
@@ -336,6 +347,7 @@ class _Splitter:
             the model has them, and shapes of the results of modules.
         """
         region = Region(self._model, point.places, self._inputs)
+        self._progress("exporting the frozen layers")
         with self._state.preserved(), torch.no_grad():
             self._model.eval()
             with recorded_shapes(self._model) as shapes:
@@ -344,6 +356,7 @@ class _Splitter:
             graph = _frozen_graph(
                 exported, self._form, self._transform, spec.text
             )
+            self._progress("comparing the frozen layers with the model")
             with torch.autocast(device_of(self._model).type, enabled=False):
                 results = [graph.suffix(0)(each) for each in self._samples]
             expected = region(self._samples[1].clone())
@@ -356,6 +369,11 @@ class _Splitter:
                 "model; freeze an earlier module",
             )
         return graph, results[0], exported.weights, shapes
+
+    def _random_module(self, point: FreezePoint) -> str:
+        region = Region(self._model, point.places, self._inputs)
+        with self._state.preserved():
+            return random_module(self._model, region, self._samples[0].clone())
 
     def _check_tail(
         self, plan: TailPlan, features: torch.Tensor, spec: FreezeSpec
@@ -382,6 +400,7 @@ class _Splitter:
             ) from cause
 
     def _problem(self, plan: TailPlan, features: torch.Tensor) -> str | None:
+        self._progress("comparing the tail with the model")
         check = TailCheck(
             self._model, plan, self._samples[0], self._inputs, self._state
         )

@@ -49,6 +49,8 @@ class TailPlan:
             point reads nevertheless.
         frozen: names of the parameters and buffers that are not in the tail.
         watched: those that have to stay what they are.
+        random_module: a frozen module that draws random numbers in training;
+            "" without one.
     """
 
     places: tuple[Place, ...]
@@ -61,6 +63,7 @@ class TailPlan:
     run_parameters: tuple[str, ...]
     frozen: frozenset[str]
     watched: tuple[str, ...]
+    random_module: str = ""
 
     @property
     def replaced_modules(self) -> list[str]:

@@ -10,11 +10,11 @@ from types import SimpleNamespace
 import pytest
 from tqdm import tqdm
 
+from hapi_client.progress import progress_wanted
 from hapi_client.reports import terminal
 from hapi_client.reports.epoch_recorder import NullProgressBar, PlanStatus
 from hapi_client.reports.progress_bar import (
     TqdmProgressBar,
-    progress_wanted,
     start_progress_bar,
 )
 from hapi_client.reports.terminal import ConsoleReporter, TqdmLogHandler

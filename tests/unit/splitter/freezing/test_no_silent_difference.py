@@ -7,6 +7,7 @@ without a word.
 import copy
 import random
 import threading
+import warnings
 
 import numpy as np
 import pytest
@@ -524,3 +525,45 @@ def test_autocast_of_the_loop_alone_is_warned_of_once():
         with pytest.warns(SplitWarning, match="call split_model in the same"):
             tail(torch.randn(4, 8))
         tail(torch.randn(4, 8))
+
+
+class Jitter(nn.Module):
+    """Moves its input at random in training, as positions are augmented."""
+
+    def __init__(self, draw):
+        super().__init__()
+        self.conv, self.draw = nn.Conv2d(3, 8, 3, 2, 1), draw
+
+    def forward(self, x):
+        return self.draw(self.conv(x)) if self.training else self.conv(x)
+
+
+@pytest.mark.parametrize(
+    ("draw", "is_told"),
+    [
+        (lambda x: x + torch.randn(8, 1, 1), True),
+        (lambda x: x * torch.empty(1).uniform_(0.5, 2), True),
+        (lambda x: x[torch.randperm(x.shape[0])], True),
+        (lambda x: nn.functional.dropout(x, 0.5), False),
+        (lambda x: x if torch.rand([]) < 0.5 else x * 1, False),
+    ],
+)
+def test_augmentation_inside_frozen_layers_is_told(draw, is_told, tmp_path):
+    for _ in range(2):  # also if the split is cached
+        model = net()()
+        model.stem = Jitter(draw)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            split(
+                model,
+                "body",
+                sample_shape=(3, 16, 16),
+                cache_directory=tmp_path,
+            )
+        told = [
+            str(each.message)
+            for each in caught
+            if each.category is SplitWarning
+        ]
+        assert len(told) == is_told
+        assert all("'stem' changes what it computes" in each for each in told)
