@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import (
     AbstractContextManager,
@@ -36,6 +37,8 @@ _HALF_RTOLS = {torch.bfloat16: 0.02, torch.float16: 2**-8}
 _PROBES = 64
 """Calls in training mode that look for code before the freeze point that runs
 at random: what runs in one of ten is overlooked once in a thousand times."""
+_UNTRAINED = "None of the inputs have requires_grad=True"
+"""Begin of the warning of ``torch.utils.checkpoint``."""
 _OTHER_BATCH = 7
 """Other than those of the records, for numbers that follow from the batch size
 in another way than it looks for these."""
@@ -114,7 +117,15 @@ class TailCheck:
 
         The whole model needs them, and runs whole, only if they differ.
         """
-        actual = _Outcome(self._of_tail, True, features, True)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            actual = _Outcome(self._of_tail, True, features, True)
+        if any(str(each.message).startswith(_UNTRAINED) for each in caught):
+            return (
+                "gradient checkpointing with use_reentrant=True begins at the "
+                "features, which need no gradient, so that its layers would "
+                "not be trained; use use_reentrant=False"
+            )
         for gradients in (False, True):
             expected = _Outcome(self._of_model, True, gradients)
             if actual.error is None and actual.same(expected):

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from hapi_protocol.errors import FreezeError
 from hapi_splitter.freezing.model_checks import SplitWarning
@@ -567,3 +568,17 @@ def test_augmentation_inside_frozen_layers_is_told(draw, is_told, tmp_path):
         ]
         assert len(told) == is_told
         assert all("'stem' changes what it computes" in each for each in told)
+
+
+@pytest.mark.parametrize("is_reentrant", [False, True])
+def test_checkpointing_that_begins_at_the_features_trains(is_reentrant):
+    def tail(self, f):
+        return checkpoint(
+            lambda x: Net.tail(self, x), f, use_reentrant=is_reentrant
+        )
+
+    if is_reentrant:
+        with pytest.raises(FreezeError, match="use use_reentrant=False"):
+            parts_of(net(tail=tail)())
+    else:
+        check_training(net(tail=tail))
