@@ -12,7 +12,6 @@ import sysconfig
 import traceback
 from collections.abc import Iterable
 from pathlib import Path
-from types import FrameType
 
 import torch
 
@@ -27,14 +26,6 @@ def running_line() -> str:
     """Returns the line that is running."""
     frames = reversed(traceback.extract_stack(sys._getframe(1)))
     return _first((f.filename, f.lineno, f.name) for f in frames)
-
-
-def is_within(function: str) -> bool:
-    """Returns True if a function of that name is running."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_name != function:
-        frame = frame.f_back
-    return frame is not None
 
 
 def failed_line(error: BaseException) -> str:

@@ -15,6 +15,7 @@ from hapi_splitter.freezing.model_run import (
 )
 from hapi_splitter.freezing.stand_ins import (
     PLAIN,
+    Answer,
     Entry,
     ModuleResult,
     OtherTensor,
@@ -277,7 +278,17 @@ class Frontier:
                 for pair in zip(first.args, other.args, strict=True)
             ]
         if not all(isinstance(e, Recorded | None) for e in first.values):
-            args = [VaryingValue()] * len(args)  # it reads a tensor's values
+            # Values of a tensor are not known, but a decision is.
+            is_same = other is not None and other.values == first.values
+            if type(first.values[0]) is bool and is_same:
+                return SkippedOperation(
+                    first.name,
+                    tuple(args),
+                    (Answer(first.values[0]),),
+                    (None,),
+                    first.spec,
+                )
+            args = [VaryingValue()] * len(args)
         values = [
             each if isinstance(each, Recorded) else None
             for each in first.values

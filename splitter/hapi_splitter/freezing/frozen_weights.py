@@ -8,6 +8,7 @@ features from then on, in one place before the other.
 from __future__ import annotations
 
 import operator
+import zlib
 from collections.abc import Iterable
 from types import NoneType
 from typing import Any
@@ -16,6 +17,7 @@ import torch
 from torch import nn
 
 from hapi_protocol.errors import FreezeError
+from hapi_splitter.package.weights import tensor_bytes
 
 _version = operator.attrgetter("_version")
 _requires_grad = operator.attrgetter("requires_grad")
@@ -25,7 +27,8 @@ _MAX_NAMES = 3
 class FrozenWeights:
     """The frozen parameters and buffers of a model, as they are now.
 
-    Writes through ``tensor.data`` are not seen.
+    Of writes through ``tensor.data`` those are seen that change the middle of
+    a tensor, on the CPU.
 
     Args:
         model: the module that has them.
@@ -51,10 +54,13 @@ class FrozenWeights:
 
     def _note(self) -> None:
         self._before = [each.detach() for each in self._tensors]
-        self._versions = [*map(_version, self._tensors)]
-        self._sum = sum(self._versions)
+        self._sum = sum(map(_version, self._tensors))
         self._addresses = [*map(torch.Tensor.data_ptr, self._tensors)]
         self._fixed = [e for e in self._tensors if not e.requires_grad]
+        # A checkpoint may write what is there already.
+        self._checksums = [*map(_checksum, self._before)]
+        self._middles = _middles(self._before)
+        self._middle = [torch.cat(views) for views in self._middles]
 
     def _held(self) -> list[Any]:
         return [*map(dict.get, self._owners, self._keys)]
@@ -72,6 +78,9 @@ class FrozenWeights:
             NoneType in map(type, held)
             or [*map(torch.Tensor.data_ptr, held)] != self._addresses
             or sum(map(_version, held)) != self._sum
+            or not all(
+                map(torch.equal, map(torch.cat, self._middles), self._middle)
+            )
         ):
             self._check_values()
         if any(map(_requires_grad, self._fixed)):
@@ -93,13 +102,13 @@ class FrozenWeights:
             self._names,
             self._held(),
             self._before,
-            self._versions,
+            self._checksums,
             strict=True,
         )
         changed = [
             name
-            for name, now, before, version in found
-            if not _is_same(now, before, version)
+            for name, now, before, checksum in found
+            if not _is_same(now, before, checksum)
         ]
         if changed:
             raise FreezeError(
@@ -112,13 +121,27 @@ class FrozenWeights:
         self._note()
 
 
-def _is_same(now: Any, before: torch.Tensor, version: int) -> bool:
-    """Returns True if nothing was written, or for a copy, such as another
-    device's or another dtype's."""
+def _checksum(tensor: torch.Tensor) -> int:
+    return zlib.crc32(tensor_bytes(tensor))
+
+
+def _middles(tensors: list[torch.Tensor]) -> list[list[torch.Tensor]]:
+    """Returns one number of each tensor on the CPU, by dtype."""
+    found: dict[torch.dtype, list[torch.Tensor]] = {}
+    for each in tensors:
+        if each.device.type == "cpu" and each.numel():
+            middle = each[tuple(size // 2 for size in each.shape)]
+            found.setdefault(each.dtype, []).append(middle.reshape(1))
+    return list(found.values())
+
+
+def _is_same(now: Any, before: torch.Tensor, checksum: int) -> bool:
+    """Returns True for the same values, also on another device or in another
+    dtype."""
     if now is None or now.shape != before.shape or now.is_meta:
         return False
     if now.data_ptr() == before.data_ptr():
-        return bool(now._version == version)
+        return _checksum(now.detach()) == checksum
     return torch.equal(before.to(now.device, now.dtype), now.detach())
 
 

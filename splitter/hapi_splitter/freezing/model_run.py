@@ -22,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from hapi_splitter.freezing.stand_ins import comparable
 from hapi_splitter.freezing.structures import (
     flatten,
     tensors_in,
@@ -355,7 +356,7 @@ class _Recorder(TorchFunctionMode):
                     _memory(leaf),
                 )
                 if isinstance(leaf, torch.Tensor)
-                else leaf
+                else comparable(leaf)  # not the object, which holds tensors
                 for leaf in leaves
             )
 

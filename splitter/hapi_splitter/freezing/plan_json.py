@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 
 from hapi_splitter.freezing.places import Place
 from hapi_splitter.freezing.stand_ins import (
+    Answer,
     Entry,
     ModuleResult,
     OtherTensor,
@@ -129,7 +130,16 @@ def _tree_spec(
 
 
 _PARTS = (
-    *(Affine, Entry, ModuleResult, OtherTensor, OtherValue, Place, Ref),
+    *(
+        Affine,
+        Answer,
+        Entry,
+        ModuleResult,
+        OtherTensor,
+        OtherValue,
+        Place,
+        Ref,
+    ),
     *(SkippedOperation, StandIn, TensorForm, VaryingValue),
 )
 _PARTS_BY_NAME = {kind.__name__: kind for kind in _PARTS}

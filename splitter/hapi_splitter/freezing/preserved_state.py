@@ -3,8 +3,9 @@
 Models keep caches, counters and running statistics in attributes, layers such
 as LoRA's write to their weights in ``train()`` and ``eval()``, and
 ``torch.export`` leaves tensors without data behind. So everything that can be
-reached from a model is restored: attributes, also of its classes, the memory
-of tensors and arrays, generators of random numbers and iterators.
+reached from a model is restored: attributes, also of its classes, globals of
+the user's code, the memory of tensors and arrays, generators of random numbers
+and iterators.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import (
+    CodeType,
     FunctionType,
     MemberDescriptorType,
     MethodType,
@@ -32,7 +34,12 @@ import torch
 from torch import nn
 
 from hapi_protocol.errors import FreezeError
-from hapi_splitter.freezing.code_form import file_of, is_library
+from hapi_splitter.freezing.code_form import (
+    file_of,
+    functions_in,
+    is_library,
+    is_users,
+)
 from hapi_splitter.freezing.stand_in_tensor import StandInTensor
 
 logger = logging.getLogger(__name__)
@@ -174,7 +181,14 @@ class _Attributes:
         if isinstance(value, FunctionType):
             cells = [c for c in value.__closure__ or () if _is_filled(c)]
             held = [cell.cell_contents for cell in cells]
-            return list(zip(cells, held, strict=True)), held
+            inner = [*held, value.__defaults__, value.__kwdefaults__]
+            if is_users(value):
+                found = dict(_globals(value))
+                inner += [vars(value), *found.values()]
+                self._restorers.append(
+                    functools.partial(_restore_names, value.__globals__, found)
+                )
+            return list(zip(cells, held, strict=True)), inner
         if isinstance(value, functools.partial):
             attributes = getattr(value, "__dict__", None)
             return None, [value.func, value.args, value.keywords, attributes]
@@ -204,7 +218,10 @@ class _Attributes:
         self._restorers.append(functools.partial(_restore_class, kind, held))
         if is_library(file):
             return []
-        return [each for each in held.values() if not isinstance(each, _CODE)]
+        inner: list[Any] = []
+        for each in held.values():
+            inner += functions_in(each) or [each]
+        return inner
 
     def _find_iterators(self, holder: Any, items: Any) -> None:
         for key, each in items:
@@ -242,9 +259,6 @@ class _Attributes:
                 tensor.grad = gradient[1]
 
 
-_CODE = (FunctionType, classmethod, staticmethod, property)
-
-
 class _Unread:
     """Takes the place of an iterator that cannot be copied."""
 
@@ -262,6 +276,22 @@ class _Unread:
             "which a split cannot put back to where it was; make it a list, "
             "or an object that can be copied",
         )
+
+
+def _globals(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    """Yields the global variables that a function's code may name."""
+    codes = [function.__code__]
+    for code in codes:
+        codes += [c for c in code.co_consts if isinstance(c, CodeType)]
+    names = {name for code in codes for name in code.co_names}
+    for name in names & function.__globals__.keys():
+        yield name, function.__globals__[name]
+
+
+def _restore_names(namespace: dict[str, Any], held: dict[str, Any]) -> None:
+    for name, each in held.items():
+        if namespace.get(name) is not each:
+            namespace[name] = each
 
 
 def _put(holder: Any, key: Any, value: Any) -> None:

@@ -356,10 +356,13 @@ class _Splitter:
             graph = _frozen_graph(
                 exported, self._form, self._transform, spec.text
             )
-            self._progress("comparing the frozen layers with the model")
+        self._progress("comparing the frozen layers with the model")
+        # Apart, because the exporter may leave fake tensors in attributes.
+        with self._state.preserved(), torch.no_grad():
+            self._model.eval()
+            expected = region(self._samples[1].clone())
             with torch.autocast(device_of(self._model).type, enabled=False):
                 results = [graph.suffix(0)(each) for each in self._samples]
-            expected = region(self._samples[1].clone())
         # Those of the first batch are compared in the check of the tail.
         if not same(results[1], expected):
             raise FreezeError(

@@ -71,6 +71,18 @@ class Entry:
 
 
 @dataclass(frozen=True)
+class Answer:
+    """What a question about a tensor was answered, such as ``mask.all()``.
+
+    Up to the freeze point the answer is what it was: in an export it would be
+    an error, so that only code asks that does not ask while it is exported,
+    and for which both answers are right.
+    """
+
+    value: bool
+
+
+@dataclass(frozen=True)
 class OtherTensor:
     """An argument that does not depend on the samples."""
 
@@ -92,7 +104,7 @@ def comparable(value: Any) -> Any:
     """Returns a plain value itself, of others :class:`OtherValue`."""
     if isinstance(value, np.generic):
         value = value.item()
-    if type(value) in PLAIN:
+    if type(value) in PLAIN or isinstance(value, OtherValue):
         return value
     if isinstance(value, np.ndarray):
         return OtherValue(hashlib.sha256(value.tobytes()).hexdigest())
@@ -135,20 +147,21 @@ class SkippedOperation:
             for tensors of the samples, others as above or plain values, with
             :class:`~hapi_splitter.graph.program.Affine` for integers that
             follow from the batch size.
-        values: flattened results: numbers of tensors, or None.
+        values: flattened results: numbers of tensors, :class:`Answer`, or
+            None.
         dtypes: of these tensors.
         spec: structure of the results.
     """
 
     name: str
     args: tuple[Any, ...]
-    values: tuple[int | None, ...]
+    values: tuple[int | Answer | None, ...]
     dtypes: tuple[torch.dtype | None, ...]
     spec: pytree.TreeSpec
 
     @property
     def numbers(self) -> frozenset[int]:
-        return frozenset(n for n in self.values if n is not None)
+        return frozenset(n for n in self.values if isinstance(n, int))
 
     @property
     def reads(self) -> frozenset[int]:

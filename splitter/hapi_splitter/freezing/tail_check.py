@@ -76,6 +76,7 @@ class TailCheck:
         self.result: Any = None
         self._hooked = ""
         self._results: dict[str, list[Any]] = {}
+        self._drawing = ""
 
     def problem(self, features: torch.Tensor) -> str | None:
         """Returns how the parts differ from the model; None if they do not.
@@ -89,6 +90,12 @@ class TailCheck:
         sent: list[torch.Tensor] = []
         expected = self._of_model(False, sent=sent)
         self.result = expected[0]
+        if self._drawing:
+            return (
+                f"the frozen module {self._drawing!r} draws random numbers of "
+                "Python or NumPy in eval mode, which would be the same for "
+                "all samples; freeze before it"
+            )
         if not same(features, sent[0][: len(features)]):
             return (
                 "exported by torch.export, the frozen modules compute "
@@ -218,7 +225,10 @@ class TailCheck:
                 _seed()
                 if sent is not None:
                     parts = packed([taken[each] for each in places])
-                    sent.append(parts.clone())  # the model may write to it
+                    # The model may write to it; clients get it contiguous.
+                    sent.append(
+                        parts.clone(memory_format=torch.contiguous_format)
+                    )
 
         with ExitStack() as stack:
             stack.enter_context(self._run(training, gradients))
@@ -235,13 +245,30 @@ class TailCheck:
         for name in self._plan.replaced_modules:
             found = self._results[name] = []
 
-            def keep(_: Any, __: Any, result: Any, to: list[Any]) -> None:
+            before: list[Any] = []
+
+            def begin(*_: Any, states: list[Any] = before) -> None:
+                states.append(_other_random_states())
+
+            def keep(
+                _: Any,
+                __: Any,
+                result: Any,
+                to: list[Any] = found,
+                states: list[Any] = before,
+                name: str = name,
+            ) -> None:
                 leaves, spec = flatten(result)
                 to.append(unflatten(map(_cloned, leaves), spec))
+                if states.pop() != _other_random_states():
+                    self._drawing = name
 
             module = self._model.get_submodule(name)
-            hook = module.register_forward_hook(partial(keep, to=found))
-            stack.callback(hook.remove)
+            for hook in (
+                module.register_forward_pre_hook(begin),
+                module.register_forward_hook(keep),
+            ):
+                stack.callback(hook.remove)
 
     def _remembered_results(self) -> AbstractContextManager[None]:
         """Lets frozen modules return what they did, in their order.
@@ -301,13 +328,13 @@ def _seed(number: int = 0) -> None:
 
 
 def _random_states() -> list[Any]:
-    kind, *state = np.random.get_state()
-    keys = state[0].tobytes() if isinstance(state[0], np.ndarray) else state[0]
-    return [
-        torch.get_rng_state().tolist(),
-        random.getstate(),
-        [kind, keys, *state[1:]],
-    ]
+    return [torch.get_rng_state().tolist(), *_other_random_states()]
+
+
+def _other_random_states() -> list[Any]:
+    """Returns the states of the random numbers of Python and NumPy."""
+    _, keys, *others = np.random.get_state()
+    return [random.getstate(), np.asarray(keys).tobytes(), others]
 
 
 def same(actual: Any, expected: Any) -> bool:
