@@ -100,7 +100,11 @@ class FreezePoints:
         return found
 
     def plan(
-        self, point: FreezePoint, spec: FreezeSpec, shapes: Shapes
+        self,
+        point: FreezePoint,
+        spec: FreezeSpec,
+        shapes: Shapes,
+        merged: Set[str] = frozenset(),
     ) -> TailPlan:
         """Returns the model's forward after a point, as plain values.
 
@@ -108,6 +112,7 @@ class FreezePoints:
             point: where the frozen part ends.
             spec: what the user asks for.
             shapes: of the results of modules, as the export shows them.
+            merged: names of tensors that the mode changes.
 
         Raises:
             FreezeError: ``cannot_freeze`` if frozen modules leave something
@@ -143,7 +148,7 @@ class FreezePoints:
                 if not name.startswith(tuple(inside))
             ),
             frozenset(frozen),
-            tuple(self._watched(frozen, tuple(inside))),
+            tuple(self._watched(frozen - merged, tuple(inside))),
         )
 
     def _watched(

@@ -44,8 +44,13 @@ class FrozenWeights:
             owner = model.get_submodule(path)
             for held in (owner._parameters, owner._buffers):
                 tensor = held.get(key)
-                # Tensors of inference mode have no version.
-                if tensor is not None and not tensor.is_inference():
+                # Tensors of inference mode have no version, those of other
+                # classes, as of quantised weights, no bytes.
+                if (
+                    tensor is not None
+                    and type(tensor) in (torch.Tensor, nn.Parameter)
+                    and not tensor.is_inference()
+                ):
                     self._names.append(name)
                     self._owners.append(held)
                     self._keys.append(key)

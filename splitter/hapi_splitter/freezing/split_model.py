@@ -265,6 +265,7 @@ class _Splitter:
         self._state = state
         self.memory = StepMemory()
         self.result: Any = None
+        self._merged: frozenset[str] = frozenset()
         _check_signature(model, transform)
         self._samples = [
             form.examples(n).to(device_of(model)) for n in _BATCHES
@@ -326,7 +327,7 @@ class _Splitter:
         for point in self.points.find(spec):
             try:
                 graph, features, weights, shapes = self._graph(point, spec)
-                plan = self.points.plan(point, spec, shapes)
+                plan = self.points.plan(point, spec, shapes, self._merged)
                 self._check_tail(plan, features, spec)
                 plan = replace(plan, random_module=self._random_module(point))
             except FreezeError as error:
@@ -352,7 +353,12 @@ class _Splitter:
             self._model.eval()
             with recorded_shapes(self._model) as shapes:
                 exported = export_region(region, self._samples[0], "model")
-            _own_changed(exported.weights, self._state)
+            if _own_changed(exported.weights, self._state):
+                self._merged = frozenset(
+                    name
+                    for name, tensor in self._model.named_parameters()
+                    if self._state.is_changed(tensor)
+                )
             graph = _frozen_graph(
                 exported, self._form, self._transform, spec.text
             )
@@ -459,11 +465,15 @@ def _split_two_modules(
 
 def _own_changed(
     weights: MutableMapping[int, torch.Tensor], state: SavedState
-) -> None:
-    """Copies weights that the model has only in eval mode, as merged ones."""
-    for node, weight in weights.items():
-        if state.is_changed(weight):
-            weights[node] = weight.clone()
+) -> bool:
+    """Copies weights that the model has only in eval mode, as merged ones.
+
+    Returns:
+        True if there are such weights.
+    """
+    changed = [n for n, each in weights.items() if state.is_changed(each)]
+    weights.update({node: weights[node].clone() for node in changed})
+    return bool(changed)
 
 
 def _num_outputs(result: Any) -> int | None:

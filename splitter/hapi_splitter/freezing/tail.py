@@ -14,6 +14,7 @@ import copy
 import threading
 import warnings
 from collections.abc import Collection, Iterator, Mapping, MutableMapping
+from functools import partial
 from typing import Any, no_type_check
 
 import torch
@@ -83,16 +84,21 @@ class Tail(nn.Module):
         )
 
     def train(self, mode: bool = True) -> Tail:
-        """Calls the model's ``train``; frozen modules keep their modes."""
+        """Calls the model's ``train``; frozen modules keep their modes.
+
+        Their own ``train`` is not called: it may merge weights, as LoRA's.
+        """
         (model,) = self._whole
-        kept = [
-            (module, module.training)
-            for each in self._plan.replaced_modules
-            for module in model.get_submodule(each).modules()
+        frozen = [
+            model.get_submodule(each) for each in self._plan.replaced_modules
         ]
-        model.train(mode)
-        for module, was in kept:
-            module.training = was
+        try:
+            for module in frozen:
+                module.__dict__["train"] = partial(_unchanged, module)
+            model.train(mode)
+        finally:
+            for module in frozen:
+                module.__dict__.pop("train", None)
         self.training = mode
         return self
 
@@ -125,6 +131,10 @@ def autocast_dtype(device: torch.device) -> torch.dtype | None:
     if torch.is_autocast_enabled(device.type):
         return torch.get_autocast_dtype(device.type)
     return None
+
+
+def _unchanged(module: nn.Module, mode: bool = True) -> nn.Module:
+    return module
 
 
 class _Remaining(MutableMapping[str, Any]):
