@@ -406,6 +406,7 @@ def check_training(connection, training, url, spans, cut):
     assert largest_difference(expected, losses) <= TOLERANCE
 
 
+@pytest.mark.filterwarnings("ignore:the frozen module")
 @pytest.mark.parametrize("name", TRAININGS)
 @pytest.mark.parametrize("cut", ["freeze", "stream"])
 def test_losses_are_those_of_a_plain_script(connection, photos, name, cut):

@@ -72,7 +72,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a question about a tensor was answered, such as ``mask.all()``.
+    """The answer to a question about a tensor, such as ``mask.all()``.
 
     Up to the freeze point the answer is what it was: in an export it would be
     an error, so that only code asks that does not ask while it is exported,
