@@ -29,6 +29,7 @@ from hapi_splitter.freezing.stand_ins import (
 from hapi_splitter.freezing.structures import unflatten
 
 _CHECKPOINT = "torch.utils.checkpoint"
+_OWN_FRAMES = ("hapi_splitter.", "torch.nn.modules.", "torch._dynamo.")
 
 
 @dataclass(frozen=True)
@@ -238,5 +239,5 @@ def _is_repeated(place: Place) -> bool:
         name = frame.f_globals.get("__name__", "")
         if name == _CHECKPOINT:
             return not inside
-        inside &= name.startswith(("hapi_splitter.", "torch.nn.modules."))
+        inside &= name.startswith(_OWN_FRAMES)
     return False
