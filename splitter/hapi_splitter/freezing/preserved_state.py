@@ -1,7 +1,7 @@
 """Leaves a model and the random states as they were before a block.
 
 Models keep caches, counters and running statistics in attributes, layers such
-as LoRA's write to their weights in ``train()`` and ``eval()``, and
+as LoRA's write to their weights in ``train`` and ``eval``, and
 ``torch.export`` leaves tensors without data behind. So everything that can be
 reached from a model is restored: attributes, also of its classes, globals of
 the user's code, the memory of tensors and arrays, generators of random numbers
