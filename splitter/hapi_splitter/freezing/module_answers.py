@@ -75,12 +75,8 @@ class _Answers:
     @classmethod
     def of(cls, module: nn.Module) -> _Answers:
         name = _attribute(module)
-        found = vars(module).get(name)
-        if isinstance(found, functools.partial) and found.args:
-            answers = found.args[0]
-            if isinstance(answers, cls):
-                return answers
-        return cls(module, name)
+        found: Any = vars(module).get(name)
+        return found.args[0] if is_answer(found) else cls(module, name)
 
     def remove(self, thread: int) -> None:
         self.by_thread.pop(thread, None)
@@ -90,6 +86,14 @@ class _Answers:
             del self._attributes[self._name]
         else:
             self._attributes[self._name] = self._own
+
+
+def is_answer(attribute: Any) -> bool:
+    """Returns True for what stands in for a method of a module."""
+    first = getattr(attribute, "args", None) or (None,)
+    return isinstance(attribute, functools.partial) and isinstance(
+        first[0], _Answers
+    )
 
 
 def _dispatch(answers: _Answers, *args: Any, **kwargs: Any) -> Any:

@@ -148,6 +148,14 @@ def packed(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.cat([each.to(torch.float32) for each in rows], 1)
 
 
+def sent_shape(places: Sequence[Place]) -> tuple[int, ...]:
+    """Returns the shape of one sample of what :func:`packed` returns."""
+    shapes = [place.form.sample_shape for place in places]
+    if len(shapes) == 1:
+        return shapes[0]
+    return (sum(torch.Size(each).numel() for each in shapes),)
+
+
 def unpacked(
     features: torch.Tensor, places: Sequence[Place]
 ) -> list[torch.Tensor]:

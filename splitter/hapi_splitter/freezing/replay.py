@@ -48,9 +48,14 @@ class StepMemory:
         others: tensors that do not depend on the samples, by step and
             position among the arguments, as in the first call.
         sizes: sizes and strides of results, by batch size and step.
+        accepted: values that the model's own forward gives to attributes of
+            frozen modules, by place; None for any.
+        writes_features: True if the model's forward writes to the features.
     """
 
     def __init__(self) -> None:
+        self.accepted: dict[str, Any] = {}
+        self.writes_features = False
         self.others: dict[tuple[int, int], torch.Tensor] = {}
         self.sizes: dict[int, dict[int, list[Any]]] = {}
 
@@ -69,6 +74,7 @@ class Replay:
         features: the tensors that are sent, for each entry.
         memory: of the tail.
         entered: called when all features have entered.
+        answering: called with the name of a frozen module that is called.
 
     Attributes:
         failure: error that was raised; the model's code may catch it.
@@ -81,6 +87,7 @@ class Replay:
         features: Sequence[torch.Tensor],
         memory: StepMemory,
         entered: Callable[[], None],
+        answering: Callable[[str], None],
     ) -> None:
         self._steps = steps
         self._features = dict(zip(entries, features, strict=True))
@@ -88,7 +95,7 @@ class Replay:
         self._batch, self._device = features[0].shape[0], features[0].device
         self._memory = memory
         self._sizes = memory.sizes_of(self._batch)
-        self._entered = entered
+        self._entered, self._answering = entered, answering
         self._next = -1  # the inputs come first
         self._tensors: dict[int, StandInTensor] = {}
         self._sources: dict[int, str] = {}
@@ -110,6 +117,7 @@ class Replay:
         self, module: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Returns the result of a call of a module that is not run."""
+        self._checked(self._answering, module)
         step, leaves = self._step, _leaves(args, kwargs)
         if (
             not isinstance(step, ModuleResult)
@@ -171,7 +179,15 @@ class Replay:
         had_entered = self.has_entered
         self._next += 1
         if self.has_entered and not had_entered:
-            self._entered()
+            self._checked(self._entered)
+
+    def _checked(self, check: Callable[..., None], *args: Any) -> None:
+        """Calls a function whose error the model's code may catch."""
+        try:
+            check(*args)
+        except FreezeError as error:
+            self.failure = self.failure or error
+            raise
 
     def _filled(self, value: Any, source: str) -> Any:
         if isinstance(value, StandIn):

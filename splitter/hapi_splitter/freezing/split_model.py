@@ -67,7 +67,7 @@ from hapi_splitter.freezing.replay import StepMemory
 from hapi_splitter.freezing.split_cache import CachedSplit, SplitCache
 from hapi_splitter.freezing.split_store import disk_store
 from hapi_splitter.freezing.tail import Tail
-from hapi_splitter.freezing.tail_call import TailPlan
+from hapi_splitter.freezing.tail_call import TailPlan, frozen_modules
 from hapi_splitter.freezing.tail_check import TailCheck, same
 from hapi_splitter.graph.export import ExportedRegion, export_region
 from hapi_splitter.graph.shapes import infer
@@ -328,24 +328,27 @@ class _Splitter:
             try:
                 graph, features, weights, shapes = self._graph(point, spec)
                 plan = self.points.plan(point, spec, shapes, self._merged)
-                self._check_tail(plan, features, spec)
+                self._check_tail(plan, features[0], spec)
+                self._check_features(plan, features[1], spec)
                 plan = replace(plan, random_module=self._random_module(point))
             except FreezeError as error:
                 failure = error
             else:
-                split = CachedSplit(graph, plan, spec.text, features[:1])
+                split = CachedSplit(graph, plan, spec.text, features[0][:1])
                 return split, weights
         assert failure is not None, "there is a point, or find() fails"
         raise failure
 
     def _graph(
         self, point: FreezePoint, spec: FreezeSpec
-    ) -> tuple[FrozenGraph, torch.Tensor, Mapping[int, torch.Tensor], Shapes]:
-        """Exports the model up to a freeze point and compares the results.
+    ) -> tuple[
+        FrozenGraph, list[torch.Tensor], Mapping[int, torch.Tensor], Shapes
+    ]:
+        """Exports the model up to a freeze point.
 
         Returns:
-            The region, its features of the first samples, its weights where
-            the model has them, and shapes of the results of modules.
+            The region, its features of both batches, its weights where the
+            model has them, and shapes of the results of modules.
         """
         region = Region(self._model, point.places, self._inputs)
         self._progress("exporting the frozen layers")
@@ -362,22 +365,31 @@ class _Splitter:
             graph = _frozen_graph(
                 exported, self._form, self._transform, spec.text
             )
-        self._progress("comparing the frozen layers with the model")
-        # Apart, because the exporter may leave fake tensors in attributes.
-        with self._state.preserved(), torch.no_grad():
-            self._model.eval()
-            expected = region(self._samples[1].clone())
             with torch.autocast(device_of(self._model).type, enabled=False):
-                results = [graph.suffix(0)(each) for each in self._samples]
-        # Those of the first batch are compared in the check of the tail.
-        if not same(results[1], expected):
+                features = [graph.suffix(0)(each) for each in self._samples]
+        return graph, features, exported.weights, shapes
+
+    def _check_features(
+        self, plan: TailPlan, features: torch.Tensor, spec: FreezeSpec
+    ) -> None:
+        """Compares features with those of the model as a plain loop runs it:
+        in training mode, but for what is frozen, and with gradients."""
+        self._progress("comparing the frozen layers with the model")
+        region = Region(self._model, plan.places, self._inputs)
+        with self._state.preserved(), torch.enable_grad():
+            self._model.train()
+            for each in frozen_modules(self._model, plan):
+                each.eval()
+            expected = region(self._samples[1].clone())
+        if not same(features, expected.detach()):
             raise FreezeError(
                 "cannot_freeze",
-                f"freeze {spec.text!r}: exported by torch.export, the "
-                "frozen modules compute something else than in the "
-                "model; freeze an earlier module",
+                f"freeze {spec.text!r}: the frozen modules, in eval mode, "
+                "compute something else if the model is in training mode or "
+                "gradients are on, as code does that reads another module's "
+                "'training' or torch.is_grad_enabled(); freeze an earlier "
+                "module",
             )
-        return graph, results[0], exported.weights, shapes
 
     def _random_module(self, point: FreezePoint) -> str:
         region = Region(self._model, point.places, self._inputs)

@@ -20,8 +20,10 @@ from typing import Any, no_type_check
 import torch
 from torch import nn
 
+from hapi_splitter.freezing.frozen_attributes import FrozenAttributes
 from hapi_splitter.freezing.frozen_weights import FrozenWeights
 from hapi_splitter.freezing.model_checks import SplitWarning, device_of
+from hapi_splitter.freezing.region import sent_shape
 from hapi_splitter.freezing.replay import StepMemory
 from hapi_splitter.freezing.tail_call import TailPlan, TailRunner
 
@@ -44,10 +46,15 @@ class Tail(nn.Module):
     ) -> None:
         super().__init__()
         self._whole = (model,)  # in a tuple it is no submodule
-        self._runner = TailRunner(model, plan, memory)
+        attributes = FrozenAttributes(
+            model, plan.replaced_modules, memory.accepted
+        )
+        self.frozen_attributes = attributes
+        self._runner = TailRunner(model, plan, memory, attributes=attributes)
         self._lock = threading.RLock()
         self._plan = plan
         self._memory = memory
+        self._shape = sent_shape(plan.places)
         replaced = frozenset(plan.replaced_modules)
         self._autocast = autocast_dtype(device_of(model))
         self.frozen_weights = FrozenWeights(model, plan.watched)
@@ -60,13 +67,51 @@ class Tail(nn.Module):
         Raises:
             FreezeError: ``cannot_freeze`` if the model did not run the module
                 at the freeze point, or did something else before it than when
-                it was split, or if frozen weights have changed.
+                it was split, or if frozen weights or attributes have changed.
+            TypeError: if ``features`` is no tensor.
+            ValueError: if it has another shape, or was written to.
         """
         with self._lock:
-            if not torch.compiler.is_compiling():
-                self.frozen_weights.check()
-                self._check_autocast(features.device)
-            return self._runner.run(features)
+            if torch.compiler.is_compiling():
+                return self._runner.run(self._unshared(features))
+            self._check_features(features)
+            self.frozen_weights.check()
+            self.frozen_attributes.check()
+            self._check_autocast(features.device)
+            given = self._unshared(features)
+            version = None if given.is_inference() else given._version
+            try:
+                return self._runner.run(given)
+            finally:
+                if version is not None and given._version != version:
+                    self._memory.writes_features = True
+                    if given is features:
+                        vars(features)["_hapi_written"] = True
+
+    def _unshared(self, features: torch.Tensor) -> torch.Tensor:
+        """Returns a copy if the model's forward writes to it, so that the
+        caller can give it again."""
+        return features.clone() if self._memory.writes_features else features
+
+    def _check_features(self, features: Any) -> None:
+        shape = self._shape
+        if not isinstance(features, torch.Tensor):
+            raise TypeError(
+                "the tail takes a tensor of features, of shape "
+                f"{['B', *shape]}, not a {type(features).__name__}"
+            )
+        if features.shape[1:] != shape:
+            raise ValueError(
+                f"the tail takes features of shape {['B', *shape]}, not "
+                f"{[*features.shape]}; they are what a split's frozen part "
+                "computes from samples"
+            )
+        if getattr(features, "_hapi_written", False):
+            raise ValueError(
+                "the model's forward has written to these features in an "
+                "earlier call, so that they are no longer what the frozen "
+                "part has computed; give a copy: features.clone()"
+            )
 
     def _check_autocast(self, device: torch.device) -> None:
         """Warns once if autocast is on, but was not on in the split."""

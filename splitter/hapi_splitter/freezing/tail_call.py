@@ -17,6 +17,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from hapi_protocol.errors import FreezeError
+from hapi_splitter.freezing.frozen_attributes import FrozenAttributes
 from hapi_splitter.freezing.module_answers import HOOKS, answered
 from hapi_splitter.freezing.places import Place
 from hapi_splitter.freezing.region import unpacked
@@ -86,6 +87,8 @@ class TailRunner:
         plan: its forward after the freeze point.
         memory: what calls remember.
         at_freeze_point: called when the features enter.
+        attributes: of frozen modules, which have to be the same when they are
+            called; None if the caller has none yet.
     """
 
     def __init__(
@@ -94,11 +97,13 @@ class TailRunner:
         plan: TailPlan,
         memory: StepMemory,
         at_freeze_point: Callable[[], None] | None = None,
+        attributes: FrozenAttributes | None = None,
     ) -> None:
         self._model = model
         self._plan = plan
         self._memory = memory
         self._at_freeze_point = at_freeze_point
+        self._attributes = attributes
         find = model.get_submodule
         self._replaced = {name: find(name) for name in plan.replaced_modules}
         self._frozen_modules = frozen_modules(model, plan)
@@ -119,6 +124,7 @@ class TailRunner:
         """
         following = self._following()
         if following is not None:
+            self._answering()
             if self._at_freeze_point is not None:
                 self._at_freeze_point()
             for module in following:
@@ -132,6 +138,7 @@ class TailRunner:
                 unpacked(features, self._plan.places),
                 self._memory,
                 lambda: self._enter(restore),
+                self._answering,
             )
             stack.enter_context(answered(self._replaced, replay.module_result))
             inputs = replay.inputs(self._plan.samples)
@@ -174,6 +181,15 @@ class TailRunner:
             found += list(parent)[place_in_parent + first :]
             first = 1
         return found
+
+    def _answering(self, name: str = "") -> None:
+        """Checks the attributes of a frozen module, or of all."""
+        if self._attributes is None or torch.compiler.is_compiling():
+            return
+        if name:
+            self._attributes.check_module(name)
+        else:
+            self._attributes.check_all()
 
     def _enter(self, restore_modes: Callable[[], None]) -> None:
         restore_modes()

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from hapi_protocol.errors import FreezeError
+from hapi_splitter.freezing.frozen_attributes import FrozenAttributes
 from hapi_splitter.freezing.module_answers import answered
 from hapi_splitter.freezing.places import Place, watch
 from hapi_splitter.freezing.preserved_state import SavedState
@@ -193,13 +194,19 @@ class TailCheck:
     def _of_tail(
         self, training: bool, features: torch.Tensor, gradients: bool = False
     ) -> Any:
+        attributes = FrozenAttributes(
+            self._model, self._plan.replaced_modules, {}
+        )
         runner = TailRunner(self._model, self._plan, self.memory, _seed)
         with self._run(training, gradients):
             before = self._hooks()
-            found = runner.run(features.clone()), _draw()
+            given = features.clone()
+            found = runner.run(given), _draw()
+            self.memory.writes_features |= given._version > 0
             self._hooked = self._hooks()
             if self._hooked != before:  # what later calls do
                 found = runner.run(features.clone()), _draw()
+            attributes.accept(self.memory.accepted)
             return found
 
     def _of_model(

@@ -8,6 +8,7 @@ import copy
 import random
 import threading
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -406,6 +407,175 @@ def test_weights_may_move_and_the_tail_may_load_its_own():
     model.stem.weight.data = model.stem.weight.data.clone()
     parts.tail.load_state_dict(parts.tail.state_dict())
     torch.testing.assert_close(parts.tail(features), expected)
+
+
+SCALES = {"body": 1.0}
+OFFSET = 0.0
+
+
+class Scaled(nn.Module):
+    """Reads all kinds of attributes and variables."""
+
+    common = 1.0
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Conv2d(8, 8, 3, 2, 1)
+        self.norm = nn.BatchNorm2d(8)
+        self.number, self.factors = 1.0, [1.0, {"x": 1.0}]
+        self.options = SimpleNamespace(power=1)
+        self.table = torch.ones(8, 1, 1)
+        self.function, self.layers = torch.relu, nn.Sequential(nn.Identity())
+
+    def forward(self, x):
+        x = self.norm(self.inner(x * self.table)) * self.number * self.common
+        x = x * self.factors[0] * self.factors[1]["x"] ** self.options.power
+        x = x * SCALES["body"] + OFFSET + getattr(self, "extra", 0.0)
+        return self.layers(self.function(x))
+
+
+def build_scaled(**functions):
+    def build():
+        model = net(**functions)()
+        model.body = Scaled()
+        return model.eval()
+
+    return build
+
+
+ATTRIBUTES = {
+    "number": lambda body: setattr(body, "number", 2.0),
+    "class": lambda body: setattr(type(body), "common", 2.0),
+    "shadowed": lambda body: setattr(body, "common", 2.0),
+    "added": lambda body: setattr(body, "extra", 2.0),
+    "deleted": lambda body: delattr(body, "number"),
+    "list": lambda body: body.factors.__setitem__(0, 2.0),
+    "longer list": lambda body: body.factors.append(2.0),
+    "dict": lambda body: body.factors[1].update(x=2.0),
+    "object": lambda body: setattr(body.options, "power", 2),
+    "table": lambda body: body.table.mul_(2),
+    "other table": lambda body: setattr(body, "table", body.table * 2),
+    "function": lambda body: setattr(body, "function", torch.sigmoid),
+    "epsilon": lambda body: setattr(body.norm, "eps", 1.0),
+    "layer": lambda body: setattr(body, "inner", nn.Conv2d(8, 8, 1, 4)),
+    "forward": lambda body: setattr(body, "forward", body.inner.forward),
+    "inner forward": lambda body: setattr(
+        body.inner, "forward", body.norm.forward
+    ),
+    "item": lambda body: body.factors[1].update(y=2.0),
+    "more layers": lambda body: body.layers.append(nn.ReLU()),
+    "container": lambda body: SCALES.update(body=2.0),
+    "variable": lambda body: globals().update(OFFSET=2.0),
+}
+
+
+@pytest.fixture(autouse=True)
+def unchanged_variables():
+    yield
+    SCALES["body"], Scaled.common = 1.0, 1.0
+    globals()["OFFSET"] = 0.0
+
+
+@pytest.mark.parametrize("name", ATTRIBUTES)
+def test_attributes_that_change_after_the_split_are_named(name):
+    model = build_scaled()()
+    tail = parts_of(model).tail
+    features = torch.randn(4, 8)
+    tail(features)
+    ATTRIBUTES[name](model.body)
+    with pytest.raises(FreezeError, match="split the model again"):
+        tail(features)
+
+
+def test_attribute_for_the_time_of_a_frozen_call_is_named():
+    def between(self, x):
+        self.body.number = 1.0
+        return x
+
+    def before(self, x):
+        self.body.number = 2.0 if self.is_late else 1.0
+        return x
+
+    model = build_scaled(before=before, between=between)()
+    tail = parts_of(model).tail.train()
+    tail(torch.randn(4, 8))
+    model.epoch = 2
+    with pytest.raises(FreezeError, match=r"'body\.number'.* from 1.0 to 2.0"):
+        tail(torch.randn(4, 8))
+
+
+def test_attributes_that_every_forward_sets_are_no_change():
+    def before(self, x):
+        self.body.number, self.body.note = 2.0, "seen"
+        return x
+
+    model = build_scaled(before=before)()
+    tail = parts_of(model).tail.train()
+    for _ in range(3):
+        tail(torch.randn(4, 8))
+    model.body.name = "nothing reads it"
+    tail(torch.randn(4, 8))
+
+
+def test_hooks_that_are_added_after_the_split_are_warned_of():
+    model = net()()
+    tail = parts_of(model).tail
+    model.body.register_forward_hook(keep_clone)
+    with pytest.warns(SplitWarning, match="'body' has hooks that were added"):
+        tail(torch.randn(4, 8))
+
+
+@pytest.mark.parametrize("reads", ["training", "gradients"])
+def test_frozen_module_that_reads_what_the_tail_changes_is_refused(reads):
+    model = net()()
+    owner = [model]
+
+    class Body(nn.Module):
+        def forward(self, x):
+            is_on = (
+                owner[0].training
+                if reads == "training"
+                else torch.is_grad_enabled()
+            )
+            return x * 2 if is_on else x
+
+    model.body = Body()
+    with pytest.raises(FreezeError, match="reads another module's 'training'"):
+        parts_of(model)
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_features_that_the_model_writes_to_can_be_given_again(is_late):
+    def tail(self, f):
+        if self.is_late or not is_late:
+            f += 1.0
+        return self.head(torch.relu(self.mid(f)))
+
+    model = net(tail=tail)()
+    parts = parts_of(model)
+    features = torch.randn(4, 8)
+    first = parts.tail.train()(features)
+    torch.testing.assert_close(parts.tail(features), first)
+    if is_late:
+        model.epoch = 2
+        parts.tail(features)
+        with pytest.raises(ValueError, match=r"features\.clone\(\)"):
+            parts.tail(features)
+        again = torch.randn(4, 8)
+        torch.testing.assert_close(parts.tail(again), parts.tail(again))
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "message"),
+    [
+        (None, TypeError, "not a NoneType"),
+        (np.zeros((4, 8), np.float32), TypeError, "not a ndarray"),
+        (torch.zeros(4, 3, 16, 16), ValueError, r"\['B', 8\], not \[4, 3, 16"),
+    ],
+)
+def test_other_things_than_features_are_refused(given, kind, message):
+    with pytest.raises(kind, match=message):
+        parts_of(net()()).tail(given)
 
 
 def keep_clone(module, args, out):

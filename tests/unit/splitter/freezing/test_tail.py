@@ -129,7 +129,7 @@ def test_calls_and_errors_leave_the_model_as_it_was():
     hooks.clear()
     parts.tail(torch.randn(2, 6))
     with pytest.raises(RuntimeError):
-        parts.tail(torch.randn(2, 5))
+        parts.tail(torch.randn(2, 6).double())
     assert hooks == []
     for name, module in model.named_modules():
         now = dict(vars(module))
