@@ -7,16 +7,17 @@ are computed with what these were when the model was split.
 
 from __future__ import annotations
 
+import functools
 import operator
 import sys
 import types
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import is_dataclass
 from types import CodeType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -34,12 +35,17 @@ from hapi_splitter.freezing.model_checks import (
     is_users_hook,
 )
 from hapi_splitter.freezing.module_answers import is_answer
+from hapi_splitter.freezing.preserved_state import is_filled
 
 _OWN = frozenset(
     ("training", "_parameters", "_buffers", "_non_persistent_buffers_set")
 )
 """Attributes of modules that the split itself or other checks see to."""
 _SEQUENCES = (list, tuple, set, deque)
+_CONTAINERS = (
+    *(dict, torch.Tensor, np.ndarray, types.SimpleNamespace),
+    *(types.FunctionType, *_SEQUENCES),
+)
 _PLAIN = (bool, int, float, complex, str, bytes)
 _REMEDY = (
     "set it before the split, split the model again, or freeze before "
@@ -223,7 +229,12 @@ class _Read:
         if id(value) in self._seen or _is_opaque(value):
             return
         self._seen[id(value)] = value
-        if isinstance(value, torch.Tensor):
+        if isinstance(value, types.FunctionType):
+            self._visit_function(value)
+        elif isinstance(value, np.ndarray):
+            if value.size <= _MAX_ITEMS:
+                self._others.append((label, value.tobytes, value.tobytes()))
+        elif isinstance(value, torch.Tensor):
             if not value.is_inference():
                 self._tensors.append((label, value, value._version))
         elif isinstance(value, (dict, *_SEQUENCES)) and (
@@ -262,15 +273,28 @@ class _Read:
                 if not hasattr(type(held), "__get__"):
                     self._others.append((label, _reader(kind, name), held))
                     self._visit(label, held)
-            for function in filter(is_users, functions):
-                for key, value in globals_read(function):
-                    namespace = function.__globals__
-                    *path, last = key.split(".")
-                    for part in path:
-                        namespace = vars(namespace[part])
-                    if not isinstance(value, types.ModuleType):
-                        label = f"{function.__module__}.{key}"
-                        self._watch(label, namespace, last, value)
+            for function in functions:
+                self._visit_function(function)
+
+    def _visit_function(self, function: types.FunctionType) -> None:
+        """Watches the variables that a function of the user's reads."""
+        if not is_users(function):
+            return
+        for key, value in globals_read(function):
+            namespace = function.__globals__
+            *path, last = key.split(".")
+            for part in path:
+                namespace = vars(namespace[part])
+            if not isinstance(value, types.ModuleType):
+                label = f"{function.__module__}.{key}"
+                self._watch(label, namespace, last, value)
+        names = function.__code__.co_freevars
+        for name, cell in zip(names, function.__closure__ or (), strict=True):
+            if is_filled(cell):
+                label = f"{function.__qualname__}.{name}"
+                read = functools.partial(getattr, cell, "cell_contents")
+                self._others.append((label, read, read()))
+                self._visit(label, read())
 
     def is_same(self) -> bool:
         """Returns True if nothing has changed."""
@@ -313,12 +337,10 @@ class _Read:
 
 def _is_opaque(value: Any) -> bool:
     """Returns True for what is not looked into."""
-    if isinstance(value, nn.Module | type | types.FunctionType):
-        return True
-    if isinstance(value, (torch.Tensor, dict, *_SEQUENCES)):
+    if isinstance(value, _CONTAINERS):
         return False
-    is_plain = isinstance(value, types.SimpleNamespace) or is_dataclass(value)
-    return not is_plain and is_library(_file(type(value)))
+    is_object = isinstance(value, nn.Module | type)
+    return is_object or is_library(_file(type(value)))
 
 
 def _file(kind: type) -> str:

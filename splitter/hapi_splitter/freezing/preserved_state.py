@@ -179,7 +179,7 @@ class _Attributes:
         if isinstance(value, MethodType):
             return None, [value.__self__, value.__func__]
         if isinstance(value, FunctionType):
-            cells = [c for c in value.__closure__ or () if _is_filled(c)]
+            cells = [c for c in value.__closure__ or () if is_filled(c)]
             held = [cell.cell_contents for cell in cells]
             inner = [*held, value.__defaults__, value.__kwdefaults__]
             if is_users(value):
@@ -370,7 +370,8 @@ def _restore_class(kind: type, held: dict[str, Any]) -> None:
             type.__setattr__(kind, name, each)
 
 
-def _is_filled(cell: Any) -> bool:
+def is_filled(cell: Any) -> bool:
+    """Returns True for a variable of a closure that has a value."""
     try:
         cell.cell_contents  # noqa: B018 (raises if it is empty)
     except ValueError:

@@ -413,6 +413,22 @@ SCALES = {"body": 1.0}
 OFFSET = 0.0
 
 
+def with_closure():
+    inside = 1.0
+
+    def closed():
+        return inside
+
+    def change():
+        nonlocal inside
+        inside = 2.0
+
+    return closed, change
+
+
+closed, change_closed = with_closure()
+
+
 class Scaled(nn.Module):
     """Reads all kinds of attributes and variables."""
 
@@ -424,12 +440,13 @@ class Scaled(nn.Module):
         self.norm = nn.BatchNorm2d(8)
         self.number, self.factors = 1.0, [1.0, {"x": 1.0}]
         self.options = SimpleNamespace(power=1)
-        self.table = torch.ones(8, 1, 1)
+        self.table, self.array = torch.ones(8, 1, 1), np.ones(1)
         self.function, self.layers = torch.relu, nn.Sequential(nn.Identity())
 
     def forward(self, x):
         x = self.norm(self.inner(x * self.table)) * self.number * self.common
         x = x * self.factors[0] * self.factors[1]["x"] ** self.options.power
+        x = x * float(self.array[0]) * closed()
         x = x * SCALES["body"] + OFFSET + getattr(self, "extra", 0.0)
         return self.layers(self.function(x))
 
@@ -465,6 +482,8 @@ ATTRIBUTES = {
     "item": lambda body: body.factors[1].update(y=2.0),
     "more layers": lambda body: body.layers.append(nn.ReLU()),
     "container": lambda body: SCALES.update(body=2.0),
+    "array": lambda body: body.array.fill(2),
+    "closure": lambda body: change_closed(),
     "variable": lambda body: globals().update(OFFSET=2.0),
 }
 
@@ -474,6 +493,7 @@ def unchanged_variables():
     yield
     SCALES["body"], Scaled.common = 1.0, 1.0
     globals()["OFFSET"] = 0.0
+    closed.__closure__[0].cell_contents = 1.0
 
 
 @pytest.mark.parametrize("name", ATTRIBUTES)
