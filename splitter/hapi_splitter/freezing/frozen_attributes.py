@@ -36,6 +36,7 @@ from hapi_splitter.freezing.model_checks import (
 )
 from hapi_splitter.freezing.module_answers import is_answer
 from hapi_splitter.freezing.preserved_state import is_filled
+from hapi_splitter.freezing.replay import same_constant
 
 _OWN = frozenset(
     ("training", "_parameters", "_buffers", "_non_persistent_buffers_set")
@@ -128,6 +129,8 @@ class FrozenAttributes:
         if self._read[name].is_same():
             return
         for label, before, now in self._read[name].differences():
+            if is_answer(now):
+                continue
             if label in self._accepted:
                 known = self._accepted[label]
                 if known is None or _is_same(now, known):
@@ -142,11 +145,17 @@ class FrozenAttributes:
                 f"computed with what it was then; {_REMEDY}",
             )
 
-    def accept(self, accepted: dict[str, Any]) -> None:
-        """Adds what has changed in a forward of the model itself."""
-        for each in self._read.values():
-            for label, _, now in each.differences():
-                accepted[label] = now if isinstance(now, _PLAIN) else None
+    def changes(self) -> dict[str, Any]:
+        """Returns what a forward of the model itself changes.
+
+        Returns:
+            By place, the value if it is plain; None otherwise.
+        """
+        return {
+            label: now if isinstance(now, _PLAIN) else None
+            for each in self._read.values()
+            for label, _, now in each.differences()
+        }
 
     def _check_added(self) -> None:
         held = zip(self._modules.items(), self._keys, strict=True)
@@ -360,9 +369,7 @@ def _is_same(now: Any, before: Any) -> bool:
     if isinstance(now, list | tuple):
         return len(now) == len(before) and all(map(_is_same, now, before))
     if isinstance(now, torch.Tensor):
-        return now.shape == before.shape and torch.equal(
-            now, before.to(now.device, now.dtype)
-        )
+        return same_constant(now, before)  # weight norms compute it anew
     return isinstance(now, _PLAIN) and bool(now == before)
 
 

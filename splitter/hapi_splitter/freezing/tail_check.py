@@ -75,6 +75,7 @@ class TailCheck:
         self._state = state
         self.memory = StepMemory()
         self.result: Any = None
+        self._attributes = FrozenAttributes(model, plan.replaced_modules, {})
         self._hooked = ""
         self._results: dict[str, list[Any]] = {}
         self._drawing = ""
@@ -194,9 +195,6 @@ class TailCheck:
     def _of_tail(
         self, training: bool, features: torch.Tensor, gradients: bool = False
     ) -> Any:
-        attributes = FrozenAttributes(
-            self._model, self._plan.replaced_modules, {}
-        )
         runner = TailRunner(self._model, self._plan, self.memory, _seed)
         with self._run(training, gradients):
             before = self._hooks()
@@ -206,7 +204,7 @@ class TailCheck:
             self._hooked = self._hooks()
             if self._hooked != before:  # what later calls do
                 found = runner.run(features.clone()), _draw()
-            attributes.accept(self.memory.accepted)
+            self.memory.accepted.update(self._attributes.changes())
             return found
 
     def _of_model(
@@ -245,7 +243,11 @@ class TailCheck:
                 stack.enter_context(self._remembered_results())
             for place in places:
                 watch(self._model, place, partial(take, place), stack)
-            return self._model(*args, **kwargs), _draw()
+            found = self._model(*args, **kwargs), _draw()
+            # What the tail does not change is the frozen modules' own.
+            changed = dict.fromkeys(self._attributes.changes())
+            self.memory.accepted = {**changed, **self.memory.accepted}
+            return found
 
     def _remember_results(self, stack: ExitStack) -> None:
         """Keeps what frozen modules compute until the stack closes."""
