@@ -8,8 +8,8 @@ import hashlib
 import json
 import logging
 import os
+import re
 import shutil
-import stat
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -17,15 +17,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hapi_splitter.private_folder import PrivateFolder, is_folder
 from hapi_splitter.units import bytes_text
 
 logger = logging.getLogger(__name__)
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 FREE_SHARE = 0.5
 """Default limit: share of what is free on the disk or in the cache."""
 LOCK_SECONDS = 2.0
 """Longest wait for another process to append."""
+_ENTRY = re.compile("[0-9a-f]{32}")
 _LOCK, _USE, _FACTS = "lock", "use", "facts.json"
 
 
@@ -61,18 +63,9 @@ class CacheDirectory:
     def __init__(
         self, path: str | os.PathLike[str], limit_bytes: int | None = None
     ) -> None:
-        self.path = Path(path).expanduser() / f"samples-{FORMAT_VERSION}"
-        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = self.path.stat()
-        if status.st_uid != os.geteuid():
-            raise PermissionError(
-                errno.EPERM, f"it belongs to user {status.st_uid}"
-            )
-        if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            # A checksum shows damage, not what another user has written.
-            raise PermissionError(
-                errno.EPERM, f"other users may write to {self.path.name}"
-            )
+        folder = PrivateFolder(path, "samples", FORMAT_VERSION)
+        folder.make()
+        self.path = folder.path
         with self.locked():
             used = sum(each.num_bytes for each in self.entries())
         if limit_bytes is None:
@@ -91,7 +84,7 @@ class CacheDirectory:
         found = []
         for folder in self.path.iterdir():
             with suppress(FileNotFoundError):
-                if folder.is_dir():
+                if _ENTRY.fullmatch(folder.name) and is_folder(folder):
                     found.append(_listed(folder))
         return sorted(found, key=lambda each: each.used)
 
@@ -109,7 +102,7 @@ class CacheDirectory:
         folder = self.path / name
         with self.locked():
             file = folder / _FACTS
-            if folder.exists() and not _holds(file, text):
+            if is_folder(folder) and not _holds(file, text):
                 logger.warning(
                     "%s is damaged; its features are computed again",
                     folder,
@@ -209,7 +202,7 @@ def _listed(folder: Path) -> CacheEntry:
     with suppress(OSError, ValueError):
         facts = json.loads(file.read_text())
     used = (file if file.exists() else folder).stat().st_mtime
-    num_bytes = sum(512 * each.stat().st_blocks for each in folder.iterdir())
+    num_bytes = sum(512 * each.lstat().st_blocks for each in folder.iterdir())
     return CacheEntry(
         folder, num_bytes, used, facts if isinstance(facts, dict) else {}
     )

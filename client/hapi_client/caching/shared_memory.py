@@ -14,12 +14,14 @@ import hashlib
 import logging
 import os
 import shutil
-import stat
 import subprocess
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+
+from hapi_client.caching.directory import FORMAT_VERSION
+from hapi_splitter.private_folder import PrivateFolder
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +32,6 @@ JOIN_SECONDS = 10.0
 """Longest wait for the end of an earlier run's directory."""
 _RUN = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")
 _USE = "use"
-_PRIVATE = stat.S_IFDIR | stat.S_IRWXU
 
 
 def local_ranks(environ: Mapping[str, str]) -> int:
@@ -61,7 +62,7 @@ def shared_directory(
         return None
     run = " ".join(environ.get(name, "") for name in _RUN)
     name = hashlib.sha256(run.encode()).hexdigest()[:16]
-    folder = SHARED_MEMORY / f"hapi-{os.geteuid()}-{name}"
+    folder = SHARED_MEMORY / f"hapi-{os.geteuid()}-{name}-{FORMAT_VERSION}"
     try:
         free = shutil.disk_usage(SHARED_MEMORY).free
         limit = min(ranks * rank_bytes, int(FREE_SHARE * free))
@@ -80,26 +81,24 @@ def shared_directory(
 @functools.cache
 def _join(folder: Path) -> int:
     """Returns a locked descriptor, which this process keeps open."""
-    for other in SHARED_MEMORY.glob(f"hapi-{os.geteuid()}-*"):
+    for other in SHARED_MEMORY.glob(f"hapi-{os.geteuid()}-*-{FORMAT_VERSION}"):
         _remove_unused(other)
     use = folder / _USE
     deadline = time.monotonic() + JOIN_SECONDS
     while True:
-        folder.mkdir(mode=0o700, exist_ok=True)
-        status = folder.lstat()
-        if (status.st_mode, status.st_uid) != (_PRIVATE, os.geteuid()):
-            raise PermissionError(f"{folder} is not this user's alone")
-        is_new = not use.exists()
-        with suppress(FileNotFoundError):
+        # Without its mark, or gone, if an earlier run of the same name is just
+        # being removed.
+        with suppress(FileNotFoundError, FileExistsError):
+            PrivateFolder.at(folder).make()
+            is_new = not use.exists()
             handle = os.open(use, os.O_RDWR | os.O_CREAT, 0o600)
             if _locked(handle, use, fcntl.LOCK_SH):
                 if is_new:
                     _remove_after_run(folder, use)
                 return handle
             os.close(handle)
-        # An earlier run with the same name is just being removed.
         if time.monotonic() > deadline:
-            raise TimeoutError(f"{folder} does not end")
+            raise TimeoutError(f"{folder} does not end, or is not HAPI's")
         time.sleep(0.05)
 
 
@@ -115,8 +114,8 @@ def _locked(handle: int, use: Path, how: int) -> bool:
 def _remove_unused(folder: Path) -> None:
     """Removes the directory of a run that ended with all its processes."""
     use = folder / _USE
-    with suppress(OSError):
-        handle = os.open(use, os.O_RDWR)
+    with suppress(OSError), PrivateFolder.at(folder).opened() as opened:
+        handle = os.open(_USE, os.O_RDWR | os.O_NOFOLLOW, dir_fd=opened)
         try:
             if _locked(handle, use, fcntl.LOCK_EX):
                 shutil.rmtree(folder)

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from hapi_protocol.errors import FreezeError
+from hapi_splitter.freezing.frozen_attributes import FrozenAttributes
 from hapi_splitter.package.weights import tensor_bytes
 
 _version = operator.attrgetter("_version")
@@ -33,9 +34,16 @@ class FrozenWeights:
     Args:
         model: the module that has them.
         names: of the parameters and buffers.
+        attributes: of the module, to be checked, too; None if the caller does.
     """
 
-    def __init__(self, model: nn.Module, names: Iterable[str]) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        names: Iterable[str],
+        attributes: FrozenAttributes | None = None,
+    ) -> None:
+        self._attributes = attributes
         self._names: list[str] = []
         self._owners: list[dict[str, Any]] = []
         self._keys: list[str] = []
@@ -76,6 +84,9 @@ class FrozenWeights:
         Raises:
             FreezeError: ``cannot_freeze`` naming the tensors.
         """
+        if self._attributes is not None:
+            self._attributes.check()
+            self._attributes.check_all()
         # Once a step, so in C: 30 us for 120 tensors. A deleted one has no
         # address, and one that takes its place another.
         held = self._held()

@@ -196,7 +196,7 @@ class _Attributes:
         if restorer is not None:
             self._restorers.append(restorer)
             return None, []
-        slots = _slots(value)
+        slots = slots_of(value)
         if slots:
             self._restorers.append(functools.partial(_set, value, slots))
         held = [each for _, each in slots if each is not _NO_DESCRIPTOR]
@@ -329,7 +329,7 @@ def _restore_array(array: Any, before: Any) -> None:
         np.copyto(array, before)
 
 
-def _slots(value: Any) -> list[tuple[Any, Any]]:
+def slots_of(value: Any) -> list[tuple[Any, Any]]:
     """Returns the descriptors of ``__slots__`` with their values."""
     found = []
     for kind in type(value).__mro__:

@@ -16,6 +16,7 @@ from hapi_protocol.errors import FreezeError
 from hapi_splitter.freezing.model_run import name_of
 from hapi_splitter.freezing.stand_in_tensor import StandInTensor, replaced
 from hapi_splitter.freezing.stand_ins import (
+    PLAIN,
     Answer,
     Entry,
     ModuleResult,
@@ -127,7 +128,8 @@ class Replay:
             raise self._failed(
                 f"the model's forward runs the frozen module {module!r}"
                 f"{running_line()}, which it did not do like this when it was "
-                f"split; frozen modules are not run in training; {_REMEDY}"
+                f"split{self._changed_value(leaves)}; frozen modules are not "
+                f"run in training; {_REMEDY}"
             )
         values = [self._filled(each, module) for each in step.values]
         self._advance()
@@ -260,6 +262,16 @@ class Replay:
         value = comparable(given)
         is_same = value == expected and type(value) is type(expected)
         return is_same or (is_off and not isinstance(expected, Ref))
+
+    def _changed_value(self, leaves: Sequence[Any]) -> str:
+        """Returns a clause about a plain argument, "" without one."""
+        expected = getattr(self._step, "args", ())
+        if len(expected) == len(leaves):
+            for before, now in zip(expected, leaves, strict=True):
+                is_plain = type(before) in PLAIN and type(now) in PLAIN
+                if is_plain and before != now:
+                    return f", with {now!r} instead of {before!r}"
+        return ""
 
     def _is_known(self, given: torch.Tensor, index: int) -> bool:
         """Compares a tensor that does not depend on the samples."""

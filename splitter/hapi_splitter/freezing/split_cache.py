@@ -169,8 +169,9 @@ class SplitCache:
 
     def _disable(self, error: OSError) -> None:
         _warn(
-            f"splits are not cached in {self._folder}: {error}; set "
-            "HAPI_CACHE_DIR to a folder of your own, or to nothing"
+            f"splits are not cached in {self._folder}: "
+            f"{error.strerror or error}; set HAPI_CACHE_DIR to a folder of "
+            "your own, or to nothing"
         )
         self._store = memory_store()
 

@@ -42,6 +42,7 @@ from hapi_splitter.freezing.freeze_selector import (
     parse_freeze,
 )
 from hapi_splitter.freezing.frontier import Shapes
+from hapi_splitter.freezing.frozen_attributes import FrozenAttributes
 from hapi_splitter.freezing.frozen_weights import FrozenWeights
 from hapi_splitter.freezing.model_checks import (
     REMEDY,
@@ -152,10 +153,13 @@ def split(
         frozen = unwrapped(frozen)
         cache = _cache(frozen, transform, form, None, cache_directory)
         with preserved_state(frozen, tail) as state, _uncompiled():
+            before = FrozenAttributes(frozen, ("",), {})
             found, outputs = _split_two_modules(
                 frozen, tail, form, cache, state, exporting
             )
-        weights = FrozenWeights(frozen, frozen.state_dict())
+            accepted = dict.fromkeys(before.changes())
+        attributes = FrozenAttributes(frozen, ("",), accepted)
+        weights = FrozenWeights(frozen, frozen.state_dict(), attributes)
         return SplitModel(
             found.frozen, tail, found.freeze, weights, num_outputs=outputs
         )
@@ -380,15 +384,22 @@ class _Splitter:
             self._model.train()
             for each in frozen_modules(self._model, plan):
                 each.eval()
-            expected = region(self._samples[1].clone())
-        if not same(features, expected.detach()):
+            found = [region(self._samples[1].clone()) for _ in range(2)]
+        first, second = (same(features, each.detach()) for each in found)
+        if not first or not second:
             raise FreezeError(
                 "cannot_freeze",
                 f"freeze {spec.text!r}: the frozen modules, in eval mode, "
-                "compute something else if the model is in training mode or "
-                "gradients are on, as code does that reads another module's "
-                "'training' or torch.is_grad_enabled(); freeze an earlier "
-                "module",
+                "compute something else "
+                + (
+                    "in their second call, as code does that counts its calls "
+                    "or draws random numbers; "
+                    if first
+                    else "if the model is in training mode or gradients are "
+                    "on, as code does that reads another module's 'training' "
+                    "or torch.is_grad_enabled(); "
+                )
+                + "freeze an earlier module",
             )
 
     def _random_module(self, point: FreezePoint) -> str:

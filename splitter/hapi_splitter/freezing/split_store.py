@@ -12,8 +12,8 @@ import contextlib
 import functools
 import logging
 import os
+import re
 import secrets
-import stat
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
@@ -23,6 +23,8 @@ from typing import Protocol
 
 import filelock
 
+from hapi_splitter.private_folder import PrivateFolder
+
 logger = logging.getLogger(__name__)
 
 MAX_BYTES = 512 << 20
@@ -31,11 +33,12 @@ MAX_MEMORY_BYTES = 64 << 20
 MAX_MEMORY_ENTRIES = 4
 MAX_WAIT_SECONDS = 60.0
 """Longest wait for another process that makes the same split."""
+FORMAT_VERSION = 2
+_NAME = re.compile("[0-9a-z]+[.]")
 _SUFFIX = ".split"
 _PART_SUFFIX = ".part"
 _LOCK_SUFFIX = ".lock"
 _MAX_PART_SECONDS = 3600.0
-_SHARED_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 class SplitStore(Protocol):
@@ -75,18 +78,19 @@ class DiskStore:
     """Splits as files of a folder that only its owner may write to.
 
     Args:
-        folder: created on the first write.
+        parent: of the folder, which is created on the first write.
         max_bytes: most bytes of all files.
     """
 
-    def __init__(self, folder: Path, max_bytes: int = MAX_BYTES) -> None:
-        self.folder = folder
+    def __init__(self, parent: Path, max_bytes: int = MAX_BYTES) -> None:
+        self._private = PrivateFolder(parent, "splits", FORMAT_VERSION)
+        self.folder = self._private.path
         self._max_bytes = max_bytes
 
     def read(self, key: str) -> bytes | None:
         """Returns an entry, None if there is none."""
         try:
-            with self._opened() as folder:
+            with self._private.opened() as folder:
                 flags = os.O_RDONLY | os.O_NOFOLLOW
                 file = os.open(key + _SUFFIX, flags, dir_fd=folder)
                 with open(file, "rb") as content:
@@ -98,10 +102,10 @@ class DiskStore:
 
     def write(self, key: str, pieces: Iterable[bytes | memoryview]) -> None:
         """Stores an entry, unless it is larger than all may be."""
-        self._make_folder()
+        self._private.make()
         part = f"{key}.{secrets.token_hex(8)}{_PART_SUFFIX}"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-        with self._opened() as opened:
+        with self._private.opened() as opened:
             file = os.open(part, flags, 0o600, dir_fd=opened)
             try:
                 with open(file, "wb") as content:
@@ -120,7 +124,7 @@ class DiskStore:
             self._evict(opened)
 
     def remove(self, key: str) -> None:
-        with self._opened() as folder:
+        with self._private.opened() as folder:
             _unlink(key + _SUFFIX, folder)
 
     @contextlib.contextmanager
@@ -136,8 +140,8 @@ class DiskStore:
         lock = filelock.FileLock(path)
         has_waited = False
         try:
-            self._make_folder()
-            with self._opened():
+            self._private.make()
+            with self._private.opened():
                 lock.acquire(timeout=0)
         except filelock.Timeout:
             has_waited = True
@@ -165,7 +169,7 @@ class DiskStore:
             OSError: if the folder is not the user's own.
         """
         try:
-            with self._opened() as folder:
+            with self._private.opened() as folder:
                 return _entries(folder)
         except FileNotFoundError:
             return []
@@ -180,26 +184,6 @@ class DiskStore:
         for each in entries:
             self.remove(each.key)
         return len(entries)
-
-    def _make_folder(self) -> None:
-        for folder in (self.folder.parent, self.folder):
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-
-    @contextlib.contextmanager
-    def _opened(self) -> Iterator[int]:
-        """Opens the folder, so that what is checked is what is used."""
-        folder = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            status = os.fstat(folder)
-            if status.st_uid != os.geteuid():
-                raise PermissionError(f"it belongs to user {status.st_uid}")
-            if status.st_mode & _SHARED_WRITE:
-                raise PermissionError(
-                    "other users may write to it; chmod 700 it if nobody did"
-                )
-            yield folder
-        finally:
-            os.close(folder)
 
     def _evict(self, folder: int) -> None:
         total = 0
@@ -217,7 +201,7 @@ class DiskStore:
 def disk_store(cache_directory: str | Path | None = None) -> DiskStore | None:
     """Returns the splits on disk; None if they are not stored there.
 
-    The folder is ``splits`` in ``HAPI_CACHE_DIR``, else in ``hapi`` in the
+    The folder is ``splits-2`` in ``HAPI_CACHE_DIR``, else in ``hapi`` in the
     user's cache directory (``XDG_CACHE_HOME`` or ``~/.cache``, as in the XDG
     Base Directory Specification).
 
@@ -228,18 +212,14 @@ def disk_store(cache_directory: str | Path | None = None) -> DiskStore | None:
     if cache_directory is None:
         cache_directory = os.environ.get("HAPI_CACHE_DIR")
     if cache_directory is not None:
-        return (
-            DiskStore(Path(cache_directory) / "splits")
-            if cache_directory
-            else None
-        )
+        return DiskStore(Path(cache_directory)) if cache_directory else None
     caches = Path(os.environ.get("XDG_CACHE_HOME", ""))
     if not caches.is_absolute():
         try:
             caches = Path.home() / ".cache"
         except RuntimeError:  # no home directory
             return None
-    return DiskStore(caches / "hapi" / "splits")
+    return DiskStore(caches / "hapi")
 
 
 class MemoryStore:
@@ -282,7 +262,8 @@ def _entries(folder: int) -> list[StoredSplit]:
 def _files(folder: int, suffix: str) -> list[StoredSplit]:
     found = []
     for name in os.listdir(folder):
-        if name.endswith(suffix):
+        # Nothing else is deleted.
+        if _NAME.match(name) and name.endswith(suffix):
             with contextlib.suppress(FileNotFoundError):
                 status = os.stat(name, dir_fd=folder, follow_symlinks=False)
                 key = name.removesuffix(suffix)

@@ -10,13 +10,17 @@ go through; :mod:`hapi_splitter.freezing.replay` accepts no others.
 from __future__ import annotations
 
 import hashlib
+import sys
+import zlib
 from dataclasses import dataclass
+from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
+from hapi_splitter.freezing.code_form import file_of, is_library
 from hapi_splitter.graph.program import Affine, Ref
 
 
@@ -89,7 +93,8 @@ class OtherTensor:
 
 @dataclass(frozen=True)
 class OtherValue:
-    """An argument that is compared by a text, at least that of its type."""
+    """An argument that is compared by a text: its type, and the code of a
+    function or the plain attributes of an object of the user's."""
 
     text: str
 
@@ -97,6 +102,7 @@ class OtherValue:
 PLAIN = frozenset(
     (int, float, str, bool, type(None), torch.dtype, torch.device)
 )
+_CODE = (type, FunctionType, BuiltinFunctionType, MethodType)
 _BY_REPR = (complex, type(...), torch.memory_format, torch.layout)
 
 
@@ -110,7 +116,22 @@ def comparable(value: Any) -> Any:
         return OtherValue(hashlib.sha256(value.tobytes()).hexdigest())
     if isinstance(value, _BY_REPR):
         return OtherValue(repr(value))
-    return OtherValue(type(value).__name__)
+    kind = type(value)
+    text = kind.__name__
+    if isinstance(value, _CODE):
+        text += f" {value.__module__}.{value.__qualname__}"
+        code = getattr(value, "__code__", None)
+        if code is not None:
+            parts = code.co_code, code.co_names, code.co_consts
+            text += f" {zlib.crc32(repr(parts).encode())}"
+    elif not is_library(file_of(sys.modules.get(kind.__module__)) or ""):
+        plain = {
+            name: each
+            for name, each in getattr(value, "__dict__", {}).items()
+            if type(each) in PLAIN
+        }
+        text += f" {plain}"
+    return OtherValue(text)
 
 
 @dataclass(frozen=True)

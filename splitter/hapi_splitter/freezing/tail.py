@@ -86,7 +86,7 @@ class Tail(nn.Module):
                 if version is not None and given._version != version:
                     self._memory.writes_features = True
                     if given is features:
-                        vars(features)["_hapi_written"] = True
+                        vars(_whole(features))["_hapi_written"] = True
 
     def _unshared(self, features: torch.Tensor) -> torch.Tensor:
         """Returns a copy if the model's forward writes to it, so that the
@@ -106,7 +106,7 @@ class Tail(nn.Module):
                 f"{[*features.shape]}; they are what a split's frozen part "
                 "computes from samples"
             )
-        if getattr(features, "_hapi_written", False):
+        if hasattr(_whole(features), "_hapi_written"):
             raise ValueError(
                 "the model's forward has written to these features in an "
                 "earlier call, so that they are no longer what the frozen "
@@ -176,6 +176,11 @@ def autocast_dtype(device: torch.device) -> torch.dtype | None:
     if torch.is_autocast_enabled(device.type):
         return torch.get_autocast_dtype(device.type)
     return None
+
+
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns the tensor of which another one is a part, or itself."""
+    return tensor if tensor._base is None else tensor._base
 
 
 def _unchanged(module: nn.Module, mode: bool = True) -> nn.Module:

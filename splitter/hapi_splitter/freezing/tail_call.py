@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules import module as module_hooks
 from torch.utils import _pytree as pytree
 
 from hapi_protocol.errors import FreezeError
@@ -29,6 +30,10 @@ from hapi_splitter.freezing.stand_ins import (
 )
 from hapi_splitter.freezing.structures import unflatten
 
+_GLOBAL_HOOKS = (
+    module_hooks._global_forward_hooks,
+    module_hooks._global_forward_pre_hooks,
+)
 _CHECKPOINT = "torch.utils.checkpoint"
 _OWN_FRAMES = ("hapi_splitter.", "torch.nn.modules.", "torch._dynamo.")
 
@@ -104,6 +109,8 @@ class TailRunner:
         self._memory = memory
         self._at_freeze_point = at_freeze_point
         self._attributes = attributes
+        self._before: list[Any] | None = None
+        self._following()
         find = model.get_submodule
         self._replaced = {name: find(name) for name in plan.replaced_modules}
         self._frozen_modules = frozen_modules(model, plan)
@@ -165,11 +172,14 @@ class TailRunner:
         """Returns the modules after the freeze point if nothing else runs.
 
         None unless they are in ``nn.Sequential``s without code of their own.
+
+        Raises:
+            FreezeError: ``cannot_freeze`` if the frozen ones are others.
         """
         (*others, place), found = self._plan.places, []
-        if others or place.operations:
+        if others or place.operations or any(map(len, _GLOBAL_HOOKS)):
             return None
-        name, first = place.module, int(place.is_end)
+        name, first, before = place.module, int(place.is_end), []
         while name:
             name, _, child = name.rpartition(".")
             parent = self._model.get_submodule(name)
@@ -177,9 +187,20 @@ class TailRunner:
                 return None
             if any(vars(parent)[hooks] for hooks in HOOKS):
                 return None
-            place_in_parent = list(parent._modules).index(child)
-            found += list(parent)[place_in_parent + first :]
+            names, modules = [*parent._modules], [*parent]
+            count = names.index(child) + first
+            before += [*names[:count], *modules[:count]]
+            found += modules[count:]
             first = 1
+        # The model itself does not run, which would notice it.
+        if self._before is None:
+            self._before = before
+        if self._before != before:
+            raise FreezeError(
+                "cannot_freeze",
+                "layers before the freeze point have been replaced, added or "
+                "removed after the split; split the model again",
+            )
         return found
 
     def _answering(self, name: str = "") -> None:

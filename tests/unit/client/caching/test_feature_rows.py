@@ -26,6 +26,7 @@ from hapi_client.caching.stored_bytes import (
 )
 from hapi_client.sampling.partition import SpanSlice
 from hapi_protocol.data_index import IndexRow, Span
+from hapi_splitter.private_folder import MARK
 
 FORM = RowFormat((3,), torch.float32)
 FEATURES = torch.arange(60.0).reshape(20, 3)
@@ -139,7 +140,7 @@ def test_a_flipped_bit_is_never_delivered(tmp_path, caplog):
     files = [
         path
         for path in sorted(tmp_path.rglob("*"))
-        if path.is_file() and path.stat().st_size
+        if path.is_file() and path.stat().st_size and path.name != MARK
     ]
     assert {path.suffix for path in files} == {".npy", ".rows", ".json"}
     num_noticed = 0
@@ -160,7 +161,8 @@ def test_a_flipped_bit_is_never_delivered(tmp_path, caplog):
             assert torch.equal(found(rows, 0, 20), FEATURES)
             rows.close()
             for leftover in tmp_path.rglob("*.*"):
-                leftover.unlink()
+                if leftover.name != MARK:
+                    leftover.unlink()
             add(on_disk(tmp_path), 0, 20)
             assert path.read_bytes() == original
     assert num_noticed >= 50
@@ -250,7 +252,7 @@ def test_full_disk_is_told_after_damage(tmp_path, caplog):
 def test_directory_that_others_may_write_to_is_refused(tmp_path):
     path = CacheDirectory(tmp_path).path
     path.chmod(0o770)
-    with pytest.raises(OSError, match="other users may write to samples-1"):
+    with pytest.raises(OSError, match=r"may write to .*/samples-2"):
         CacheDirectory(tmp_path)
 
 
@@ -363,7 +365,7 @@ def test_file_system_that_maps_no_files_is_left_empty(
     assert found(rows, 0, 5) is None
     assert "No such device; make room" in caplog.text
     rows.close()
-    (folder,) = (tmp_path / "samples-1").glob("?" * 32)
+    (folder,) = (tmp_path / "samples-2").glob("?" * 32)
     assert {each.name for each in folder.iterdir()} == {
         "facts.json",
         "lock",

@@ -90,19 +90,21 @@ def test_a_folder_of_others_is_not_used(monkeypatch, caplog, tmp_path, how):
     caplog.set_level("INFO")
     joined, _ = shared_directory(environment("mine"), RANK_BYTES)
     assert joined.parent == tmp_path
-    other = joined.with_name(joined.name[:-1] + "z")
+    name = "z" * 16
+    other = joined.with_name(f"hapi-{os.geteuid()}-{name}-2")
     monkeypatch.setattr(
         shared_memory.hashlib,
         "sha256",
-        lambda _: SimpleNamespace(hexdigest=lambda: other.name[-16:]),
+        lambda _: SimpleNamespace(hexdigest=lambda: name),
     )
     if how == "a link":
         other.symlink_to(joined)
     else:
         other.mkdir()
+        (other / "thesis").touch()
         other.chmod(0o777)
     assert shared_directory(environment("other"), RANK_BYTES) is None
-    assert "is not this user's alone" in caplog.text
+    assert ("is a link" if how == "a link" else "other users") in caplog.text
     os.close(shared_memory._join(joined))
     shared_memory._join.cache_clear()
     until(lambda: not watchers(joined))

@@ -5,10 +5,12 @@ without a word.
 """
 
 import copy
+import functools
 import random
 import threading
 import warnings
-from types import SimpleNamespace
+from dataclasses import dataclass
+from types import FunctionType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -416,8 +418,8 @@ OFFSET = 0.0
 def with_closure():
     inside = 1.0
 
-    def closed():
-        return inside
+    def closed(factors=[]):  # noqa: B006 (a mistake of users)
+        return inside * sum((1.0, *factors))
 
     def change():
         nonlocal inside
@@ -427,6 +429,15 @@ def with_closure():
 
 
 closed, change_closed = with_closure()
+
+
+class Options:
+    factor = 1.0
+
+
+@dataclass(slots=True)
+class Slotted:
+    factor: float = 1.0
 
 
 class Scaled(nn.Module):
@@ -441,14 +452,30 @@ class Scaled(nn.Module):
         self.number, self.factors = 1.0, [1.0, {"x": 1.0}]
         self.options = SimpleNamespace(power=1)
         self.table, self.array = torch.ones(8, 1, 1), np.ones(1)
-        self.function, self.layers = torch.relu, nn.Sequential(nn.Identity())
+        self.held, self.slotted = Options, Slotted()
+        self.partial = functools.partial(dict, factor=1.0)
+        self.register_buffer("missing", None)
+        self.function, self.layers = (
+            torch.relu,
+            nn.Sequential(nn.Identity(), nn.Flatten(1, 1)),
+        )
 
     def forward(self, x):
         x = self.norm(self.inner(x * self.table)) * self.number * self.common
         x = x * self.factors[0] * self.factors[1]["x"] ** self.options.power
         x = x * float(self.array[0]) * closed()
         x = x * SCALES["body"] + OFFSET + getattr(self, "extra", 0.0)
+        x = x * self.held.factor * self.slotted.factor
+        x = self.scaled(x * self.partial()["factor"])
         return self.layers(self.function(x))
+
+    def scaled(self, x):
+        return x if self.missing is None else x * self.missing
+
+
+class Rescaled(Scaled):
+    def scaled(self, x):
+        return 2 * x
 
 
 def build_scaled(**functions):
@@ -460,6 +487,7 @@ def build_scaled(**functions):
     return build
 
 
+FUNCTIONS = Scaled.forward, Scaled.scaled
 ATTRIBUTES = {
     "number": lambda body: setattr(body, "number", 2.0),
     "class": lambda body: setattr(type(body), "common", 2.0),
@@ -479,6 +507,19 @@ ATTRIBUTES = {
     "inner forward": lambda body: setattr(
         body.inner, "forward", body.norm.forward
     ),
+    "forward of the class": lambda body: setattr(
+        type(body), "forward", lambda self, x: x
+    ),
+    "method": lambda body: setattr(type(body), "scaled", lambda self, x: x),
+    "type": lambda body: setattr(body, "__class__", Rescaled),
+    "held class": lambda body: setattr(Options, "factor", 2.0),
+    "slots": lambda body: setattr(body.slotted, "factor", 2.0),
+    "default": lambda body: closed.__defaults__[0].append(1.0),
+    "partial": lambda body: body.partial.keywords.update(factor=2.0),
+    "missing buffer": lambda body: setattr(body, "missing", torch.ones(1)),
+    "order": lambda body: body.layers._modules.update(
+        {"0": body.layers._modules.pop("0")}
+    ),
     "item": lambda body: body.factors[1].update(y=2.0),
     "more layers": lambda body: body.layers.append(nn.ReLU()),
     "container": lambda body: SCALES.update(body=2.0),
@@ -491,7 +532,9 @@ ATTRIBUTES = {
 @pytest.fixture(autouse=True)
 def unchanged_variables():
     yield
-    SCALES["body"], Scaled.common = 1.0, 1.0
+    SCALES["body"], Scaled.common, Options.factor = 1.0, 1.0, 1.0
+    Scaled.forward, Scaled.scaled = FUNCTIONS
+    closed.__defaults__[0].clear()
     globals()["OFFSET"] = 0.0
     closed.__closure__[0].cell_contents = 1.0
 
@@ -533,7 +576,7 @@ def test_attributes_that_every_forward_sets_are_no_change():
     tail = parts_of(model).tail.train()
     for _ in range(3):
         tail(torch.randn(4, 8))
-    model.body.name = "nothing reads it"
+    model.body.note = "nothing reads it"
     tail(torch.randn(4, 8))
 
 
@@ -562,6 +605,80 @@ def test_frozen_module_that_reads_what_the_tail_changes_is_refused(reads):
     model.body = Body()
     with pytest.raises(FreezeError, match="reads another module's 'training'"):
         parts_of(model)
+
+
+NOTES = {
+    "an attribute": lambda body: setattr(body, "epoch", 3),
+    "a new one": lambda body: setattr(body, "name", "body"),
+    "dropout": lambda body: setattr(body.dropout, "p", 0.5),
+    "momentum": lambda body: setattr(body.norm, "momentum", 0.5),
+    "the same code": lambda body: setattr(
+        Scaled, "scaled", eval_copy(Scaled.scaled)
+    ),
+    "a cache": lambda body: body(torch.zeros(1, 8, 4, 4)),
+    "a cleared cache": lambda body: setattr(body, "cache", {}),
+    "checkpointing": lambda body: setattr(
+        body, "gradient_checkpointing", True
+    ),
+}
+
+
+def eval_copy(function):
+    return FunctionType(function.__code__, function.__globals__)
+
+
+@pytest.mark.parametrize("name", NOTES)
+def test_what_has_no_effect_may_change(name):
+    class Noted(Scaled):
+        def __init__(self):
+            super().__init__()
+            self.epoch, self.cache, self.dropout = 0, {}, nn.Dropout(0.1)
+
+        def forward(self, x):
+            self.cache[len(x.shape), x.shape[-1]] = "seen"
+            return self.dropout(super().forward(x))
+
+    model = net()()
+    model.body = Noted()
+    tail = parts_of(model.eval()).tail
+    features = torch.randn(4, 8)
+    tail(features)
+    NOTES[name](model.body)
+    tail(features)
+
+
+def test_frozen_module_that_counts_its_calls_is_refused():
+    class Warm(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.factor = 0.0
+
+        def forward(self, x):
+            self.factor = min(1.0, self.factor + 0.1)
+            return x * self.factor
+
+    model = net()()
+    model.body = Warm()
+    with pytest.raises(FreezeError, match="in their second call"):
+        parts_of(model)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda model: model.insert(1, nn.Tanh()),
+        lambda model: model.pop(2),
+        lambda model: model.__setitem__(0, nn.Flatten(1, -1)),
+    ],
+)
+def test_layers_of_a_sequence_that_change_are_named(change):
+    layers = [nn.Flatten(), *(nn.Linear(n, 8) for n in (12, 8, 8))]
+    model = nn.Sequential(*layers)
+    tail = split(model, "2", sample_shape=(3, 2, 2), cache_directory="").tail
+    tail(torch.zeros(2, 8))
+    change(model)
+    with pytest.raises(FreezeError, match="layers before the freeze point"):
+        tail(torch.zeros(2, 8))
 
 
 @pytest.mark.parametrize("is_late", [False, True])

@@ -128,7 +128,7 @@ class World:
 
     @property
     def entries(self):
-        return DiskStore(self.folder / "cache" / "splits").entries()
+        return DiskStore(self.folder / "cache").entries()
 
     def cache(self, model=None):
         """The entry of the net's split."""
@@ -499,7 +499,7 @@ def test_two_modules_that_compute_something_else_are_split_again(
 
 def stored_bytes(world):
     world.split()
-    (path,) = (world.folder / "cache" / "splits").iterdir()
+    (path,) = (world.folder / "cache" / "splits-2").glob("*.split")
     return path, path.read_bytes()
 
 
@@ -553,8 +553,8 @@ def test_unusable_folder_is_named_and_the_run_goes_on(world, problem):
     if problem == "file":
         folder.write_bytes(b"")
     elif problem == "shared":
-        (folder / "splits").mkdir(parents=True)
-        (folder / "splits").chmod(0o777)
+        (folder / "splits-2").mkdir(parents=True)
+        (folder / "splits-2").chmod(0o777)
     else:
         limit = no_file_beyond(1000)
     with limit, pytest.warns(SplitCacheWarning) as warned:
@@ -645,6 +645,6 @@ def test_process_that_splits_for_too_long_is_not_waited_for(
 ):
     monkeypatch.setattr(split_store, "MAX_WAIT_SECONDS", 0.1)
     cache = world.cache()
-    with DiskStore(world.folder / "cache" / "splits").making(cache._key):
+    with DiskStore(world.folder / "cache").making(cache._key):
         world.check()
     assert world.exports == 1

@@ -11,6 +11,7 @@ import pytest
 
 from full_disk import no_file_beyond
 from hapi_splitter.freezing.split_store import DiskStore, disk_store
+from hapi_splitter.private_folder import MARK
 from waiting import until
 
 KEY = "k" * 8
@@ -19,7 +20,7 @@ PIECES = [b"ab", b"c"]
 
 @pytest.fixture
 def store(tmp_path):
-    return DiskStore(tmp_path / "hapi" / "splits")
+    return DiskStore(tmp_path / "hapi")
 
 
 def test_entries_are_private_files_that_can_be_listed_and_purged(store):
@@ -35,17 +36,17 @@ def test_entries_are_private_files_that_can_be_listed_and_purged(store):
         stat.S_IMODE((store.folder / f"{KEY}.split").stat().st_mode) == 0o600
     )
     assert store.purge() == 1
-    assert [*store.folder.iterdir()] == []
+    assert [p.name for p in store.folder.iterdir()] == [MARK]
 
 
 @pytest.mark.parametrize(
     ("environ", "folder"),
     [
-        ({"HAPI_CACHE_DIR": "/c"}, "/c/splits"),
+        ({"HAPI_CACHE_DIR": "/c"}, "/c/splits-2"),
         ({"HAPI_CACHE_DIR": ""}, None),
-        ({"XDG_CACHE_HOME": "/x"}, "/x/hapi/splits"),
-        ({"XDG_CACHE_HOME": "x", "HOME": "/h"}, "/h/.cache/hapi/splits"),
-        ({"HOME": "/h"}, "/h/.cache/hapi/splits"),
+        ({"XDG_CACHE_HOME": "/x"}, "/x/hapi/splits-2"),
+        ({"XDG_CACHE_HOME": "x", "HOME": "/h"}, "/h/.cache/hapi/splits-2"),
+        ({"HOME": "/h"}, "/h/.cache/hapi/splits-2"),
     ],
 )
 def test_folder_is_that_of_the_environment(monkeypatch, environ, folder):
@@ -55,7 +56,7 @@ def test_folder_is_that_of_the_environment(monkeypatch, environ, folder):
         monkeypatch.setenv(name, value)
     found = disk_store()
     assert (found and str(found.folder)) == folder
-    assert str(disk_store("/given").folder) == "/given/splits"
+    assert str(disk_store("/given").folder) == "/given/splits-2"
     assert disk_store("") is None
 
 
@@ -72,8 +73,10 @@ def test_folder_that_others_may_write_to_is_refused(store, mode):
 
 def test_folder_of_another_user_is_refused(store, monkeypatch):
     store.write(KEY, PIECES)
+    # The folder that the user names may belong to anyone if it is sticky.
+    store.folder.parent.chmod(0o1777)
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-    with pytest.raises(PermissionError, match="it belongs to user"):
+    with pytest.raises(PermissionError, match="belongs to user"):
         store.read(KEY)
 
 
@@ -98,7 +101,7 @@ def test_full_disk_leaves_no_file(store):
             store.write("other", [bytes(1 << 20)])
     finally:
         signal.signal(signal.SIGXFSZ, before)
-    assert [p.name for p in store.folder.iterdir()] == [f"{KEY}.split"]
+    assert {p.name for p in store.folder.iterdir()} == {f"{KEY}.split", MARK}
 
 
 def test_least_recently_used_entries_go_first(store, tmp_path):
@@ -142,7 +145,7 @@ def test_entries_are_whole_when_writers_are_killed(store, seed):
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     writers = [
         subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(store.folder), name],
+            [sys.executable, "-c", WRITER, str(store.folder.parent), name],
             env=environ,
         )
         for name in "ab"
