@@ -11,7 +11,9 @@ down the start of the command line.
 
 from __future__ import annotations
 
+import itertools
 import json
+import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -31,9 +33,15 @@ DEFAULT_LABELS = "cls"
 """Default source of labels: ``.cls`` members, or that field of ``.json``."""
 MAX_SPAN_SAMPLES = 64
 MAX_SPAN_BYTES = 16 * 1024 * 1024
+_MAX_SHARD_BYTES = 1 << 50
+"""Far beyond the largest object of segments that Swift's defaults allow
+(1000 of 5 GiB)."""
 
 _METADATA = b"hapi.index"
-_DAMAGE = (LookupError, OSError, RecursionError, TypeError, ValueError)
+_DAMAGE = (
+    *(ArithmeticError, AttributeError, LookupError, OSError, RecursionError),
+    *(TypeError, ValueError, struct.error),
+)
 """Exceptions of a damaged index, besides those of pyarrow."""
 _OPTIONAL_COLUMNS = ("label", "crc32")
 
@@ -244,6 +252,7 @@ class DataIndex:
         import pyarrow as pa
 
         try:
+            _check_uncompressed(data)
             with pa.ipc.open_stream(data) as reader:
                 facts = json.loads((reader.schema.metadata or {})[_METADATA])
                 version = facts["version"]
@@ -259,7 +268,9 @@ class DataIndex:
                     else shard
                     for shard in _group(rows, name)
                 ]
-                shards += _empty_shards(facts.get("empty", {}))
+                for each in _empty_shards(facts.get("empty", {})):
+                    _check_name(each.name, name)
+                    shards.append(each)
                 class_names = tuple(map(str, facts.get("class_names", ())))
         except (pa.ArrowException, *_DAMAGE) as error:
             raise _bad_index(name, str(error)) from error
@@ -370,6 +381,7 @@ def _group(
     if len(set(names)) != len(names):
         raise _bad_index(name, "a shard is listed with two ETags")
     for (shard, etag), shard_rows in shards.items():
+        _check_name(shard, name)
         _check_rows(shard, shard_rows, name)
         yield ShardIndex(shard, etag, tuple(shard_rows))
 
@@ -382,3 +394,74 @@ def _check_rows(shard: str, rows: Sequence[IndexRow], name: str) -> None:
                 name, f"shard {shard}: sample {row.sample} is out of place"
             )
         end = row.offset + row.length
+        if end > _MAX_SHARD_BYTES:
+            raise _bad_index(
+                name, f"shard {shard}: sample {row.sample} ends at byte {end}"
+            )
+
+
+def _check_name(shard: str, name: str) -> None:
+    """Refuses object names that a URL would change."""
+    parts = shard.split("/")
+    if not shard or "\0" in shard or "." in parts or ".." in parts:
+        raise _bad_index(name, f"a shard has the name {shard!r:.200}")
+
+
+def _check_uncompressed(data: bytes) -> None:
+    """Refuses compressed batches, of which 18 kB can be gigabytes of rows.
+
+    Without compression the bodies are as long as what is read from them.
+
+    Raises:
+        ValueError: naming the batch.
+        struct.error: if the metadata are damaged.
+    """
+    import pyarrow as pa
+
+    reader = pa.ipc.MessageReader.open_stream(data)
+    for number in itertools.count():
+        try:
+            message = reader.read_next_message()
+        except (EOFError, StopIteration):
+            return
+        metadata = message.metadata.to_pybytes()
+        header = _Table(metadata, struct.unpack_from("<I", metadata)[0])
+        batch = header.table(2)
+        if message.type == "dictionary":
+            batch = batch.table(1)
+        if message.type != "schema" and batch.offset(3):
+            raise ValueError(f"batch {number} is compressed")
+
+
+class _Table:
+    """A table of a FlatBuffer, in which Arrow writes what its batches are.
+
+    Fields by number, as in Arrow's ``Message.fbs``: of a ``Message`` 2 is the
+    batch, of a ``DictionaryBatch`` 1 is that of its values, and of a
+    ``RecordBatch`` 3 states the compression.
+
+    Args:
+        data: the buffer.
+        place: byte at which the table begins.
+    """
+
+    def __init__(self, data: bytes, place: int) -> None:
+        self._data = data
+        self._place = place
+        self._fields = place - struct.unpack_from("<i", data, place)[0]
+
+    def offset(self, field: int) -> int:
+        """Byte of a field, counted from the table; 0 without it."""
+        end = struct.unpack_from("<H", self._data, self._fields)[0]
+        at = 4 + 2 * field
+        if at + 2 > end:
+            return 0
+        found: int = struct.unpack_from("<H", self._data, self._fields + at)[0]
+        return found
+
+    def table(self, field: int) -> _Table:
+        """The table of a field."""
+        at = self._place + self.offset(field)
+        return _Table(
+            self._data, at + struct.unpack_from("<I", self._data, at)[0]
+        )

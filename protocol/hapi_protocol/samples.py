@@ -13,6 +13,9 @@ ZERO_BLOCK = bytes(BLOCK_BYTES)
 LABEL_EXTENSION = "cls"
 META_EXTENSION = "json"
 
+MAX_TEXT_BYTES = 64 * 1024
+"""Longest ``.cls`` or ``.json`` member that states a label.  img2dataset
+writes more into ``.json`` members, such as all EXIF data."""
 SNIFF_BYTES = BLOCK_BYTES
 """Number of leading bytes that :func:`sniff` needs."""
 
@@ -159,10 +162,15 @@ class Sample:
         return None
 
     def text(self, extension: str) -> str | None:
-        """Text of a member; its extension may have capitals."""
+        """Text of a member; its extension may have capitals.
+
+        Bytes that are no UTF-8 are escaped, as in keys: two names must not
+        become one.  None also for what is too long to be a label.
+        """
         for name, data in self.members.items():
-            if name.lower() == extension:
-                return data.decode("utf-8", "replace")
+            if name.lower() == extension and len(data) <= MAX_TEXT_BYTES:
+                text = data.decode("utf-8", "backslashreplace")
+                return text.removeprefix("\ufeff")
         return None
 
     def label_and_meta(self) -> tuple[int | None, str | None]:

@@ -24,7 +24,7 @@ from hapi_protocol.errors import UnsupportedError
 from hapi_protocol.samples import (
     BLOCK_BYTES,
     LABEL_EXTENSION,
-    META_EXTENSION,
+    MAX_TEXT_BYTES,
     ZERO_BLOCK,
     Sample,
     compression_message,
@@ -65,8 +65,8 @@ class Limits:
     """Maximum length of all extended headers of one member."""
     max_key_bytes: int = 1024
     max_extension_bytes: int = 256
-    max_text_bytes: int = 64 * 1024
-    """Maximum length of a ``.json`` or ``.cls`` member."""
+    max_text_bytes: int = MAX_TEXT_BYTES
+    """Maximum length of a ``.cls`` member."""
     max_members_per_sample: int = 32
     max_skipped_members: int = 10_000
     """Maximum number of consecutive members that belong to no sample."""
@@ -323,10 +323,9 @@ class _MemberReader:
     def _check_size(
         self, start: int, info: tarfile.TarInfo, extension: str
     ) -> None:
-        is_text = extension.lower() in (LABEL_EXTENSION, META_EXTENSION)
         limit = (
             self._limits.max_text_bytes
-            if is_text
+            if extension.lower() == LABEL_EXTENSION
             else self._limits.max_member_bytes
         )
         if not 0 <= info.size <= limit:

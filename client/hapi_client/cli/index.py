@@ -40,7 +40,7 @@ def index_command(
 
         hapi index swift://photos/train --labels json:annotation.class
 
-    Keys of --json: indexed, skipped, removed, samples, empty, inner.
+    Keys of --json: indexed, skipped, removed, samples, empty, inner, notes.
     """
     with connect(context) as connection, ConsoleReporter() as reporter:
         report = update_index(
@@ -49,6 +49,8 @@ def index_command(
             lambda name: reporter.note(f"reading {name}"),
             IndexOptions(labels, image),
         )
+        for note in report.notes:
+            reporter.note(note)
         for name in report.empty:
             reporter.note(f"{name} has no sample")
         if report.inner:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ from hapi_client.data.label_texts import (
     label_text,
     labelled_rows,
     number_labels,
+    unlabelled_note,
 )
 from hapi_client.data.listing import SHARD_SUFFIX, list_data
 from hapi_client.data.loose_objects import group_rows, object_labels
@@ -100,6 +101,7 @@ class IndexReport:
         samples: number of samples of the whole index.
         empty: names of shards without samples.
         inner: data sets below it, which have an index of their own.
+        notes: what the user should know of labels and damage.
     """
 
     indexed: int
@@ -108,6 +110,7 @@ class IndexReport:
     samples: int
     empty: tuple[str, ...] = ()
     inner: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def update_index(
@@ -155,9 +158,14 @@ def update_index(
     now = {shard.name: shard for shard in listing.shards}
     unchanged = {n for n in now if etags.get(n) == now[n].etag}
     rows = {name: known[name] for name in unchanged}
+    notes: list[str | None] = []
     if listing.groups:
         # No object is read, and the table of labels may have changed.
-        text_of = object_labels(connection, location, source)
+        names = [
+            each.name for group in listing.groups.values() for each in group
+        ]
+        text_of, note = object_labels(connection, location, source, names)
+        notes.append(note)
         rows = {
             name: group_rows(objects, text_of)
             for name, objects in listing.groups.items()
@@ -200,6 +208,12 @@ def update_index(
         connection.delete(
             location.container, location.index_name + PARTIAL_SUFFIX
         )
+    notes += [
+        cut_off_note(name, rows[name], now[name].length_bytes)
+        for name in sorted(now)
+        if not listing.groups
+    ]
+    notes.append(unlabelled_note(rows, source))
     return IndexReport(
         indexed=len(now) - len(unchanged),
         skipped=len(unchanged),
@@ -207,6 +221,22 @@ def update_index(
         samples=len(index),
         empty=tuple(name for name in sorted(rows) if not rows[name]),
         inner=tuple(map(str, listing.inner)),
+        notes=tuple(note for note in notes if note),
+    )
+
+
+def cut_off_note(
+    shard: str, rows: Sequence[LabelledRow], length_bytes: int
+) -> str | None:
+    """Tells of a tar that ends with its last sample, as if cut off there."""
+    if not rows:
+        return None
+    last = rows[-1].row
+    if last.offset + last.length < length_bytes:
+        return None
+    return (
+        f"{shard} has no end: it may have been cut off after its sample "
+        f"{last.key!r}, number {len(rows)}; compare it with the original"
     )
 
 
@@ -233,7 +263,10 @@ def read_label_texts(
             label is neither an integer nor a text.
     """
     if any(row.etag for shard in index.shards for row in shard.rows):
-        text_of = object_labels(connection, location, source)
+        names = [row.key for shard in index.shards for row in shard.rows]
+        text_of, note = object_labels(connection, location, source, names)
+        if note:
+            logger.info("%s", note)
         rows = {
             shard.name: [
                 LabelledRow(row, text_of(row.key)) for row in shard.rows
@@ -299,7 +332,7 @@ def _labelled_row(
         raise _unclear(shard, row.key, row.error)
     return LabelledRow(
         IndexRow(row.index, row.key, row.offset, row.length, None, row.crc32),
-        label_text(source, row.cls, row.meta, f"{row.key!r} of {shard}"),
+        *label_text(source, row.cls, row.meta, f"{row.key!r} of {shard}"),
     )
 
 
@@ -325,7 +358,7 @@ def sample_row(
             None,
             sample.crc32,
         ),
-        label_text(
+        *label_text(
             options.labels or DEFAULT_LABELS,
             sample.text(LABEL_EXTENSION),
             sample.text(META_EXTENSION),

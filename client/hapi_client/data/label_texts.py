@@ -21,7 +21,7 @@ from hapi_protocol.data_index import (
     ShardIndex,
 )
 from hapi_protocol.errors import ClientError, LabelError
-from hapi_protocol.samples import plain_integer
+from hapi_protocol.samples import MAX_TEXT_BYTES, plain_integer
 
 JSON_PREFIX = "json:"
 LABEL_TABLE = re.compile(r"([^:]+\.(?:csv|jsonl))(?::(.+))?")
@@ -43,10 +43,17 @@ class JsonLabels:
 
 @dataclass(frozen=True)
 class LabelledRow:
-    """An index row, and the text of its label."""
+    """An index row, and the text of its label.
+
+    Attributes:
+        row: the row; its label is set later.
+        text: of the label; None without one.
+        problem: why there is none, if that is known.
+    """
 
     row: IndexRow
     text: str | None = None
+    problem: str = ""
 
 
 def check_label_source(source: str, more: str = "") -> None:
@@ -87,8 +94,8 @@ def check_member_labels(source: str | JsonLabels) -> None:
 
 def label_text(
     source: str | JsonLabels, cls: str | None, meta: str | None, where: str
-) -> str | None:
-    """The text of a sample's label; None without one.
+) -> tuple[str | None, str]:
+    """The text of a sample's label, or None and why it has none.
 
     Args:
         source: ``cls``, ``json:FIELD``, or a function of the JSON.
@@ -100,31 +107,75 @@ def label_text(
         LabelError: ``missing_label``: the JSON is damaged, or the value is
             neither an integer nor a text.
     """
-    if source == DEFAULT_LABELS and cls is not None:
-        return cls.strip() or None
+    is_default = source == DEFAULT_LABELS
+    if is_default and cls is not None:
+        text = cls.strip()
+        return text or None, "" if text else "has an empty .cls member"
     if meta is None:
-        return None
+        members = ".cls or .json" if is_default else ".json"
+        size = f"{MAX_TEXT_BYTES // 1024} kB"
+        return None, f"has no {members} member of at most {size}"
     try:
         value = json.loads(meta)
     except (ValueError, RecursionError) as error:
-        if source == DEFAULT_LABELS:
-            return None
-        raise _error(where, f"has a damaged .json member: {error}") from error
+        problem = f"has a damaged .json member: {error}"
+        if is_default:
+            return None, problem
+        raise _error(where, problem) from error
+    problem = "has the label None"
     if isinstance(source, JsonLabels):
         value = source.function(value)
     else:
-        for name in source.removeprefix(JSON_PREFIX).split("."):
+        path = source.removeprefix(JSON_PREFIX)
+        problem = f"has no field {path!r} in its .json member{_fields(value)}"
+        for name in path.split("."):
             value = value.get(name) if isinstance(value, dict) else None
     if value is None:
-        return None
+        return None, problem
     if isinstance(value, bool) or not isinstance(value, int | str):
-        if source == DEFAULT_LABELS:
-            return None
-        raise _error(
-            where,
-            f"has the label {value!r:.80}; integers and texts are allowed",
-        )
-    return str(value).strip() or None
+        kind = type(value).__name__
+        problem = f"has the label {value!r:.80} ({kind}) in its .json member"
+        if is_default:
+            return None, f"{problem}; integers and texts are labels"
+        raise _error(where, f"{problem}; integers and texts are allowed")
+    text = str(value).strip()
+    problem = "has an empty label in its .json member"
+    return text or None, "" if text else problem
+
+
+def _fields(value: Any) -> str:
+    if not isinstance(value, dict):
+        return f", which is a {type(value).__name__}"
+    return f", whose fields are {', '.join(map(str, value)):.200}"
+
+
+def unlabelled_note(
+    shards: Mapping[str, Sequence[LabelledRow]], source: str
+) -> str | None:
+    """Tells how many samples have no label and why; None if all have one."""
+    count = sum(map(len, shards.values()))
+    without = [
+        (name, each)
+        for name, rows in shards.items()
+        for each in rows
+        if each.text is None
+    ]
+    if not without:
+        return None
+    shard, first = without[0]
+    many = (
+        "no sample has a label"
+        if len(without) == count
+        else f"{len(without)} of {count} samples have no label"
+    )
+    why = f" {first.problem}" if first.problem else ""
+    remedy = (
+        "name another field, as in --labels json:annotation.class, or give "
+        "labels= to the job"
+        if source == DEFAULT_LABELS or source.startswith(JSON_PREFIX)
+        else "give labels= to the job"
+    )
+    return f"{many}: {first.row.key!r} of {shard}{why}; {remedy}"
 
 
 def _error(where: str, what: str) -> LabelError:

@@ -131,6 +131,13 @@ def _label(
 ) -> int:
     if labels == OPTIONAL and row.label is None:
         return UNLABELLED
+    if labels == OPTIONAL and row.label == UNLABELLED:
+        raise _missing(
+            span,
+            row,
+            f"has the label {UNLABELLED}, which stands for no label where "
+            "labels are optional; remove its label, or give it another one",
+        )
     if uses_index_labels(labels):
         if row.label is None:
             raise _missing(span, row, "has no label; give labels=")

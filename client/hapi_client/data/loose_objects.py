@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import posixpath
 from collections.abc import Callable, Iterator, Sequence
 
 from hapi_client.data.label_texts import (
@@ -45,26 +46,41 @@ def group_rows(
 
 
 def object_labels(
-    connection: Connection, location: Location, source: str | JsonLabels
-) -> TextOf:
+    connection: Connection,
+    location: Location,
+    source: str | JsonLabels,
+    names: Sequence[str],
+) -> tuple[TextOf, str]:
     """Makes a function from an object's name to the text of its label.
+
+    Rows of a table state a file's path in the data set, also as ``./a/b.jpg``,
+    ``/a/b.jpg`` or ``a\\b.jpg``, or only its base name if no two files have
+    it.
 
     Args:
         connection: connection to the account.
         location: the data set.
+        names: of all objects of the data set.
         source: ``cls`` for the first folder of the name, or the name of a
             table in the data set: CSV with a header, or JSON lines, with the
             fields ``file_name`` and ``label``; ``TABLE:FIELD`` takes
             another field than ``label``.
 
+    Returns:
+        The function, and how many rows of the table match.
+
     Raises:
         ClientError: ``bad_configuration``: the source is none of these.
-        LabelError: the table is damaged or lacks a field.
+        LabelError: the table is damaged or lacks a field, no row matches, or
+            two rows give one file different labels.
     """
     start = len(folder_of(location))
     if source == DEFAULT_LABELS:
-        return lambda name: (
-            name[start:].partition("/")[0] if "/" in name[start:] else None
+        return (
+            lambda name: (
+                name[start:].partition("/")[0] if "/" in name[start:] else None
+            ),
+            "",
         )
     table = isinstance(source, str) and LABEL_TABLE.fullmatch(source)
     if not table:
@@ -78,8 +94,10 @@ def object_labels(
     with connection.open(
         location.container, location.object_name(path)
     ) as body:
-        text = body.read().decode("utf-8-sig", "replace")
+        text = body.read().decode("utf-8-sig", "backslashreplace")
+    files = _Files([name[start:] for name in names])
     texts: dict[str, str] = {}
+    unknown: list[str] = []
     for number, fields in _records(text, path):
         missing = {FILE_FIELD, field} - fields.keys()
         if missing:
@@ -89,13 +107,87 @@ def object_labels(
                 f"has no field {sorted(missing)[0]!r}; its fields are "
                 f"{', '.join(map(str, fields)):.200}",
             )
-        texts[str(fields[FILE_FIELD])] = str(fields[field]).strip()
-    return lambda name: texts.get(name[start:]) or None
+        label = fields[field]
+        if isinstance(label, bool) or not isinstance(label, int | str):
+            raise _damaged(
+                path,
+                number,
+                f"has the label {label!r:.80}; integers and texts are allowed",
+            )
+        stated = str(fields[FILE_FIELD])
+        file = files.find(stated)
+        if file is None:
+            unknown.append(f"{stated!r:.80} (line {number})")
+        elif texts.setdefault(file, str(label).strip()) != str(label).strip():
+            raise _damaged(
+                path,
+                number,
+                f"gives {stated!r:.80} the label {label!r:.80}, and an "
+                f"earlier line {texts[file]!r:.80}",
+            )
+    if not texts:
+        example = f", such as {unknown[0]}" if unknown else ""
+        raise LabelError(
+            "missing_label",
+            f"{path}: none of its {len(unknown)} rows{example} states one of "
+            f"the {len(names)} files of {location}, such as "
+            f"{names[0][start:]!r}; {FILE_FIELD} is a path in the data set",
+        )
+    note = f"{path}: {len(texts)} of {len(names)} files have a label"
+    if unknown:
+        note += (
+            f"; {len(unknown)} rows state no file of the data set, or one of "
+            f"several with this base name, such as {unknown[0]}"
+        )
+    return lambda name: texts.get(name[start:]) or None, note
+
+
+class _Files:
+    """Finds files as tables state them.
+
+    Args:
+        paths: of all files, in the data set.
+    """
+
+    def __init__(self, paths: Sequence[str]) -> None:
+        self._paths = frozenset(paths)
+        self._by_base: dict[str, str | None] = {}
+        for path in paths:
+            base = path.rpartition("/")[2]
+            # None if several files have it.
+            self._by_base[base] = None if base in self._by_base else path
+
+    def find(self, stated: str) -> str | None:
+        """Returns the path of a file; None without one, or of several."""
+        other = stated.replace("\\", "/")
+        for path in (stated, other, posixpath.normpath(other).lstrip("/")):
+            if path in self._paths:
+                return path
+        return None if "/" in other else self._by_base.get(other)
 
 
 def _records(text: str, path: str) -> Iterator[tuple[int, dict[str, object]]]:
     if path.endswith(".csv"):
-        yield from enumerate(csv.DictReader(io.StringIO(text)), 2)
+        reader = csv.DictReader(io.StringIO(text, newline=None))
+        try:
+            names = reader.fieldnames or ()
+            for separator, name in ((";", "semicolons"), ("\t", "tabs")):
+                if len(names) == 1 and separator in names[0]:
+                    raise _damaged(
+                        path, 1, f"has {name} between its fields, not commas"
+                    )
+            for fields in reader:
+                # Fields that a short row lacks are None.
+                yield (
+                    reader.line_num,
+                    {
+                        name: "" if value is None else value
+                        for name, value in fields.items()
+                        if name is not None
+                    },
+                )
+        except csv.Error as error:
+            raise _damaged(path, reader.line_num + 1, str(error)) from error
         return
     for number, line in enumerate(text.splitlines(), 1):
         if line.strip():

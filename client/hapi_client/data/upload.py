@@ -12,12 +12,18 @@ from pathlib import Path
 from typing import BinaryIO
 
 from hapi_client.data.index import find_index, store_index
-from hapi_client.data.indexing import IndexOptions, checked_rows, sample_row
+from hapi_client.data.indexing import (
+    IndexOptions,
+    checked_rows,
+    cut_off_note,
+    sample_row,
+)
 from hapi_client.data.label_texts import (
     LabelledRow,
     check_member_labels,
     labelled_rows,
     number_labels,
+    unlabelled_note,
 )
 from hapi_client.data.listing import SHARD_SUFFIX
 from hapi_client.data.shard_writer import (
@@ -155,6 +161,10 @@ def upload(
     source = options.labels or DEFAULT_LABELS
     index = number_labels(rows, etags, old=old, source=source)
     store_index(connection, location, index)
+    new = {shard.info.name: shard.rows for shard in shards}
+    note = unlabelled_note(new, source)
+    if note:
+        reporter.note(note)
     for name in sorted(old.etags.keys() - rows.keys()):
         reporter.note(
             f"{location.container}/{name} is from an earlier upload and no "
@@ -412,6 +422,9 @@ def _read_rows(
         )
     if not rows:
         reporter.note(f"{name}: no sample")
+    note = cut_off_note(name, rows, path.stat().st_size)
+    if note:
+        reporter.note(note)
     return rows
 
 

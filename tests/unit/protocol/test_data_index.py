@@ -2,10 +2,12 @@
 
 import contextlib
 import io
+import json
 import tracemalloc
 from dataclasses import replace
 from random import Random
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -150,6 +152,87 @@ def test_changed_bits_of_an_index_never_end_the_process():
             data[random.randrange(len(data))] ^= 1 << random.randrange(8)
         with contextlib.suppress(DataIndexError):
             DataIndex.from_bytes(bytes(data))
+
+
+def stored(columns, count, facts, **options):
+    """An index of the schema with any numbers."""
+    schema = pa.ipc.open_stream(INDEX.to_bytes()).schema
+    metadata = {b"hapi.index": json.dumps({"version": 2, **facts}).encode()}
+    zeros = pa.array(np.zeros(count, np.int32))
+    one = pa.DictionaryArray.from_arrays(zeros, pa.array(["a.tar"]))
+    made = {
+        "shard": one,
+        "source_etag": one,
+        "sample": pa.array(np.arange(count, dtype=np.int32)),
+        "key": pa.nulls(count, pa.utf8()).fill_null(""),
+        "offset": pa.array(np.arange(count, dtype=np.int64)),
+        "length": pa.array(np.ones(count, np.int64)),
+        "label": pa.nulls(count, pa.int64()),
+        "crc32": pa.nulls(count, pa.uint32()),
+        **columns,
+    }
+    sink = pa.BufferOutputStream()
+    schema = schema.with_metadata(metadata)
+    with pa.ipc.new_stream(
+        sink, schema, options=pa.ipc.IpcWriteOptions(**options)
+    ) as writer:
+        arrays = [made[name] for name in schema.names]
+        writer.write_batch(pa.record_batch(arrays, schema=schema))
+    return bytes(sink.getvalue())
+
+
+@pytest.mark.parametrize("compression", ["zstd", "lz4"])
+def test_compressed_index_is_refused_before_it_is_unpacked(compression):
+    data = stored({}, 3_000_000, {}, compression=compression)
+    assert len(data) < 40_000_000
+    before = pa.default_memory_pool().bytes_allocated()
+    tracemalloc.start()
+    with pytest.raises(DataIndexError, match=r"batch [0-9]+ is compressed"):
+        DataIndex.from_bytes(data)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 3 * len(data)
+    assert pa.default_memory_pool().bytes_allocated() - before < 1 << 20
+    assert DataIndex.from_bytes(stored({}, 3, {})).etags == {"a.tar": "a.tar"}
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/../b", "./a", "a\0b"])
+@pytest.mark.parametrize("is_empty", [False, True])
+def test_names_that_a_url_would_change_are_refused(name, is_empty):
+    if is_empty:
+        data = stored({}, 2, {"empty": {name: "e"}})
+    else:
+        zeros = pa.array([0, 0], pa.int32())
+        names = pa.DictionaryArray.from_arrays(zeros, pa.array([name]))
+        data = stored({"shard": names}, 2, {})
+    with pytest.raises(DataIndexError, match="a shard has the name"):
+        DataIndex.from_bytes(data)
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"empty": []},
+        {"empty": 3},
+        {"objects": []},
+        {"objects": {"a.tar": 3}},
+        {"objects": {"a.tar": []}},
+        {"class_names": 3},
+    ],
+)
+def test_odd_facts_of_an_index_are_refused(facts):
+    data = stored({}, 2, facts)
+    try:
+        DataIndex.from_bytes(data)
+    except DataIndexError:
+        return
+    assert facts == {"objects": []}  # no names are among them
+
+
+@pytest.mark.parametrize("length", [2**62, 2**51, 0, -1])
+def test_lengths_of_an_index_have_a_limit(length):
+    with pytest.raises(DataIndexError, match=r"sample 0 (ends at|is out of)"):
+        DataIndex.from_bytes(stored({"length": pa.array([length, 1])}, 2, {}))
 
 
 def test_long_names_are_kept_once():

@@ -265,7 +265,7 @@ class CountingReader:
     ("start", "limits"),
     [
         (_header(1 << 30), Limits()),
-        (tar_of(("a.json", b" " * 70_000))[:512], Limits()),
+        (tar_of(("a.cls", b" " * 70_000))[:512], Limits()),
         (_header(1 << 30, tarfile.XHDTYPE), Limits()),
         (_pax(b"19 size=1073741824\n") + _header(0), Limits()),
         (TWO_IMAGES[:2048], Limits(max_sample_bytes=1000)),

@@ -1,15 +1,24 @@
 """Labels: from the index to the integers of the loss."""
 
+import contextlib
+import io
+
 import numpy as np
 import pytest
 
-from hapi_client.data.indexing import IndexOptions, checked_rows, sample_row
+from hapi_client.data.indexing import (
+    IndexOptions,
+    checked_rows,
+    cut_off_note,
+    sample_row,
+)
 from hapi_client.data.label_texts import (
     JsonLabels,
     LabelledRow,
     label_text,
     labelled_rows,
     number_labels,
+    unlabelled_note,
 )
 from hapi_client.data.labels import (
     OPTIONAL,
@@ -18,6 +27,8 @@ from hapi_client.data.labels import (
     renumber_labels,
     span_labels,
 )
+from hapi_client.data.loose_objects import object_labels
+from hapi_client.swift.swift_url import parse_location
 from hapi_protocol.data_index import DataIndex, IndexRow, Span
 from hapi_protocol.errors import ClientError, LabelError, UnsupportedError
 from hapi_protocol.samples import Sample
@@ -179,7 +190,153 @@ def test_label_that_is_no_integer_and_no_text_is_refused(field):
 
 def test_function_makes_labels_of_the_json():
     labels = JsonLabels(lambda facts: facts["a"]["b"] + "!")
-    assert label_text(labels, "7", JSON.decode(), "k") == "dog!"
+    assert label_text(labels, "7", JSON.decode(), "k") == ("dog!", "")
+
+
+LONG = b'{"exif": "' + b"x" * 70_000 + b'"}'
+
+
+@pytest.mark.parametrize(
+    ("members", "text", "problem"),
+    [
+        ({"cls": b"caf\xe9"}, "caf\\xe9", ""),
+        ({"cls": b"\xef\xbb\xbf7"}, "7", ""),
+        ({"json": b'\xef\xbb\xbf{"cls": 3}'}, "3", ""),
+        ({"cls": b"7", "json": LONG}, "7", ""),
+        ({"json": LONG}, None, "no .cls or .json member of at most 64 kB"),
+        ({"json": b'{"cls": 1.5}'}, None, "the label 1.5 (float)"),
+        ({"json": b'{"cls": true}'}, None, "the label True (bool)"),
+        ({"json": b'{"cls": [1]}'}, None, "the label [1] (list)"),
+        ({"json": b'{"a": 1, "b": 2}'}, None, "whose fields are a, b"),
+        ({"json": b'["dog"]'}, None, "which is a list"),
+        ({"json": b"{"}, None, "a damaged .json member: Expecting"),
+        ({"cls": b" "}, None, "an empty .cls member"),
+        ({"json": b'{"cls": ""}'}, None, "an empty label in its .json"),
+    ],
+)
+def test_texts_are_kept_and_missing_ones_are_explained(members, text, problem):
+    sample = Sample(0, "k", 0, 512, members)
+    found = sample_row(sample, "s.tar", IndexOptions())
+    assert found.text == text
+    assert problem in found.problem
+    note = unlabelled_note({"s.tar": [found]}, "cls")
+    if text is None:
+        assert note.startswith("no sample has a label: 'k' of s.tar has ")
+        assert problem in note
+        two = {"s.tar": [found, LabelledRow(found.row, "1")]}
+        assert "1 of 2 samples have no label" in unlabelled_note(two, "cls")
+    else:
+        assert note is None
+
+
+def test_classes_of_other_encodings_stay_apart():
+    rows = [
+        sample_row(
+            Sample(n, f"k{n}", 512 * n, 512, {"cls": text}),
+            "s",
+            IndexOptions(),
+        )
+        for n, text in enumerate((b"caf\xe9", b"caf\xe8", "café".encode()))
+    ]
+    index = number_labels({"s": rows}, {"s": "e"}, old=DataIndex(()))
+    assert index.class_names == ("caf\\xe8", "caf\\xe9", "café")
+
+
+def test_label_that_stands_for_none_is_refused_where_labels_are_optional():
+    with pytest.raises(
+        LabelError, match="label -1, which stands for no label"
+    ):
+        span_labels([span(-1, 0)], OPTIONAL)
+
+
+class Table:
+    """A connection with one object, a table of labels."""
+
+    def __init__(self, text):
+        self._data = text if isinstance(text, bytes) else text.encode()
+
+    @contextlib.contextmanager
+    def open(self, container, name):
+        yield io.BytesIO(self._data)
+
+
+FILES = [f"train/{n // 2}/{n}.jpg" for n in range(4)] + ["train/1/0.jpg"]
+HEAD = "file_name,label\n"
+
+
+def table_of(text, name="t.csv"):
+    return object_labels(
+        Table(text), parse_location("swift://c/train"), name, FILES
+    )
+
+
+@pytest.mark.parametrize(
+    "row",
+    ["0/1.jpg", "./0/1.jpg", "/0/1.jpg", "0\\1.jpg", "1.jpg", "x/../0/1.jpg"],
+)
+def test_rows_of_tables_match_where_it_is_clear(row):
+    text_of, note = table_of(f"{HEAD}{row},cat\n")
+    assert text_of("train/0/1.jpg") == "cat"
+    assert text_of("train/0/0.jpg") is None
+    assert note == "t.csv: 1 of 5 files have a label"
+
+
+def test_rows_that_match_nothing_are_told():
+    text_of, note = table_of(
+        f"{HEAD}0/1.jpg,a\n0.jpg,b\nno.jpg,c\n0/1.jpg,a\n"
+    )
+    assert text_of("train/0/1.jpg") == "a"
+    assert "2 rows state no file" in note
+    assert "'0.jpg' (line 3)" in note
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (
+            f"{HEAD}a/0.jpg,x\n",
+            "none of its 1 rows, such as 'a/0.jpg' (line 2)",
+        ),
+        (HEAD, "none of its 0 rows states one of the 5 files"),
+        (
+            f"{HEAD}0/1.jpg,a\n./0/1.jpg,b\n",
+            "line 3 gives './0/1.jpg' the label",
+        ),
+        ("file_name;label\n0/1.jpg;a\n", "has semicolons between its fields"),
+        ("file_name\tlabel\n0/1.jpg\ta\n", "has tabs between its fields"),
+        (f"{HEAD}0/1.jpg,{'x' * 200_000}\n", "line 2 field larger than"),
+        ("name,label\n0/1.jpg,a\n", "has no field 'file_name'"),
+        (f"{HEAD}0/1.jpg\n0/0.jpg,a", None),
+        (f"{HEAD}0/1.jpg,a\n".replace("\n", "\r"), None),
+        (f"{HEAD}0/1.jpg,a,more\n", None),
+    ],
+)
+def test_tables_are_read_or_named(text, problem):
+    if problem is None:
+        _, note = table_of(text)
+        assert "files have a label" in note
+        return
+    with pytest.raises(LabelError) as caught:
+        table_of(text)
+    assert problem in caught.value.message
+    assert "t.csv" in caught.value.message
+
+
+@pytest.mark.parametrize("label", ["1.5", "true", "[1]", "null"])
+def test_labels_of_a_table_of_json_are_integers_or_texts(label):
+    line = f'{{"file_name": "0/1.jpg", "label": {label}}}'
+    with pytest.raises(LabelError, match="line 1 has the label"):
+        table_of(line, "t.jsonl")
+
+
+def test_tar_that_ends_with_its_last_sample_is_told():
+    rows = [
+        LabelledRow(IndexRow(n, f"k{n}", 1024 * n, 1024, 0)) for n in (0, 1)
+    ]
+    assert cut_off_note("s.tar", rows, 2048 + 1024) is None
+    assert cut_off_note("s.tar", [], 0) is None
+    note = cut_off_note("s.tar", rows, 2048)
+    assert "cut off after its sample 'k1', number 2" in note
 
 
 @pytest.mark.parametrize("labels", ["none", "json:", "json:a..b", "cls "])
