@@ -7,6 +7,7 @@ import math
 import os
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from urllib.parse import urlsplit
 
@@ -24,12 +25,17 @@ from hapi_client.swift.http_client import ConnectionOptions
 from hapi_client.swift.retry import Backoff
 from hapi_client.swift.swift_url import parse_location
 from hapi_cluster import Cluster
-from hapi_protocol.errors import SourceChangedError, TruncatedStreamError
+from hapi_protocol.errors import (
+    HapiError,
+    SourceChangedError,
+    TruncatedStreamError,
+)
 from hapi_splitter.inputs.image_transform import ImageTransform
 from hapi_splitter.planner.plan import static_at
 from jobs import connected, small_job
 from photos import shard, tar_of
 from plain_traffic import PlainTraffic, Request
+from waiting import until
 
 NUM_SHARDS = 16
 PER_SHARD = 15
@@ -190,6 +196,42 @@ def test_faults_cost_retries_and_no_sample(
         assert job.stats.retries + job.stats.fallbacks > 0
     for name, share in vars(storm).items():
         assert bool(gateway.happened[name]) == bool(share)
+
+
+@pytest.mark.parametrize("cut", ["stream", "freeze"])
+def test_swift_that_is_away_for_long_is_waited_for(
+    data, gateway, through, caplog, cut
+):
+    """As many refusals as would end each request and each span often."""
+    twice = Backoff(attempts=2, first_seconds=0.05, max_seconds=0.1)
+    options = replace(OPTIONS, backoff=twice)
+    with job_of(through, cut=cut, read=options) as job:
+        gateway.storm = Storm(refused=1.0)
+        refused = gateway.happened["refused"]
+        attempts = 2 * SOON.attempts * (OPTIONS.num_threads + 1)
+
+        def come_back():
+            until(
+                lambda: gateway.happened["refused"] > refused + 2 * attempts,
+                seconds=90,
+            )
+            gateway.storm = None
+
+        with ThreadPoolExecutor(1) as other:
+            back = other.submit(come_back)
+            labels = delivered(job.loader(0))
+            back.result()
+    assert sorted(labels) == list(range(NUM_SAMPLES))
+    assert "Swift does not answer for" in caplog.text
+
+
+def test_swift_that_stays_away_ends_the_job(data, gateway, through):
+    options = replace(OPTIONS, retry_seconds=0.5)
+    with job_of(through, cut="stream", read=options) as job:
+        gateway.storm = Storm(refused=1.0)
+        with pytest.raises(HapiError, match=r"retry_seconds, .* --resume"):
+            delivered(job.loader(0))
+    gateway.storm = None
 
 
 @pytest.mark.parametrize("cut", ["stream", "freeze"])

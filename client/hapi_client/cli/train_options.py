@@ -115,6 +115,15 @@ class TrainOptions:
             rich_help_panel=PUSH_DOWN,
         ),
     ] = None
+    retry_seconds: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            help="Longest wait for a Swift that does not answer, as while its "
+            "proxy restarts.",
+            rich_help_panel=PUSH_DOWN,
+        ),
+    ] = 300.0
     save: Annotated[
         Path | None,
         typer.Option(

@@ -83,6 +83,7 @@ def train(
         read=ReadConfig(
             on_error="skip" if options.skip_bad_samples else "raise",
             cache_directory=options.cache_dir,
+            retry_seconds=options.retry_seconds,
         ),
         swift=SwiftConfig(connection=connection),
     )

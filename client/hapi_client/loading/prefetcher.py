@@ -86,6 +86,8 @@ class ReadConfig:
         wait_seconds: deadline of a span for the training loop, all tries and
             the fallback to a raw read included.
         backoff: between tries of a span.
+        retry_seconds: longest wait for a Swift that does not answer, as while
+            its proxy restarts; then the job ends with an error.
         pause_seconds: pause of push-down after a fallback; doubles up to
             ``max_pause_seconds`` while push-down keeps failing.
         max_pause_seconds: longest pause of push-down.
@@ -112,6 +114,7 @@ class ReadConfig:
     span_seconds: float = 120.0
     wait_seconds: float = 900.0
     backoff: Backoff = field(default_factory=Backoff)
+    retry_seconds: float = 300.0
     pause_seconds: float = 5.0
     max_pause_seconds: float = 20.0
 
@@ -143,6 +146,11 @@ class ReadConfig:
                 f"cache_directory_bytes is {self.cache_directory_bytes}, but "
                 "there is no cache_directory; give both, or neither",
             )
+        if not self.retry_seconds >= 0:
+            raise ClientError(
+                "bad_configuration",
+                f"retry_seconds is {self.retry_seconds}; at least 0",
+            )
         if self.on_error not in ON_ERROR:
             raise ClientError(
                 "bad_configuration",
@@ -160,7 +168,7 @@ class ReadConfig:
 
     @property
     def span_limits(self) -> SpanLimits:
-        return SpanLimits(self.span_seconds, self.backoff)
+        return SpanLimits(self.span_seconds, self.backoff, self.retry_seconds)
 
 
 @dataclass(eq=False)

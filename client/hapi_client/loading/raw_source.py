@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -29,13 +30,16 @@ from hapi_client.metrics.counters import JobCounters
 from hapi_client.metrics.window_collector import MetricsCollector
 from hapi_client.metrics.window_metrics import SpanMetrics
 from hapi_client.swift.connection import Connection
-from hapi_client.swift.retry import Backoff, is_retryable
+from hapi_client.swift.retry import Backoff, is_outage, is_retryable
 from hapi_client.swift.transport import CancelScope
 from hapi_protocol.data_index import Span
 from hapi_protocol.errors import HapiError
 from hapi_protocol.samples import IMAGE, Medium, Sample, SampleError
 from hapi_protocol.transforms import Training
 from hapi_splitter.inputs.sample_format import SampleForm
+
+_OUTAGE_LOG_SECONDS = 15.0
+"""Between two lines that tell that the job waits for Swift."""
 
 
 class RawSource:
@@ -83,6 +87,7 @@ class RawSource:
         # Samples that the store could not decode: the client's own error, or
         # None if it can decode them.
         self._errors: dict[_SampleKey, str | None] = {}
+        self._outage_logged = 0.0  # time; 0 while Swift answers
 
     def task(self, span: Span, training: Training | None = None) -> SpanTask:
         """Returns the task of loading a span.
@@ -111,21 +116,51 @@ class RawSource:
 
         Raises:
             SourceChangedError: if the shard has changed since it was indexed.
-            HapiError: after the last attempt.
+            HapiError: after the last attempt, or if Swift has not answered
+                for ``retry_seconds``.
         """
-        backoff = self._limits.backoff
-        for failures in range(1, backoff.attempts + 1):
+        backoff, started = self._limits.backoff, time.monotonic()
+        for failures in itertools.count(1):
             scope.check()
             try:
-                return self._load(span, scope, training)
+                loaded = self._load(span, scope, training)
             except HapiError as error:
                 scope.check()
-                if failures == backoff.attempts or not is_retryable(error):
+                waited = time.monotonic() - started
+                if failures >= backoff.attempts:
+                    self._check_outage(error, waited)
+                elif not is_retryable(error):
                     raise
                 logger.info("%s again after: %s", span, error)
                 self._counters.add(retries=1)
                 scope.wait(delay_seconds(backoff, failures, error))
+            else:
+                self._outage_logged = 0.0
+                return loaded
         raise AssertionError("unreachable")
+
+    def _check_outage(self, error: HapiError, waited: float) -> None:
+        """Raises an error after the last attempt, unless Swift is away."""
+        limit = self._limits.retry_seconds
+        if not limit or not is_outage(error):
+            raise error
+        if waited > limit:
+            error.message += (
+                f"; Swift has not answered for {waited:.0f} s (retry_seconds, "
+                "hapi train --retry-seconds, is how long to wait); when it "
+                "does, go on where the run was: hapi train --resume, or the "
+                "state_dict of the job"
+            )
+            raise error
+        now = time.monotonic()
+        if now - self._outage_logged > _OUTAGE_LOG_SECONDS:
+            self._outage_logged = now
+            logger.warning(
+                "Swift does not answer for %.0f s; waiting up to %.0f s: %s",
+                waited,
+                limit,
+                error,
+            )
 
     def failures_of(
         self,

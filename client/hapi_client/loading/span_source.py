@@ -93,10 +93,13 @@ class SpanLimits:
     Attributes:
         seconds: deadline of an attempt, decoding included.
         backoff: number of attempts, and pauses between them.
+        retry_seconds: time for which a raw read is tried again while Swift
+            does not answer, however many attempts that takes.
     """
 
     seconds: float = 120.0
     backoff: Backoff = field(default_factory=Backoff)
+    retry_seconds: float = 0.0
 
 
 def check_keys(span: Span, found: Sequence[tuple[int, str]]) -> None:

@@ -9,14 +9,24 @@ from dataclasses import dataclass
 
 from hapi_protocol.errors import HapiError
 
-RETRYABLE_STATUSES = frozenset({408, 429, 498, 500, 502, 503, 504})
+RETRYABLE_STATUSES = frozenset({408, 429, 498, 500, 502, 503, 504, 507})
 """Statuses of failures that may pass; 498 is Swift's ratelimit middleware."""
+_OUTAGE_STATUSES = frozenset({502, 503, 504, 507})
+"""Statuses of a Swift whose servers are away, such as while they restart."""
 _RETRYABLE_CODES = frozenset({"truncated", "not_connected"})
 
 
 def is_retryable(error: HapiError) -> bool:
     """True if the same request may succeed when repeated."""
     return error.code in _RETRYABLE_CODES or error.status in RETRYABLE_STATUSES
+
+
+def is_outage(error: HapiError) -> bool:
+    """True if Swift does not answer, or its servers behind the proxy."""
+    return (
+        error.code in ("not_connected", "too_slow")
+        or error.status in _OUTAGE_STATUSES
+    )
 
 
 @dataclass(frozen=True)
