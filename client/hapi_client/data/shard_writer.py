@@ -36,6 +36,8 @@ from hapi_protocol.shards import DEFAULT_LIMITS
 DEFAULT_SHARD_SAMPLES = 1000
 DEFAULT_SHARD_BYTES = 128 * 1024 * 1024
 PACKED_NAME = re.compile(r"shard-\d{6}\.tar")
+_ENDS = {"jpeg": b"\xff\xd9", "png": b"IEND\xaeB`\x82", "gif": b";"}
+"""Last bytes of images, but for zeros; phones add others, such as a film."""
 
 
 @dataclass(frozen=True)
@@ -102,16 +104,20 @@ def read_folder(folder: Path) -> SampleFolder:
             be read or has too long a path.
     """
     dangling: list[Path] = []
+    ignored: list[Path] = []
     found: dict[str, list[Path]] = {}
-    for entry in folder.iterdir():
-        if entry.is_dir() and not is_hidden(entry.name):
+    for entry in sorted(folder.iterdir()):
+        if is_hidden(entry.name):
+            continue
+        if entry.is_dir():
             paths = sorted(_files_below(entry, dangling))
             found.setdefault(_text(entry.name), []).extend(paths)
+        else:
+            ignored.append(entry)
     found = dict(sorted(found.items()))
     class_names = tuple(found)
     medium = _medium_of(folder, [p for paths in found.values() for p in paths])
     files: list[SampleFile] = []
-    ignored: list[Path] = []
     for label, (name, paths) in enumerate(found.items()):
         samples = [path for path in paths if medium.has(path.suffix)]
         ignored += [path for path in paths if not medium.has(path.suffix)]
@@ -199,25 +205,27 @@ def _medium_of(folder: Path, paths: Sequence[Path]) -> Medium:
     return next(iter(found))
 
 
-def find_unreadable(samples: SampleFolder) -> Iterator[Path]:
-    """Yields images with unreadable headers, or of a format that is not read.
+def is_damaged(image: bytes) -> bool:
+    """Returns True for an image that cannot be read, or whose end is missing.
 
-    Only headers are read; other damage is found when the image is decoded.
+    Only headers are read, and images that do not end as their format does are
+    decoded; other damage is found when a job decodes it.
     """
-    if samples.medium is not IMAGE:
-        return
-    for file in samples.files:
-        try:
-            with file.path.open("rb") as stored:
-                kind = sniff(stored.read(SNIFF_BYTES))
-            with Image.open(file.path):
-                pass
-            if kind not in IMAGE.kinds:
-                yield file.path
-        except (OSError, ValueError, SyntaxError):
-            yield file.path
-        except Image.DecompressionBombError:
-            continue  # the decoder has its own limit of pixels
+    kind = sniff(image[:SNIFF_BYTES]) or ""
+    is_whole = image.rstrip(b"\0").endswith(_ENDS.get(kind, b""))
+    if kind in ("webp", "bmp"):
+        first, more = (4, 8) if kind == "webp" else (2, 0)
+        stated = int.from_bytes(image[first : first + 4], "little")
+        is_whole = stated + more <= len(image)
+    try:
+        with Image.open(io.BytesIO(image)) as opened:
+            if not is_whole:
+                opened.load()
+        return kind not in IMAGE.kinds
+    except (OSError, ValueError, SyntaxError):
+        return True
+    except Image.DecompressionBombError:
+        return False  # the decoder has its own limit of pixels
 
 
 def _sample_files(

@@ -33,7 +33,7 @@ from hapi_client.data.shard_writer import (
     SampleFolder,
     find_class_names,
     find_sample,
-    find_unreadable,
+    is_damaged,
     read_folder,
     split_shards,
     write_shard,
@@ -44,7 +44,15 @@ from hapi_client.swift.connection import Connection
 from hapi_client.swift.swift_url import Location
 from hapi_protocol.data_index import DEFAULT_LABELS, DataIndex
 from hapi_protocol.errors import ClientError, DataIndexError
-from hapi_protocol.samples import SNIFF_BYTES, compression_message, is_hidden
+from hapi_protocol.samples import (
+    ARCHIVE,
+    ARRAY,
+    IMAGE,
+    SNIFF_BYTES,
+    Sample,
+    compression_message,
+    is_hidden,
+)
 from hapi_protocol.shards import iter_samples
 from hapi_splitter.units import count_text
 
@@ -337,22 +345,16 @@ def _store_packed(
             "upload each folder separately"
         )
     if samples.ignored:
+        names = _some_of([path.name for path in samples.ignored])
         reporter.note(
             f"{count_text(len(samples.ignored), 'file')} left out (no "
-            f"{medium}): {_some_of([path.name for path in samples.ignored])}"
+            f"{medium} in a class folder): {names}"
         )
     if samples.dangling:
         reporter.note(
             f"{count_text(len(samples.dangling), 'link')} left out, because "
             "they lead nowhere or to a folder above: "
             f"{_some_of([str(path) for path in samples.dangling])}"
-        )
-    damaged = [path.name for path in find_unreadable(samples)]
-    if damaged:
-        reporter.note(
-            f"{count_text(len(damaged), 'image')} cannot be read and will "
-            f"stop a run without on_error='skip': {_some_of(damaged)}; "
-            "repair or remove them and repeat this command"
         )
     groups = split_shards(samples.files, pack.shard_samples, pack.shard_bytes)
     for number, files in enumerate(groups):
@@ -410,11 +412,31 @@ def _read_rows(
     path: Path, name: str, options: IndexOptions, reporter: Reporter
 ) -> list[LabelledRow]:
     passed: list[str] = []
+    damaged: list[str] = []
+    without: list[str] = []
+
+    def row(sample: Sample) -> LabelledRow:
+        images = [v for k, v in sample.members.items() if IMAGE.has(k)]
+        if any(map(is_damaged, images)):
+            damaged.append(sample.key)
+        media = (IMAGE, ARRAY, ARCHIVE)
+        if not any(each.has(k) for each in media for k in sample.members):
+            without.append(sample.key)
+        return sample_row(sample, name, options)
+
     with path.open("rb") as file:
         samples = iter_samples(file, name=name, on_passed=passed.append)
-        rows = checked_rows(
-            name, (sample_row(each, name, options) for each in samples)
-        )
+        rows = checked_rows(name, map(row, samples))
+    for keys, what in (
+        (damaged, "cannot be read"),
+        (without, "have neither an image nor an array"),
+    ):
+        if keys:
+            reporter.note(
+                f"{name}: {count_text(len(keys), 'sample')} {what} and will "
+                f"stop a run without on_error='skip': {_some_of(keys)}; "
+                "repair or remove them and repeat this command"
+            )
     if passed:
         reporter.note(
             f"{name}: {count_text(len(passed), 'member')} left out, because "

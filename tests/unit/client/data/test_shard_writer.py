@@ -3,11 +3,12 @@
 import io
 import os
 
+import numpy as np
 import pytest
 from PIL import Image
 
 from hapi_client.data.shard_writer import (
-    find_unreadable,
+    is_damaged,
     read_folder,
     split_shards,
     write_shard,
@@ -15,7 +16,6 @@ from hapi_client.data.shard_writer import (
 from hapi_protocol.errors import ClientError
 from hapi_protocol.samples import ARRAY, IMAGE
 from hapi_protocol.shards import iter_samples
-from photos import jpegs
 
 
 def fill(folder, *names):
@@ -124,16 +124,38 @@ def test_folder_without_samples_of_one_kind_in_each_class_is_refused(
         read_folder(tmp_path)
 
 
-def test_images_with_unreadable_headers_are_found(tmp_path):
-    fill(tmp_path, "cat/text.jpg")
-    folder = tmp_path / "cat"
-    (good, _), (cut, _) = jpegs(2)
-    (folder / "good.jpg").write_bytes(good)
-    (folder / "cut.jpg").write_bytes(cut[:1000])  # found when it is decoded
-    (folder / "empty.png").write_bytes(b"")
-    found = {path.name for path in find_unreadable(read_folder(tmp_path))}
-    assert {"text.jpg", "empty.png"} <= found
-    assert "good.jpg" not in found
+def test_stray_files_next_to_class_folders_are_told(folder):
+    fill(folder, "labels.csv", "0.jpg", ".hidden")
+    found = read_folder(folder)
+    assert [path.name for path in found.ignored] == [
+        "0.jpg",
+        "labels.csv",
+        "notes.txt",
+    ]
+
+
+def encoded(kind, size=(40, 40)):
+    pixels = np.random.default_rng(0).integers(0, 256, (*size, 3), np.uint8)
+    sink = io.BytesIO()
+    Image.fromarray(pixels).save(sink, kind)
+    return sink.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "GIF", "WEBP", "BMP"])
+def test_images_whose_end_is_missing_are_found(kind):
+    image = encoded(kind)
+    assert not is_damaged(image)
+    assert not is_damaged(image + bytes(100))
+    for share in (0.5, 0.9, 0.99):
+        assert is_damaged(image[: int(share * len(image))])
+
+
+def test_other_formats_are_readable_and_other_files_are_damaged():
+    assert not is_damaged(encoded("TIFF"))
+    # Phones add a film to photographs.
+    assert not is_damaged(encoded("JPEG") + b"ftypmp42 film")
+    for data in (b"", b"text", encoded("PPM")):
+        assert is_damaged(data)
 
 
 def test_linked_folders_are_followed_and_loops_end(tmp_path):
@@ -167,15 +189,3 @@ def test_path_that_is_too_long_names_the_file(tmp_path):
     fill(tmp_path, "cat/" + "/".join(["n" * 200] * 6) + "/1.jpg")
     with pytest.raises(ClientError, match=r"1\.jpg gives a key of 1[0-9]+ by"):
         read_folder(tmp_path)
-
-
-def test_other_formats_are_readable_and_unknown_ones_are_named(tmp_path):
-    (tmp_path / "cat").mkdir()
-    for name, kind in (
-        ("a.webp", "WEBP"),
-        ("b.tif", "TIFF"),
-        ("c.jpg", "PPM"),
-    ):
-        Image.new("RGB", (8, 8)).save(tmp_path / "cat" / name, kind)
-    found = find_unreadable(read_folder(tmp_path))
-    assert [path.name for path in found] == ["c.jpg"]
