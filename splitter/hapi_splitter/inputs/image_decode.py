@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import io
 import re
+import struct
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -23,6 +24,11 @@ DEFAULT_MAX_PIXELS = 1 << 26
 MAX_SCANS = 100
 """Most scans of a progressive JPEG, which usually has about ten.  A scan of a
 few bytes still costs a pass over the whole image."""
+
+MAX_BLOCKS = 1 << 16
+"""Most strips or tiles of a TIFF, and blocks before the image of a GIF.  Each
+costs Pillow microseconds, even if empty, and 16 MB can hold millions.  A TIFF
+of a row a strip has as many as rows."""
 
 FORMATS: Mapping[str, str] = MappingProxyType(
     {
@@ -50,6 +56,11 @@ _START_OF_FRAME = tuple(
     if marker not in (0xC4, 0xC8, 0xCC)
 )
 _NO_LENGTH = (b"\x01", b"\xd8")
+
+_BLOCK_TAGS = (273, 279, 324, 325)
+"""Offsets and lengths of a TIFF's strips and tiles."""
+_EXTENSION = 0x21
+"""First byte of a GIF's block that is no image, such as a comment."""
 
 _MODE_RGB = 3
 """``torchvision.io.ImageReadMode.RGB``."""
@@ -126,6 +137,52 @@ def _jpeg_size(data: bytes) -> tuple[int, int]:
     return size
 
 
+def _check_tiff(data: bytes) -> None:
+    """Counts the strips and tiles of the first page (TIFF 6.0, section 2).
+
+    Raises:
+        struct.error: if the file ends within its directory.
+    """
+    order = "<" if data[:1] == b"I" else ">"
+    is_big = data[2:4] in (b"+\0", b"\0+")
+    at, offset, length, entry = (
+        (8, "Q", "Q", "HHQ8x") if is_big else (4, "I", "H", "HHI4x")
+    )
+    (place,) = struct.unpack_from(order + offset, data, at)
+    (count,) = struct.unpack_from(order + length, data, place)
+    place += struct.calcsize(order + length)
+    for number in range(min(count, MAX_BLOCKS)):
+        tag, _, found = struct.unpack_from(
+            order + entry,
+            data,
+            place + number * struct.calcsize(order + entry),
+        )
+        if tag in _BLOCK_TAGS and found > MAX_BLOCKS:
+            raise SampleError(f"a TIFF of more than {MAX_BLOCKS} strips")
+
+
+def _check_gif(data: bytes) -> None:
+    """Counts the blocks before the first image (GIF89a, sections 15 to 24).
+
+    Raises:
+        IndexError: if the file ends within them.
+    """
+    place, blocks = 13, 0
+    if data[10] & 0x80:  # a table of colours
+        place += 3 << (data[10] & 7) + 1
+    while data[place] == _EXTENSION:
+        place += 2
+        while True:
+            blocks += 1
+            if blocks > MAX_BLOCKS:
+                raise SampleError(
+                    f"a GIF of more than {MAX_BLOCKS} blocks before its image"
+                )
+            place += 1 + data[place]
+            if not data[place - 1]:
+                break
+
+
 def _parser(kind: str) -> Any:
     """Pillow's class for a format.
 
@@ -138,12 +195,18 @@ def _parser(kind: str) -> Any:
     return getattr(importlib.import_module(f"PIL.{module}"), name)
 
 
+_CHECKS = {"tiff": _check_tiff, "gif": _check_gif}
+"""Limits of what Pillow does for a header."""
+
+
 def _read_size(data: bytes, kind: str) -> tuple[int, int]:
     parser = _parser(kind)
     try:
+        if kind in _CHECKS:
+            _CHECKS[kind](data)
         with parser(io.BytesIO(data)) as header:  # reads headers only
             width, height = header.size
-    except MemoryError:
+    except (MemoryError, SampleError):
         raise
     except Exception as error:  # Pillow's parsers raise many types
         raise SampleError(

@@ -132,6 +132,67 @@ def test_max_pixels_is_enforced():
         decode_image(picture(), max_pixels=1199)
 
 
+def tiff_of(strips, order="<", is_big=False):
+    """A page of one row a strip, all of them the same byte."""
+    number = "Q" if is_big else "I"
+    size = 20 if is_big else 12
+    head = 16 if is_big else 8
+    tags = [
+        *((256, 1), (257, strips), (258, 8), (259, 1), (262, 1)),
+        *((273, None), (277, 1), (278, 1), (279, None)),
+    ]
+    count = struct.pack(order + ("Q" if is_big else "H"), len(tags))
+    after = head + len(count) + len(tags) * size + struct.calcsize(number)
+    entries, data = b"", b""
+    for tag, value in tags:
+        many = 1 if value is not None else strips
+        if value is None:
+            value = after + len(data)
+            each = after + 8 * strips if tag == 273 else 1
+            data += struct.pack(f"{order}{strips}I", *[each] * strips)
+        kind = 16 if is_big and many == 1 else 4
+        entries += struct.pack(
+            order + "HH" + 2 * number, tag, kind, many, value
+        )
+    magic = (b"II" if order == "<" else b"MM") + struct.pack(
+        order + ("HHHQ" if is_big else "HI"),
+        *((43, 8, 0, head) if is_big else (42, head)),
+    )
+    return (
+        magic + count + entries + bytes(struct.calcsize(number)) + data + b"7"
+    )
+
+
+@pytest.mark.parametrize(
+    ("order", "is_big"),
+    # Pillow reads no BigTIFF of big-endian machines.
+    [("<", False), (">", False), ("<", True)],
+)
+def test_strips_of_a_tiff_are_counted_before_it_is_read(
+    monkeypatch, order, is_big
+):
+    image = decode_image(tiff_of(300, order, is_big))
+    assert image.shape == (3, 300, 1)
+    many = tiff_of(image_decode.MAX_BLOCKS + 1, order, is_big)
+    monkeypatch.setattr(image_decode, "_parser", Mock(side_effect=["unused"]))
+    with pytest.raises(SampleError, match="a TIFF of more than 65536 strips"):
+        decode_image(many)
+
+
+@pytest.mark.parametrize(
+    "blocks", [b"!\xfe\x00" * 70_000, b"!\xfe" + b"\x01a" * 70_000]
+)
+def test_blocks_of_a_gif_are_counted_before_it_is_read(monkeypatch, blocks):
+    image = picture("RGB", "GIF")
+    start = 13 + (3 << (image[10] & 7) + 1)
+    few = image[:start] + b"!\xfe\x02ab\x00" * 100 + image[start:]
+    assert torch.equal(decode_image(few), decode_image(image))
+    many = image[:start] + blocks + image[start:]
+    monkeypatch.setattr(image_decode, "_parser", Mock(side_effect=["unused"]))
+    with pytest.raises(SampleError, match="a GIF of more than 65536 blocks"):
+        decode_image(many)
+
+
 def test_progressive_jpeg_may_have_100_scans():
     buffer = io.BytesIO()
     Image.new("RGB", (64, 64)).save(buffer, "JPEG", progressive=True)
