@@ -202,7 +202,7 @@ def test_faults_cost_retries_and_no_sample(
 def test_swift_that_is_away_for_long_is_waited_for(
     data, gateway, through, caplog, cut
 ):
-    """As many refusals as would end each request and each span often."""
+    """Refusals are more than the attempts of all requests and spans."""
     twice = Backoff(attempts=2, first_seconds=0.05, max_seconds=0.1)
     options = replace(OPTIONS, backoff=twice)
     with job_of(through, cut=cut, read=options) as job:

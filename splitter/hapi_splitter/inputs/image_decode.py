@@ -62,6 +62,7 @@ _BLOCK_TAGS = (273, 279, 324, 325)
 _EXTENSION = 0x21
 """First byte of a GIF's block that is no image, such as a comment."""
 
+_MAX_BYTE = 255
 _MODE_RGB = 3
 """``torchvision.io.ImageReadMode.RGB``."""
 _OUT_OF_MEMORY = ("can't allocate memory", "Insufficient memory", "bad_alloc")
@@ -76,8 +77,8 @@ def decode_image(
     """Decodes an image file to RGB pixels, uint8 ``[3, H, W]``.
 
     The format is detected by the first bytes. Grey, palette and CMYK images
-    become RGB, alpha is dropped, 16-bit images keep their upper eight bits,
-    and of several frames or pages the first one counts. EXIF orientation is
+    become RGB, alpha is dropped, 16-bit images keep their upper eight bits
+    (others of more than eight are refused), and of several frames or pages the first one counts. EXIF orientation is
     ignored, as in torchvision's default.
 
     Args:
@@ -221,7 +222,7 @@ def _decode(data: bytes, kind: str) -> torch.Tensor:
         if kind == "jpeg":
             return _decode_jpeg(data)
         return _decode_with_pillow(data, kind)
-    except (MemoryError, ImportError):
+    except (MemoryError, ImportError, SampleError):
         raise
     except Exception as error:  # Pillow's decoders raise many types
         if any(words in str(error) for words in _OUT_OF_MEMORY):
@@ -263,8 +264,12 @@ def _decode_with_pillow(data: bytes, kind: str) -> torch.Tensor:
     # Also PNGs: torchvision's decoder reads past the end of a truncated file
     # and crashes the process.
     with _parser(kind)(io.BytesIO(data)) as image:
+        if image.mode == "F":
+            raise SampleError(f"{kind.upper()} of floating-point numbers")
         if image.mode.startswith("I"):
-            grey = np.asarray(image).astype(np.uint32) >> 8
+            grey = np.asarray(image).astype(np.int64) >> 8
+            if not 0 <= grey.min() <= grey.max() <= _MAX_BYTE:
+                raise SampleError(f"{kind.upper()} of more than 16 bits")
             pixels = np.repeat(grey.astype(np.uint8)[..., None], 3, axis=2)
         else:
             pixels = np.array(image.convert("RGB"))

@@ -58,6 +58,26 @@ def test_16_bit_grey_becomes_its_upper_byte():
     assert torch.equal(image, expected.expand(3, -1, -1))
 
 
+@pytest.mark.parametrize(
+    ("dtype", "most", "problem"),
+    [
+        (np.int32, 65_535, None),
+        (np.int32, 65_536, "TIFF of more than 16 bits"),
+        (np.int32, -1, "TIFF of more than 16 bits"),
+        (np.float32, 1.0, "TIFF of floating-point numbers"),
+    ],
+)
+def test_other_numbers_than_16_bits_are_refused(dtype, most, problem):
+    grey = np.zeros((3, 4), dtype)
+    grey[0, 0] = most
+    Image.fromarray(grey).save(buffer := io.BytesIO(), "TIFF")
+    if problem is None:
+        assert decode_image(buffer.getvalue())[0, 0, 0] == 255
+        return
+    with pytest.raises(SampleError, match=problem):
+        decode_image(buffer.getvalue())
+
+
 @pytest.mark.parametrize("kind", ["GIF", "WEBP", "TIFF"])
 def test_first_frame_counts(kind):
     frames = [Image.new("RGB", (8, 8), (value, 0, 0)) for value in (0, 255)]
