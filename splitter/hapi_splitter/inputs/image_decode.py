@@ -77,9 +77,9 @@ def decode_image(
     """Decodes an image file to RGB pixels, uint8 ``[3, H, W]``.
 
     The format is detected by the first bytes. Grey, palette and CMYK images
-    become RGB, alpha is dropped, 16-bit images keep their upper eight bits
-    (others of more than eight are refused), and of several frames or pages the first one counts. EXIF orientation is
-    ignored, as in torchvision's default.
+    become RGB, alpha is dropped, 16-bit images keep their upper eight bits,
+    others of more than eight are refused, and of several frames or pages the
+    first one counts. EXIF orientation is ignored, as in torchvision's default.
 
     Args:
         data: the file.
