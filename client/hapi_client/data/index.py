@@ -8,31 +8,18 @@ import logging
 import re
 from collections.abc import Iterator
 from itertools import islice
-from typing import TYPE_CHECKING
 
 from hapi_client.data.listing import SHARD_SUFFIX, folder_of
 from hapi_client.swift.connection import Connection
 from hapi_client.swift.retry import is_retryable
 from hapi_client.swift.swift_url import Location
-from hapi_protocol.data_index import (
-    INDEX_NAME,
-    DataIndex,
-)
+from hapi_protocol.data_index import INDEX_NAME, DataIndex
 from hapi_protocol.errors import DataIndexError, HapiError, NotFoundError
-from hapi_protocol.samples import (
-    IMAGE,
-)
-
-if TYPE_CHECKING:
-    pass
+from hapi_protocol.samples import IMAGE
 
 logger = logging.getLogger(__name__)
 
 CONTENT_TYPE_INDEX = "application/vnd.apache.arrow.stream"
-PARTIAL_SUFFIX = ".part"
-"""Ending of the name of an index that is being made."""
-SAVE_SECONDS = 30.0
-"""Longest work of ``hapi index`` that is lost if it is killed."""
 MAX_ATTEMPTS = 3
 MAX_LISTED = 10_000
 """Maximum number of objects listed to find out why there is no index."""
