@@ -23,6 +23,8 @@ def is_retryable(error: HapiError) -> bool:
 
 def is_outage(error: HapiError) -> bool:
     """True if Swift does not answer, or its servers behind the proxy."""
+    if error.code == "source_damaged":
+        return False  # a 503 that other replicas have not helped
     return (
         error.code in ("not_connected", "too_slow")
         or error.status in _OUTAGE_STATUSES
