@@ -114,6 +114,12 @@ class Replay:
         self._advance()
         return found
 
+    def release(self) -> None:
+        """Lets go of tensors, so that no cycle of references is left."""
+        self._tensors.clear()
+        self._features.clear()
+        self._seen.clear()
+
     def module_result(
         self, module: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:

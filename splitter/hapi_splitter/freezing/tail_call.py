@@ -147,6 +147,7 @@ class TailRunner:
                 lambda: self._enter(restore),
                 self._answering,
             )
+            stack.callback(replay.release)
             stack.enter_context(answered(self._replaced, replay.module_result))
             inputs = replay.inputs(self._plan.samples)
             args, kwargs = unflatten(inputs, self._plan.samples_spec)
