@@ -86,7 +86,7 @@ class ModelCase:
         shape = (count, *self.sample.shape)
         if self.sample.dtype == "float32":
             return torch.randn(shape, generator=generator)
-        return torch.randint(2, NUM_IDS, shape, generator=generator)
+        return torch.randint(0, NUM_IDS, shape, generator=generator)
 
 
 def accepted(
