@@ -95,7 +95,8 @@ class PrivateFolder:
     def _check_mark(self, folder: int) -> None:
         text = ""
         with contextlib.suppress(OSError, UnicodeDecodeError):
-            flags = os.O_RDONLY | os.O_NOFOLLOW
+            # Opening a pipe of this name would wait for a writer.
+            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
             with open(os.open(MARK, flags, dir_fd=folder)) as file:
                 text = file.read(len(self._text) + 1)
         if text != self._text:

@@ -50,6 +50,11 @@ def is_library(file: str) -> bool:
     )
 
 
+def is_librarys(kind: Any) -> bool:
+    """Returns True for a class or function of an installed package."""
+    return is_library(file_of(sys.modules.get(kind.__module__)) or "")
+
+
 def is_builtin(module: ModuleType | None) -> bool:
     """Returns True for modules that are part of the interpreter."""
     origin = getattr(getattr(module, "__spec__", None), "origin", None)
@@ -93,12 +98,17 @@ def code_form(code: CodeType) -> Any:
     return [code.co_code.hex(), code.co_flags, *names, constants]
 
 
+def codes_in(function: FunctionType) -> list[CodeType]:
+    """Returns a function's code and that of functions inside it."""
+    codes = [function.__code__]
+    for code in codes:
+        codes += [c for c in code.co_consts if isinstance(c, CodeType)]
+    return codes
+
+
 def globals_read(function: FunctionType) -> Iterator[tuple[str, Any]]:
     """Yields globals that a function names, and attributes of modules."""
-    pending, codes = [function.__code__], []
-    while pending:
-        codes.append(pending.pop())
-        pending += [c for c in codes[-1].co_consts if isinstance(c, CodeType)]
+    codes = codes_in(function)
     names = {
         each.argval
         for code in codes

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from types import FunctionType
 from typing import Any
@@ -12,7 +11,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from hapi_protocol.errors import FreezeError
-from hapi_splitter.freezing.code_form import file_of, is_library
+from hapi_splitter.freezing.code_form import is_librarys
 from hapi_splitter.user_code import failed_line
 
 REMEDY = (
@@ -130,7 +129,7 @@ def is_users_hook(hook: Any) -> bool:
     """Returns False for those of libraries, such as of weight norms."""
     kind = getattr(hook, "__func__", hook)
     kind = kind if isinstance(kind, FunctionType) else type(kind)
-    return not is_library(file_of(sys.modules.get(kind.__module__)) or "")
+    return not is_librarys(kind)
 
 
 def device_of(model: nn.Module) -> torch.device:

@@ -16,12 +16,10 @@ import io
 import logging
 import mmap
 import random
-import sys
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import (
-    CodeType,
     FunctionType,
     MemberDescriptorType,
     MethodType,
@@ -35,9 +33,9 @@ from torch import nn
 
 from hapi_protocol.errors import FreezeError
 from hapi_splitter.freezing.code_form import (
-    file_of,
+    codes_in,
     functions_in,
-    is_library,
+    is_librarys,
     is_users,
 )
 from hapi_splitter.freezing.stand_in_tensor import StandInTensor
@@ -209,14 +207,13 @@ class _Attributes:
         self._saved[id(kind)] = kind, None
         if kind.__module__.partition(".")[0] == "torch":
             return []
-        file = file_of(sys.modules.get(kind.__module__)) or ""
         held = {
             name: each
             for name, each in vars(kind).items()
             if not name.startswith("__")
         }
         self._restorers.append(functools.partial(_restore_class, kind, held))
-        if is_library(file):
+        if is_librarys(kind):
             return []
         inner: list[Any] = []
         for each in held.values():
@@ -280,10 +277,7 @@ class _Unread:
 
 def _globals(function: FunctionType) -> Iterator[tuple[str, Any]]:
     """Yields the global variables that a function's code may name."""
-    codes = [function.__code__]
-    for code in codes:
-        codes += [c for c in code.co_consts if isinstance(c, CodeType)]
-    names = {name for code in codes for name in code.co_names}
+    names = {name for code in codes_in(function) for name in code.co_names}
     for name in names & function.__globals__.keys():
         yield name, function.__globals__[name]
 

@@ -10,7 +10,6 @@ go through; :mod:`hapi_splitter.freezing.replay` accepts no others.
 from __future__ import annotations
 
 import hashlib
-import sys
 import zlib
 from dataclasses import dataclass
 from types import BuiltinFunctionType, FunctionType, MethodType
@@ -20,7 +19,7 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
-from hapi_splitter.freezing.code_form import file_of, is_library
+from hapi_splitter.freezing.code_form import code_form, is_librarys
 from hapi_splitter.graph.program import Affine, Ref
 
 
@@ -122,9 +121,8 @@ def comparable(value: Any) -> Any:
         text += f" {value.__module__}.{value.__qualname__}"
         code = getattr(value, "__code__", None)
         if code is not None:
-            parts = code.co_code, code.co_names, code.co_consts
-            text += f" {zlib.crc32(repr(parts).encode())}"
-    elif not is_library(file_of(sys.modules.get(kind.__module__)) or ""):
+            text += f" {zlib.crc32(repr(code_form(code)).encode())}"
+    elif not is_librarys(kind):
         plain = {
             name: each
             for name, each in getattr(value, "__dict__", {}).items()

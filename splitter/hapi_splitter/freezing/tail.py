@@ -110,7 +110,8 @@ class Tail(nn.Module):
             raise ValueError(
                 "the model's forward has written to these features in an "
                 "earlier call, so that they are no longer what the frozen "
-                "part has computed; give a copy: features.clone()"
+                "part has computed; load or compute them again, from now on "
+                "the tail works on a copy"
             )
 
     def _check_autocast(self, device: torch.device) -> None:

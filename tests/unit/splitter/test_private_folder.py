@@ -5,6 +5,8 @@ import os
 import random
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -160,11 +162,27 @@ def test_processes_that_make_it_at_once_get_the_same(tmp_path):
     ]
 
 
+@pytest.fixture
+def open_folder():
+    """Unlike pytest's, a folder that other users may look into."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        yield folder
+
+
+def test_mark_that_is_a_pipe_is_none(tmp_path):
+    folder = tmp_path / "samples-2"
+    folder.mkdir(mode=0o700)
+    os.mkfifo(folder / MARK)
+    with pytest.raises(FileExistsError, match="was not made by HAPI"):
+        PrivateFolder(tmp_path, "samples", 2).make()
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="changes users: root only")
-def test_two_users_share_a_sticky_parent(tmp_path):
+def test_two_users_share_a_sticky_parent(open_folder):
     """Each has a folder of their own only; a name taken is an error."""
-    for folder in (tmp_path, *tmp_path.parents[:-2]):
-        folder.chmod(folder.stat().st_mode | 0o055)
+    tmp_path = open_folder
     parent = tmp_path / "both"
     parent.mkdir()
     parent.chmod(0o1777)
