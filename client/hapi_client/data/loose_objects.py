@@ -193,7 +193,7 @@ def _records(text: str, path: str) -> Iterator[tuple[int, dict[str, object]]]:
         if line.strip():
             try:
                 fields = json.loads(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise _damaged(path, number, f"is no JSON: {error}") from error
             if not isinstance(fields, dict):
                 raise _damaged(path, number, "is no JSON object")

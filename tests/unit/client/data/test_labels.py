@@ -329,6 +329,11 @@ def test_labels_of_a_table_of_json_are_integers_or_texts(label):
         table_of(line, "t.jsonl")
 
 
+def test_deep_json_of_a_table_is_named():
+    with pytest.raises(LabelError, match=r"t\.jsonl: line 1 is no JSON"):
+        table_of("[" * 100_000, "t.jsonl")
+
+
 def test_tar_that_ends_with_its_last_sample_is_told():
     rows = [
         LabelledRow(IndexRow(n, f"k{n}", 1024 * n, 1024, 0)) for n in (0, 1)
