@@ -18,6 +18,7 @@ COMMANDS: Mapping[str, str] = MappingProxyType(
         "simulation": "1 to 1,000 storage nodes, with measured costs",
         "memory": "predicted over measured memory of forward passes",
         "fairness": "shares of accounts that use one worker",
+        "attacks": "a neighbour's waiting times next to dear images",
         "census": "models that can be split, packaged and cut",
     }
 )

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.testbed.remote import serve
+from hapi_protocol.errors import HapiError
 from hapi_protocol.feature_reader import read_features
 from hapi_protocol.feature_stream import FeatureBatch
 from hapi_protocol.job_messages import (
@@ -55,12 +56,15 @@ class Counters:
     """Progress of all streams.
 
     ``progress`` has (time, samples so far), ``costs`` (time, charged CPU
-    seconds so far); ``over`` is set when all streams are to end.
+    seconds so far), ``requests`` the seconds of each; ``over`` is set when all
+    streams are to end.
     """
 
     progress: list[tuple[float, int]] = field(default_factory=list)
     costs: list[tuple[float, float]] = field(default_factory=list)
     refused: int = 0
+    requests: list[float] = field(default_factory=list)
+    is_lenient: bool = False
     failure: Exception | None = None
     over: threading.Event = field(default_factory=threading.Event)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -131,18 +135,22 @@ class StreamClient:
         deadline = time.monotonic() + TIMEOUT_SECONDS
         _until_accepted(lambda _: self._upload(), deadline, Counters())
 
-    def run(self, begin: float, end: float, streams: int) -> dict[str, Any]:
+    def run(
+        self, begin: float, end: float, streams: int, is_lenient: bool = False
+    ) -> dict[str, Any]:
         """Reads shard after shard between two times.
 
         Args:
             begin, end: of the monotonic clock.
             streams: that read at the same time.
+            is_lenient: go on after damaged samples and broken streams.
 
         Returns:
-            ``progress``, ``costs`` and ``refused`` of :class:`Counters`.
+            ``progress``, ``costs``, ``refused`` and ``requests`` of
+            :class:`Counters`.
         """
         time.sleep(max(0.0, begin - time.monotonic()))
-        counters = Counters()
+        counters = Counters(is_lenient=is_lenient)
         threads = [
             threading.Thread(target=self._loop, args=(end, counters))
             for _ in range(streams)
@@ -161,12 +169,15 @@ class StreamClient:
             "progress": counters.progress,
             "costs": counters.costs,
             "refused": counters.refused,
+            "requests": counters.requests,
         }
 
     def _loop(self, end: float, counters: Counters) -> None:
         try:
             while time.monotonic() < end and not counters.over.is_set():
+                began = time.monotonic()
                 _until_accepted(self._read_shard, end, counters)
+                counters.requests.append(time.monotonic() - began)
         except Exception as error:  # raised by run
             counters.failure = error
             counters.over.set()
@@ -186,8 +197,10 @@ class StreamClient:
         sock = connection.sock
         sender = threading.Thread(target=self._send, args=(sock,))
         sender.start()
+        lenient = (ValueError, HapiError, http.client.HTTPException, OSError)
         try:
-            self._receive(connection, counters)
+            with contextlib.suppress(*lenient if counters.is_lenient else ()):
+                self._receive(connection, counters)
         finally:
             # Ends a sender that the worker no longer reads from.
             with contextlib.suppress(OSError):

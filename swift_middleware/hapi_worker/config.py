@@ -188,6 +188,8 @@ class WorkerConfig:
         ", ".join(IMAGE.kinds), _formats, reloads=True
     )
     """Formats of images that are decoded."""
+    decode_seconds: float = _option("30", _seconds, reloads=True)
+    """Longest decoding of one large image, which then ends."""
     max_samples: int = _option("1000000", _count(1), reloads=True)
     """Samples in one object."""
     max_identities: int = _option("4096", _count(1))

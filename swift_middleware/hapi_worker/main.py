@@ -107,16 +107,19 @@ def _serve(path: str, config: WorkerConfig) -> int:
         return _cannot_start(error)
     keep_heap()  # before there are threads
     # torch takes seconds to load; the checks above must not wait for it.
+    from hapi_splitter.fork_server import ForkServer
     from hapi_worker.models.package_loader import ValidatingLoader
     from hapi_worker.server.service import Service
     from hapi_worker.server.unix_server import SocketInUseError
 
     signals = _Signals()
-    loader = ValidatingLoader()
+    fork_server = ForkServer()
+    loader = ValidatingLoader(fork_server)
     try:
         service = Service(
             config,
             load=loader,
+            fork_server=fork_server,
             out_of_service=signals.end,
             listeners=listeners,
         )

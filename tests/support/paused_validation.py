@@ -1,6 +1,6 @@
 """A validation server whose children wait while a file exists.
 
-``ValidationServer("paused_validation")`` starts it, with the path of the file
+``ForkServer("paused_validation")`` starts it, with the path of the file
 in the environment.
 """
 
@@ -16,13 +16,13 @@ import pytest
 
 from children import children, family
 from hapi_cluster.process_identity import ProcessIdentity
-from hapi_splitter.graph.shapes import warm_up
-from hapi_splitter.package.subprocess_validation import answer_request
-from hapi_splitter.package.validation_server import (
+from hapi_splitter.fork_server import (
+    ForkServer,
     Request,
-    ValidationServer,
     serve,
 )
+from hapi_splitter.graph.shapes import warm_up
+from hapi_splitter.package.subprocess_validation import answer_request
 from waiting import until
 
 SECONDS = 60.0
@@ -34,7 +34,7 @@ class PausedValidations:
 
     def __init__(self, file: Path) -> None:
         self._file = file
-        self.server = ValidationServer("paused_validation")
+        self.server = ForkServer("paused_validation")
 
     def pause(self) -> None:
         self._file.touch()

@@ -29,6 +29,7 @@ from hapi_protocol.job_messages import (
     ModelIdentity,
 )
 from hapi_protocol.unix_http import UnixConnection
+from hapi_splitter.fork_server import ForkServer
 from hapi_splitter.freezing.split_model import SplitModel, split
 from hapi_splitter.inputs.image_decode import decode_image
 from hapi_splitter.inputs.image_transform import ImageTransform
@@ -360,6 +361,16 @@ class WorkerUnderTest(Exchange):
         return False
 
 
+def jobs_ended(worker: WorkerUnderTest, outcome: str, reason: str) -> float:
+    """Number of jobs of features that ended so."""
+    return worker.worker.metrics.value(
+        "hapi_worker_jobs_total",
+        kind="features",
+        outcome=outcome,
+        reason=reason,
+    )
+
+
 def job_threads() -> list[str]:
     return [
         thread.name
@@ -373,6 +384,7 @@ def running_worker(
     folder: Path,
     *,
     load: Load = load_package,
+    fork_server: ForkServer | None = None,
     out_of_service: Callable[[], None] = lambda: None,
     **options: Any,
 ) -> Iterator[WorkerUnderTest]:
@@ -389,7 +401,12 @@ def running_worker(
         **options,
     }
     config = WorkerConfig(**values)
-    service = Service(config, load=load, out_of_service=out_of_service)
+    service = Service(
+        config,
+        load=load,
+        fork_server=fork_server,
+        out_of_service=out_of_service,
+    )
     try:
         service.begin()
         yield WorkerUnderTest(service, config)

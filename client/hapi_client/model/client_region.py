@@ -9,10 +9,8 @@ import torch
 from hapi_protocol.transforms import Training
 from hapi_splitter.cuts import FrozenGraph
 from hapi_splitter.inputs.array_transform import ArrayTransform
-from hapi_splitter.inputs.image_decode import (
-    DEFAULT_MAX_PIXELS,
-    decode_image,
-)
+from hapi_splitter.inputs.image_decode import decode_image
+from hapi_splitter.inputs.image_header import DEFAULT_MAX_PIXELS
 from hapi_splitter.inputs.sample_format import InputTransform, SampleForm
 from hapi_splitter.numerics import exact_numerics
 from hapi_splitter.package.reader import load_package

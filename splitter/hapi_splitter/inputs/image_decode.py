@@ -2,67 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import importlib
 import importlib.util
 import io
-import re
-import struct
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import torch
-from PIL import features
 
-from hapi_protocol.samples import SNIFF_BYTES, SampleError, sniff
-
-DEFAULT_MAX_PIXELS = 1 << 26
-"""Largest image that is decoded, 67 million pixels."""
-MAX_SCANS = 100
-"""Most scans of a progressive JPEG, which usually has about ten.  A scan of a
-few bytes still costs a pass over the whole image."""
-
-MAX_BLOCKS = 1 << 16
-"""Most strips or tiles of a TIFF, and blocks before the image of a GIF.  Each
-costs Pillow microseconds, even if empty, and 16 MB can hold millions.  A TIFF
-of a row a strip has as many as rows."""
-
-FORMATS: Mapping[str, str] = MappingProxyType(
-    {
-        "jpeg": "JpegImagePlugin.JpegImageFile",
-        "png": "PngImagePlugin.PngImageFile",
-        "webp": "WebPImagePlugin.WebPImageFile",
-        "gif": "GifImagePlugin.GifImageFile",
-        "bmp": "BmpImagePlugin.BmpImageFile",
-        "tiff": "TiffImagePlugin.TiffImageFile",
-        "avif": "AvifImagePlugin.AvifImageFile",
-    }
+from hapi_protocol.samples import SampleError
+from hapi_splitter.inputs.image_header import (
+    DEFAULT_MAX_PIXELS,
+    FORMATS,
+    ImageHeader,
+    pillow_parser,
+    read_header,
 )
-"""Formats that are read, by the names of :func:`hapi_protocol.samples.sniff`,
-and Pillow's classes for them."""
-_OPTIONAL = ("webp", "avif")
-"""Formats that Pillow may have been built without."""
 
-_SEGMENTS = re.compile(rb"\xff([\x01-\xcf\xd8-\xfe])", re.DOTALL)
-"""The next marker of a JPEG.  Inside coded data 0xff is followed by 0 or a
-restart marker (ITU-T T.81, B.1.1.5), and 0xff may be repeated before one."""
-_START_OF_SCAN, _END_OF_IMAGE = b"\xda", b"\xd9"
-_START_OF_FRAME = tuple(
-    bytes([marker])
-    for marker in range(0xC0, 0xD0)
-    if marker not in (0xC4, 0xC8, 0xCC)
-)
-_NO_LENGTH = (b"\x01", b"\xd8")
-
-_BLOCK_TAGS = (273, 279, 324, 325)
-"""Offsets and lengths of a TIFF's strips and tiles."""
-_EXTENSION = 0x21
-"""First byte of a GIF's block that is no image, such as a comment."""
-
-_MAX_BYTE = 255
 _MODE_RGB = 3
 """``torchvision.io.ImageReadMode.RGB``."""
 _OUT_OF_MEMORY = ("can't allocate memory", "Insufficient memory", "bad_alloc")
@@ -73,6 +32,7 @@ def decode_image(
     *,
     max_pixels: int = DEFAULT_MAX_PIXELS,
     formats: Collection[str] = FORMATS,
+    header: ImageHeader | None = None,
 ) -> torch.Tensor:
     """Decodes an image file to RGB pixels, uint8 ``[3, H, W]``.
 
@@ -84,144 +44,27 @@ def decode_image(
     Args:
         data: the file.
         max_pixels: largest image that is decoded.
-        formats: formats that are allowed, of :data:`FORMATS`.
+        formats: formats that are allowed, of ``FORMATS``.
+        header: result of ``read_header`` with these arguments, if the caller
+            has it.
 
     Raises:
         SampleError: undecodable, truncated, of another format or larger
             than ``max_pixels``.
     """
-    kind = sniff(bytes(data[:SNIFF_BYTES]))
-    if kind is None or kind not in formats:
-        allowed = ", ".join(each.upper() for each in formats)
-        found = f"of the format {kind.upper()}" if kind else "no image"
-        raise SampleError(f"{found}; the allowed formats are {allowed}")
-    width, height = (
-        _jpeg_size(data) if kind == "jpeg" else _read_size(data, kind)
-    )
-    if width * height > max_pixels:
-        raise SampleError(
-            f"an image of {width}x{height} pixels is over the limit of "
-            f"{max_pixels} pixels (max_pixels)"
-        )
-    image = _decode(data, kind)
-    if tuple(image.shape) != (3, height, width):
-        raise SampleError(
-            f"damaged {kind.upper()}: its header states another size"
-        )
-    return image
+    if header is None:
+        header = read_header(data, max_pixels=max_pixels, formats=formats)
+    return _decode(data, header)
 
 
-def _jpeg_size(data: bytes) -> tuple[int, int]:
-    """Reads width and height, and counts the scans.
-
-    Only the image's own segments count: no thumbnail, and nothing that
-    follows the image.  Pillow's parser takes quadratic time for many Exif
-    segments.
-    """
-    size = (0, 0)
-    scans = position = 0
-    while found := _SEGMENTS.search(data, position):
-        marker, position = found[1], found.end()
-        if marker == _END_OF_IMAGE:
-            break
-        if marker in _START_OF_FRAME:
-            frame = data[position + 3 : position + 7]
-            height = int.from_bytes(frame[:2], "big")
-            size = int.from_bytes(frame[2:], "big"), height
-        if marker not in _NO_LENGTH:
-            position += int.from_bytes(data[position : position + 2], "big")
-        scans += marker == _START_OF_SCAN
-    if scans > MAX_SCANS:
-        raise SampleError(f"a JPEG of more than {MAX_SCANS} scans")
-    if not all(size):
-        raise SampleError("damaged JPEG: unreadable header")
-    return size
-
-
-def _check_tiff(data: bytes) -> None:
-    """Counts the strips and tiles of the first page (TIFF 6.0, section 2).
-
-    Raises:
-        struct.error: if the file ends within its directory.
-    """
-    order = "<" if data[:1] == b"I" else ">"
-    is_big = data[2:4] in (b"+\0", b"\0+")
-    at, offset, length, entry = (
-        (8, "Q", "Q", "HHQ8x") if is_big else (4, "I", "H", "HHI4x")
-    )
-    (place,) = struct.unpack_from(order + offset, data, at)
-    (count,) = struct.unpack_from(order + length, data, place)
-    place += struct.calcsize(order + length)
-    for number in range(min(count, MAX_BLOCKS)):
-        tag, _, found = struct.unpack_from(
-            order + entry,
-            data,
-            place + number * struct.calcsize(order + entry),
-        )
-        if tag in _BLOCK_TAGS and found > MAX_BLOCKS:
-            raise SampleError(f"a TIFF of more than {MAX_BLOCKS} strips")
-
-
-def _check_gif(data: bytes) -> None:
-    """Counts the blocks before the first image (GIF89a, sections 15 to 24).
-
-    Raises:
-        IndexError: if the file ends within them.
-    """
-    place, blocks = 13, 0
-    if data[10] & 0x80:  # a table of colours
-        place += 3 << (data[10] & 7) + 1
-    while data[place] == _EXTENSION:
-        place += 2
-        while True:
-            blocks += 1
-            if blocks > MAX_BLOCKS:
-                raise SampleError(
-                    f"a GIF of more than {MAX_BLOCKS} blocks before its image"
-                )
-            place += 1 + data[place]
-            if not data[place - 1]:
-                break
-
-
-def _parser(kind: str) -> Any:
-    """Pillow's class for a format.
-
-    Unlike ``Image.open``, it neither tries other formats nor warns about
-    large images.
-    """
-    if kind in _OPTIONAL and not features.check(kind):
-        raise SampleError(f"{kind.upper()}, which this Pillow cannot read")
-    module, _, name = FORMATS[kind].partition(".")
-    return getattr(importlib.import_module(f"PIL.{module}"), name)
-
-
-_CHECKS = {"tiff": _check_tiff, "gif": _check_gif}
-"""Limits of what Pillow does for a header."""
-
-
-def _read_size(data: bytes, kind: str) -> tuple[int, int]:
-    parser = _parser(kind)
+def _decode(data: bytes, header: ImageHeader) -> torch.Tensor:
+    name = header.kind.upper()
     try:
-        if kind in _CHECKS:
-            _CHECKS[kind](data)
-        with parser(io.BytesIO(data)) as header:  # reads headers only
-            width, height = header.size
-    except (MemoryError, SampleError):
-        raise
-    except Exception as error:  # Pillow's parsers raise many types
-        raise SampleError(
-            f"damaged {kind.upper()}: unreadable header"
-        ) from error
-    return int(width), int(height)
-
-
-def _decode(data: bytes, kind: str) -> torch.Tensor:
-    name = kind.upper()
-    try:
-        if kind == "jpeg":
-            return _decode_jpeg(data)
-        return _decode_with_pillow(data, kind)
+        if header.kind == "jpeg":
+            image = _decode_jpeg(data)
+            _check_size(header, image.shape[2], image.shape[1])
+            return image
+        return _decode_with_pillow(data, header)
     except (MemoryError, ImportError, SampleError):
         raise
     except Exception as error:  # Pillow's decoders raise many types
@@ -260,17 +103,38 @@ def _jpeg_operator() -> Any:
         ) from error
 
 
-def _decode_with_pillow(data: bytes, kind: str) -> torch.Tensor:
+def preload_decoders() -> None:
+    """Loads the decoders' libraries, before a process forks."""
+    for kind in FORMATS:
+        with contextlib.suppress(SampleError):  # this Pillow has it not
+            pillow_parser(kind)
+    with contextlib.suppress(ImportError):  # told by the first JPEG
+        _jpeg_operator()
+
+
+def _check_size(header: ImageHeader, width: int, height: int) -> None:
+    if (width, height) != (header.width, header.height):
+        raise SampleError(
+            f"damaged {header.kind.upper()}: its header states another size"
+        )
+
+
+def _decode_with_pillow(data: bytes, header: ImageHeader) -> torch.Tensor:
     # Also PNGs: torchvision's decoder reads past the end of a truncated file
     # and crashes the process.
-    with _parser(kind)(io.BytesIO(data)) as image:
+    kind = header.kind
+    with pillow_parser(kind)(io.BytesIO(data)) as image:
+        if kind != "avif":
+            # Only its decoder knows which of an AVIF's sizes is the image's.
+            _check_size(header, *image.size)
         if image.mode == "F":
             raise SampleError(f"{kind.upper()} of floating-point numbers")
         if image.mode.startswith("I"):
-            grey = np.asarray(image).astype(np.int64) >> 8
-            if not 0 <= grey.min() <= grey.max() <= _MAX_BYTE:
+            grey = np.asarray(image)
+            if not 0 <= grey.min() <= grey.max() < 1 << 16:
                 raise SampleError(f"{kind.upper()} of more than 16 bits")
-            pixels = np.repeat(grey.astype(np.uint8)[..., None], 3, axis=2)
+            grey = (grey >> 8).astype(np.uint8)
+            pixels = np.repeat(grey[..., None], 3, axis=2)
         else:
             pixels = np.array(image.convert("RGB"))
     return torch.from_numpy(pixels).permute(2, 0, 1).contiguous()

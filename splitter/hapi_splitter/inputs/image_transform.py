@@ -269,6 +269,16 @@ class ImageTransform:
             )
         return cls(**fields)
 
+    def resizing_bytes(self, height: int, width: int) -> int:
+        """Upper bound of the memory of :meth:`sample` for such an image."""
+        sides = self._resized_sides(height, width)
+        num_pixels = max(height, sides[0]) * sides[1] + sides[0] * sides[1]
+        num_pixels = min(num_pixels, 2 * MAX_RESIZED_PIXELS)
+        if self.integer_resize:
+            return 3 * num_pixels
+        # Floats; the image is converted as a whole.
+        return 12 * (height * width + num_pixels)
+
     def sample(
         self, image: torch.Tensor, key: str, training: Training | None
     ) -> torch.Tensor:

@@ -8,7 +8,7 @@ order, which must agree. A crash or an endless loop costs that process.
 
 It is never a fork of the caller, which has threads, and maybe a device, that
 do not survive one, but of a server with a single thread
-(:mod:`hapi_splitter.package.validation_server`).
+(:mod:`hapi_splitter.fork_server`).
 
 The same passes measure the region's working memory, for which they run it as
 a worker does on a CPU: fast, and with as many threads as the caller has.
@@ -17,7 +17,6 @@ a worker does on a CPU: fast, and with as many threads as the caller has.
 from __future__ import annotations
 
 import contextlib
-import json
 import resource
 import signal
 import tempfile
@@ -36,16 +35,20 @@ from hapi_protocol.errors import (
     make_error,
 )
 from hapi_splitter.cuts import CallMemory, FrozenGraph
+from hapi_splitter.fork_server import (
+    ForkServer,
+    Request,
+    last_line,
+    limit_memory,
+    parse_answer,
+    serve,
+)
 from hapi_splitter.graph.shapes import ShapeLimits, warm_up
+from hapi_splitter.inputs.image_decode import preload_decoders
+from hapi_splitter.inputs.subprocess_decode import answer_image
 from hapi_splitter.numerics import exact_numerics
 from hapi_splitter.package.memory_measurement import MemoryMeter
 from hapi_splitter.package.reader import PackageLimits, load_package
-from hapi_splitter.package.validation_server import (
-    Request,
-    ValidationServer,
-    last_line,
-    serve,
-)
 
 _SAMPLES = 3
 _TOLERANCE = (1e-3, 1e-4)
@@ -93,7 +96,7 @@ def validate_package(
     limits: PackageLimits | None = None,
     process_limits: ProcessLimits | None = None,
     digest: str | None = None,
-    server: ValidationServer | None = None,
+    server: ForkServer | None = None,
 ) -> Validation:
     """Checks a package in a process of its own and measures its memory.
 
@@ -125,7 +128,7 @@ def validate_package(
     with contextlib.ExitStack() as stack:
         file = stack.enter_context(_file_of(data))
         if server is None:
-            server = stack.enter_context(ValidationServer())
+            server = stack.enter_context(ForkServer())
         answer = _run(
             server, file.fileno(), request, process_limits.wall_seconds
         )
@@ -174,7 +177,7 @@ def _temporary_file(data: bytes | bytearray | memoryview) -> IO[bytes]:
 
 
 def _run(
-    server: ValidationServer, package: int, request: Request, seconds: float
+    server: ForkServer, package: int, request: Request, seconds: float
 ) -> dict[str, Any]:
     reason: object = None
     for _ in range(_TRIES):
@@ -183,8 +186,8 @@ def _run(
         except OSError as error:
             reason = error
             continue
-        answer = _parse_answer(output)
-        if answer is not None:
+        answer = parse_answer(output)
+        if answer and answer.keys() & {"digest", "code"}:
             return answer
         if status != -signal.SIGKILL:
             raise PackageError(
@@ -207,17 +210,6 @@ def _refusal(output: bytes, status: int, seconds: float) -> str:
         else f"ended the process with status {status}: {last_line(output)}"
     )
     return f"the package is refused: validating it {how}"
-
-
-def _parse_answer(output: bytes) -> dict[str, Any] | None:
-    line = output.rstrip(b"\n").rpartition(b"\n")[2]
-    try:
-        answer = json.loads(line)
-    except ValueError:
-        return None
-    if isinstance(answer, dict) and ("digest" in answer or "code" in answer):
-        return answer
-    return None
 
 
 def probe_batchwise(frozen: FrozenGraph) -> dict[int, CallMemory]:
@@ -259,7 +251,12 @@ def probe_batchwise(frozen: FrozenGraph) -> dict[int, CallMemory]:
 
 
 def answer_request(descriptor: int, request: Request) -> dict[str, Any]:
-    """Validates a package in this process, which it limits."""
+    """Validates a package, or decodes an image, in this process.
+
+    Both limit it.
+    """
+    if "image" in request:
+        return answer_image(descriptor, request)
     _limit_process(ProcessLimits(**request["process"]))
     torch.set_num_threads(request["threads"])
     try:
@@ -304,15 +301,12 @@ def _limits_from(document: dict[str, Any]) -> PackageLimits:
 
 
 def _limit_process(limits: ProcessLimits) -> None:
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    taken = pages * resource.getpagesize()
-    memory = taken + limits.memory_bytes
-    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    limit_memory(limits.memory_bytes)
     seconds = limits.cpu_seconds
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 if __name__ == "__main__":
     warm_up()
+    preload_decoders()
     serve(answer_request)

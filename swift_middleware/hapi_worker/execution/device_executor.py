@@ -13,10 +13,8 @@ from functools import cached_property
 import torch
 
 from hapi_protocol.errors import DoesNotFitError, UnavailableError
-from hapi_protocol.transforms import Training
 from hapi_splitter.encodings import EncodedFeatures
-from hapi_splitter.inputs.array_transform import ArrayTransform
-from hapi_worker.execution.decode import Decoder, array_decoder, image_decoder
+from hapi_worker.execution.decode import Decoder
 from hapi_worker.execution.forward import (
     PassResult,
     core_clock,
@@ -129,24 +127,14 @@ class PrefixCompute:
         executor: the device.
         quarantine: records passes that took too long.
         oom: called for each pass that ran out of memory.
-        decode: decodes an image to uint8 ``[3, H, W]``.
-        training: seed and epoch of the augmentation; None for evaluation.
+        decoder: makes inputs of the model.
     """
 
     lease: Lease
     executor: Executor
     quarantine: ModelQuarantine
     oom: Callable[[], None]
-    decode: Callable[[bytes], torch.Tensor]
-    training: Training | None = None
-
-    @cached_property
-    def decoder(self) -> Decoder:
-        transform = self.lease.frozen.transform
-        assert transform is not None, "checked before the grant"
-        if isinstance(transform, ArrayTransform):
-            return array_decoder(transform, self.lease.frozen.id_limits)
-        return image_decoder(transform, self.decode, self.training)
+    decoder: Decoder
 
     @property
     def input_bytes(self) -> int:

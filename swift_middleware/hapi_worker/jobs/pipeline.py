@@ -13,6 +13,7 @@ writer; at that bound, passes leave its samples out.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -20,8 +21,11 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+import torch
+
 from hapi_protocol.errors import HapiError, InternalError, TooSlowError
 from hapi_protocol.samples import Sample, SampleError
+from hapi_splitter.inputs.subprocess_decode import LargeImage
 from hapi_worker.execution.batch_items import (
     Batch,
     QueuedSample,
@@ -29,7 +33,7 @@ from hapi_worker.execution.batch_items import (
     row_of,
 )
 from hapi_worker.execution.coalescing import Group
-from hapi_worker.execution.decode import Decoder
+from hapi_worker.execution.decode import LargeDecoder
 from hapi_worker.jobs.chunked_body import ChunkedBody
 from hapi_worker.monitoring.accounting import JobUsageMeter
 from hapi_worker.peer import POLL_SECONDS, ClientDisconnectedError, Connection
@@ -40,6 +44,9 @@ JOIN_SECONDS = 5.0
 INDEX_BATCH_ROWS = 1024
 MIN_BATCHES_IN_FLIGHT = 2
 """Micro-batches that a stream may have in flight whatever their size."""
+
+_Decoded = tuple[torch.Tensor | LargeImage, float]
+"""A sample's image, and CPU seconds of other processes."""
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +76,7 @@ class Pipeline:
         encoding: wire encoding of the features.
         group: streams that share micro-batches; None for an index job.
         decode_pool: decoding threads, shared by all jobs.
+        large: decodes large images; None for an index job.
         meter: seconds that pools spend on the job.
         bounds: bounds of memory and time.
         describe: turns the error of an unusable sample into a row's error.
@@ -87,6 +95,7 @@ class Pipeline:
         encoding: str,
         group: Group | None,
         decode_pool: FairPool,
+        large: LargeDecoder | None,
         meter: JobUsageMeter,
         bounds: PipelineLimits,
         describe: Callable[[SampleError], str] = str,
@@ -98,6 +107,7 @@ class Pipeline:
         self._account = account
         self._group = group
         self._decode_pool = decode_pool
+        self._large = large
         self._meter = meter
         self._bounds = bounds
         self._describe = describe
@@ -318,28 +328,50 @@ class Pipeline:
 
     # --- the decoding threads ---
 
-    def _decode(self, queued_sample: QueuedSample, decoder: Decoder) -> None:
+    def _decode(
+        self,
+        queued_sample: QueuedSample,
+        decode: Callable[[Sample], _Decoded],
+    ) -> None:
         sample = queued_sample.sample
         if self._cancelled or sample is None:
             return
         started, cpu = time.monotonic(), time.thread_time()
         try:
-            with self._meter.decoding():
-                queued_sample.image = decoder(sample)
+            with self._meter.decoding() as add_cpu:
+                image, other_cpu = decode(sample)
+                add_cpu(other_cpu)
         except SampleError as error:
+            image, other_cpu = None, 0.0
             queued_sample.row = replace(
                 queued_sample.row, error=self._describe(error)
             )
         except Exception as error:
             self.fail(error)
             return
-        queued_sample.decode_seconds = _seconds_since(started)
-        queued_sample.decode_cpu = time.thread_time() - cpu
+        queued_sample.decode_seconds += _seconds_since(started)
+        queued_sample.decode_cpu += time.thread_time() - cpu + other_cpu
+        if isinstance(image, LargeImage):
+            self._decode_large(queued_sample, image)
+            return
+        queued_sample.image = image
         with self._output_changed:
             if not self._cancelled:
                 self._mark_ready(queued_sample)
                 assert self._group is not None, "rows are not decoded"
                 self._group.request_passes()
+
+    def _decode_large(
+        self, queued_sample: QueuedSample, image: LargeImage
+    ) -> None:
+        large = self._large
+        assert large is not None, "a job with features has one"
+
+        def decode() -> None:
+            self._decode(queued_sample, lambda _: large.decode(image))
+
+        with contextlib.suppress(RuntimeError):  # the worker is ending
+            large.pool.submit(self._account, decode)
 
     def _mark_ready(self, queued_sample: QueuedSample) -> None:
         num_bytes = row_bytes(queued_sample.row)
@@ -389,7 +421,7 @@ class Pipeline:
             )
 
             def decode() -> None:
-                self._decode(queued_sample, decoder)
+                self._decode(queued_sample, lambda each: (decoder(each), 0.0))
 
         with self._output_changed:
             self._wait_for_space(queued_sample.charged_bytes)

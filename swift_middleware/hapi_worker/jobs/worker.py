@@ -6,7 +6,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from functools import partial
 
 import torch
@@ -23,12 +23,13 @@ from hapi_protocol.job_messages import (
 from hapi_protocol.shards import Limits
 from hapi_protocol.summary import Load as LoadReport
 from hapi_protocol.transforms import parse_transform
+from hapi_splitter.fork_server import ForkServer
 from hapi_splitter.host_limits import allowed_cores
-from hapi_splitter.inputs.image_decode import decode_image
 from hapi_splitter.numerics import enforce_exact, numerics_tag
 from hapi_splitter.profiling.profiler import DEFAULT_BATCHES
 from hapi_worker.config import WorkerConfig
 from hapi_worker.execution.coalescing import Group, Groups, group_key
+from hapi_worker.execution.decode import LargeDecoder, decoder_of
 from hapi_worker.execution.device_executor import Executor, PrefixCompute
 from hapi_worker.execution.devices import (
     DevicePlan,
@@ -92,6 +93,7 @@ class Worker:
     Args:
         config: the operator's options.
         load: makes a model from package bytes.
+        fork_server: forks the processes that decode large images.
         out_of_service: called when the last device has failed.
     """
 
@@ -100,6 +102,7 @@ class Worker:
         config: WorkerConfig,
         *,
         load: Load,
+        fork_server: ForkServer | None = None,
         out_of_service: Callable[[], None] = lambda: None,
     ) -> None:
         self.config = config
@@ -123,6 +126,16 @@ class Worker:
         changed = threading.Condition()
         self.executors = [self._executor(plan, changed) for plan in plans]
         self.decode_pool = self._decode_pool(kind)
+        num_large = math.ceil(self.cores)
+        self._large_pool = FairPool(
+            "large images",
+            # One account leaves a thread to the others.
+            num_large + 1,
+            self.ledger,
+            share=num_large,
+            meter=self.load_meter,
+        )
+        self._fork_server = fork_server or ForkServer()
         self.models = Models(
             [executor.device_models for executor in self.executors],
             changed,
@@ -175,6 +188,7 @@ class Worker:
     def pools(self) -> dict[str, FairPool]:
         """The thread pools by name."""
         pools = {each.name: each.pool for each in self.executors}
+        pools["large"] = self._large_pool
         if self.decode_pool is not None:
             pools["decode"] = self.decode_pool
         return pools
@@ -187,6 +201,7 @@ class Worker:
         """
         self.models.close()
         self.profiling.close()
+        self._fork_server.end()
         ended = [pool.close() for pool in self.pools.values()]
         return all(ended)
 
@@ -344,6 +359,19 @@ class Worker:
         executor = self._executor_of(lease) if lease else self.executors[0]
         return executor.pool
 
+    def _large_decoder(self, lease: Lease) -> LargeDecoder:
+        models = lease.device_models
+        return LargeDecoder(
+            self._large_pool,
+            self._fork_server,
+            self.config.decode_seconds,
+            # memory_limit is a GPU's own memory, and decoding takes the
+            # host's.
+            models.decoding
+            if models.device.type == "cpu"
+            else lambda num_bytes: nullcontext(),
+        )
+
     def _device_failed(self, executor: Executor) -> None:
         self.metrics.device_failures.labels(executor.name).inc()
         for job in self.admission.jobs():
@@ -396,12 +424,12 @@ class Worker:
                 executor,
                 self.quarantine,
                 self.metrics.out_of_memory.inc,
-                partial(
-                    decode_image,
+                decoder_of(
+                    lease.frozen,
                     max_pixels=self.config.max_pixels,
                     formats=self.config.image_formats,
+                    training=parse_transform(transform),
                 ),
-                parse_transform(transform),
             )
             return Group(
                 job.account,
@@ -484,6 +512,7 @@ class Worker:
             encoding=job.request.encoding,
             group=self._join_group(job, start, cleanup),
             decode_pool=self._decoding_pool(job.lease),
+            large=self._large_decoder(job.lease) if job.lease else None,
             meter=meter,
             bounds=PipelineLimits(config.buffer_bytes, config.batch_seconds),
             describe=str if job.request.num_objects is None else object_error,

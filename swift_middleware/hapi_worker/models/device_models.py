@@ -3,11 +3,12 @@
 All cuts of a model share its parameters.  Models with a lease stay in memory;
 idle ones are evicted, least recently used first, when memory is needed.
 
-The limit covers the parameters of all models and the working memory of all
-running forward passes.  A pass reserves its working memory before it begins,
-by max-min fair grants; one sample always fits.  A model that is being loaded
-counts from the start, but is copied to the device only when the running
-passes leave enough memory: these do not wait for it, and new ones get less.
+The limit covers the parameters of all models, the working memory of all
+running forward passes and, on a CPU, that of decoding large images.  A pass
+reserves its working memory before it begins, by max-min fair grants; one
+sample always fits.  A model that is being loaded counts from the start, but is
+copied to the device only when the running passes leave enough memory: these do
+not wait for it, and new ones get less.
 """
 
 from __future__ import annotations
@@ -96,6 +97,7 @@ class DeviceModels:
         self._clock = clock
         self._loaded: OrderedDict[str, LoadedModel] = OrderedDict()
         self._loading: dict[str, int] = {}
+        self._decoding_bytes = 0
         self._reserved: list[Reservation] = []
         self._waiting_passes: list[Callable[[], None]] = []
         self._evicted = False
@@ -106,7 +108,7 @@ class DeviceModels:
     def loaded_totals(self) -> tuple[int, int]:
         """Number of models in memory, and bytes of their parameters."""
         with self._changed:
-            return len(self._loaded), self._used_bytes()
+            return len(self._loaded), self._model_bytes()
 
     def models(self) -> list[tuple[str, int, int]]:
         """Digest, parameter bytes and jobs of each model in memory."""
@@ -305,7 +307,7 @@ class DeviceModels:
                 max(share, _working(lease, 1)), capacity - self._taken_bytes()
             )
             batch = lease.needs.batch_for(base + room, maximum)
-            if batch < 1 and self._reserved:
+            if batch < 1 and (self._reserved or self._decoding_bytes):
                 self._wait_for_memory(retry)
                 return None
             batch = max(batch, 1)
@@ -331,6 +333,38 @@ class DeviceModels:
             self._freed()
         for each in retry:
             each()
+
+    @contextmanager
+    def decoding(self, num_bytes: int) -> Iterator[None]:
+        """Counts the memory of decoding an image in its block.
+
+        Waits until it fits.  Images may use half of the limit together.
+
+        Raises:
+            DoesNotFitError: the image needs more than that.
+            UnavailableError: other images, jobs or passes hold the memory.
+        """
+        share = self.limit_bytes // 2
+        if num_bytes > share:
+            raise does_not_fit_error("decoding an image", num_bytes, share)
+        with self._changed:
+            if not self._changed.wait_for(
+                lambda: self._decoding_bytes + num_bytes <= share,
+                self._wait_seconds,
+            ):
+                raise too_busy_error("queue_full", "images hold the memory")
+            self._make_room(num_bytes, 0)
+            self._decoding_bytes += num_bytes
+        try:
+            self._await_passes()
+            yield
+        finally:
+            with self._changed:
+                self._decoding_bytes -= num_bytes
+                retry = self._waiting_passes[:1]
+                self._freed()
+            for each in retry:
+                each()
 
     def record_out_of_memory(self, lease: Lease, batch: int) -> None:
         """Lowers the batch limit after a pass ran out of memory."""
@@ -372,7 +406,7 @@ class DeviceModels:
         self._changed.notify_all()
 
     def _batch_limit(self, lease: Lease, maximum: int) -> int:
-        others = self._used_bytes() - lease.loaded.parameter_bytes
+        others = self._model_bytes() - lease.loaded.parameter_bytes
         available = self.limit_bytes - others
         batch = lease.needs.batch_for(available, self._capped(lease, maximum))
         return max(batch, 1)
@@ -464,6 +498,9 @@ class DeviceModels:
             )
 
     def _used_bytes(self) -> int:
+        return self._model_bytes() + self._decoding_bytes
+
+    def _model_bytes(self) -> int:
         loaded = sum(r.parameter_bytes for r in self._loaded.values())
         return loaded + sum(self._loading.values())
 

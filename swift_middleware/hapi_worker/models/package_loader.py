@@ -7,10 +7,10 @@ import threading
 from typing import Protocol
 
 from hapi_splitter.cuts import FrozenGraph
+from hapi_splitter.fork_server import ForkServer
 from hapi_splitter.graph.shapes import warm_up
 from hapi_splitter.package.reader import PackageLimits, load_package
 from hapi_splitter.package.subprocess_validation import validate_package
-from hapi_splitter.package.validation_server import ValidationServer
 
 logger = logging.getLogger(__name__)
 
@@ -30,8 +30,8 @@ class ValidatingLoader:
         server: forks those processes; it is ended with the loader.
     """
 
-    def __init__(self, server: ValidationServer | None = None) -> None:
-        self._server = server or ValidationServer()
+    def __init__(self, server: ForkServer | None = None) -> None:
+        self._server = server or ForkServer()
         self._warm_up = threading.Thread(
             target=warm_up, name="warm-up", daemon=True
         )

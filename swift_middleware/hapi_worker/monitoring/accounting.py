@@ -76,17 +76,21 @@ class JobUsageMeter:
         return not self._num_working
 
     @contextmanager
-    def decoding(self) -> Iterator[None]:
-        """Measures its block as decoding for this job."""
+    def decoding(self) -> Iterator[Callable[[float], None]]:
+        """Measures its block as decoding for this job.
+
+        Yields a function that adds CPU seconds of other processes.
+        """
+        others: list[float] = []
         with self._changed:
             self._num_working += 1
         started, cpu = time.monotonic(), time.thread_time()
         try:
-            yield
+            yield others.append
         finally:
             with self._changed:
                 self._decode_seconds += time.monotonic() - started
-                self._cpu_seconds += time.thread_time() - cpu
+                self._cpu_seconds += time.thread_time() - cpu + sum(others)
                 self._left()
 
     def pass_started(self) -> None:

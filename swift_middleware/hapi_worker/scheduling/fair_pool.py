@@ -11,6 +11,7 @@ import contextlib
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -45,6 +46,7 @@ class FairPool:
         num_threads: number of threads.
         ledger: the accounts' seconds, shared with other pools.
         torch_threads: intra-operation threads of torch in each thread.
+        share: threads that one account may use at a time; None for all.
         meter: records each piece of work.
         clock: monotonic seconds.
     """
@@ -56,6 +58,7 @@ class FairPool:
         ledger: Ledger,
         *,
         torch_threads: int = 1,
+        share: int | None = None,
         meter: LoadMeter | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -64,7 +67,8 @@ class FairPool:
         self._queue: FairQueue[_Piece] = FairQueue(ledger)
         self._changed = threading.Condition()
         self._closed = False
-        self._num_busy = 0
+        self._busy: Counter[str] = Counter()
+        self._share = num_threads if share is None else share
         self._num_pauses = 0
         self._torch_threads = torch_threads
         self._meter = meter
@@ -124,7 +128,8 @@ class FairPool:
         with self._changed:
             self._num_pauses += 1
             idle = self._changed.wait_for(
-                lambda: self._num_busy <= num_allowed or self._closed, seconds
+                lambda: self._busy.total() <= num_allowed or self._closed,
+                seconds,
             )
         try:
             yield idle and not self._closed
@@ -158,10 +163,11 @@ class FairPool:
         torch.get_num_threads()
         torch.set_num_threads(self._torch_threads)
         while (found := self._next()) is not None:
+            account = found[0]
             self._run(*found)
             del found
             with self._changed:
-                self._num_busy -= 1
+                self._busy -= Counter([account])
                 if self._num_pauses:
                     self._changed.notify_all()
 
@@ -191,9 +197,19 @@ class FairPool:
     def _next(self) -> tuple[str, _Piece] | None:
         with self._changed:
             while not self._closed:
-                found = None if self._num_pauses else self._queue.pop()
+                found = None if self._num_pauses else self._pop()
                 if found is not None:
-                    self._num_busy += 1
+                    self._busy[found[0]] += 1
                     return found
                 self._changed.wait()
             return None
+
+    def _pop(self) -> tuple[str, _Piece] | None:
+        # The thread that ends an account's piece takes its next one.
+        return self._queue.pop(
+            {
+                account
+                for account, number in self._busy.items()
+                if number >= self._share
+            }
+        )

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, OrderedDict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
@@ -220,11 +220,16 @@ class FairQueue(Generic[T]):
         (queue.urgent if urgent else queue.others).append(work)
         self._length += 1
 
-    def pop(self) -> tuple[str, T] | None:
-        """Returns the account to charge and its next work, or None."""
-        if not self._by_account:
+    def pop(self, but: Set[str] = frozenset()) -> tuple[str, T] | None:
+        """Returns the account to charge and its next work, or None.
+
+        Args:
+            but: accounts whose work is not taken now.
+        """
+        allowed = self._by_account.keys() - but if but else self._by_account
+        if not allowed:
             return None
-        account = min(self._by_account, key=self.tag)
+        account = min(allowed, key=self.tag)
         self._ledger.served(self._number, account)
         queue = self._by_account[account]
         work = queue.popleft()

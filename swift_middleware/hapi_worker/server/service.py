@@ -6,6 +6,7 @@ import socket
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
+from hapi_splitter.fork_server import ForkServer
 from hapi_worker.config import WorkerConfig
 from hapi_worker.jobs.worker import Worker
 from hapi_worker.models.package_loader import Load
@@ -24,6 +25,7 @@ class Service:
     Args:
         config: the operator's options; ``socket`` names both sockets.
         load: makes a model from package bytes.
+        fork_server: forks the processes that decode large images.
         out_of_service: called when the last device has failed.
         listeners: sockets that are open already, by path.
     """
@@ -33,10 +35,16 @@ class Service:
         config: WorkerConfig,
         *,
         load: Load,
+        fork_server: ForkServer | None = None,
         out_of_service: Callable[[], None] = lambda: None,
         listeners: Mapping[str, socket.socket] = NO_LISTENERS,
     ) -> None:
-        self.worker = Worker(config, load=load, out_of_service=out_of_service)
+        self.worker = Worker(
+            config,
+            load=load,
+            fork_server=fork_server,
+            out_of_service=out_of_service,
+        )
         admission = self.worker.admission
         self._heap = HeapTrimmer(lambda: bool(admission.jobs()))
         timeout = config.stall_seconds

@@ -15,17 +15,18 @@ from PIL import Image, features
 from torchvision.io import ImageReadMode, decode_jpeg
 
 from hapi_protocol.samples import IMAGE, SNIFF_BYTES, SampleError, sniff
-from hapi_splitter.inputs import image_decode
+from hapi_splitter.inputs import image_decode, image_header
 from hapi_splitter.inputs.image_decode import decode_image
+from hapi_splitter.inputs.image_header import read_header
 
 
-def picture(mode="RGB", kind="JPEG", size=(40, 30)):
+def picture(mode="RGB", kind="JPEG", size=(40, 30), **options):
     """Returns a file with a smooth image."""
     width, height = size
     ramp = np.linspace(0, 255, width * height * 3).reshape(height, width, 3)
     image = Image.fromarray(ramp.astype(np.uint8)).convert(mode)
     buffer = io.BytesIO()
-    image.save(buffer, kind)
+    image.save(buffer, kind, **options)
     return buffer.getvalue()
 
 
@@ -107,7 +108,7 @@ def test_other_formats_have_the_limits_of_png(kind):
 )
 def test_formats_are_known_by_their_first_bytes(kind):
     assert sniff(picture(kind=kind.upper())[:SNIFF_BYTES]) == kind
-    assert kind in image_decode.FORMATS
+    assert kind in image_header.FORMATS
 
 
 def test_jpeg_equals_torchvision_bit_for_bit():
@@ -193,8 +194,10 @@ def test_strips_of_a_tiff_are_counted_before_it_is_read(
 ):
     image = decode_image(tiff_of(300, order, is_big))
     assert image.shape == (3, 300, 1)
-    many = tiff_of(image_decode.MAX_BLOCKS + 1, order, is_big)
-    monkeypatch.setattr(image_decode, "_parser", Mock(side_effect=["unused"]))
+    many = tiff_of(image_header.MAX_PARTS + 1, order, is_big)
+    monkeypatch.setattr(
+        image_header, "pillow_parser", Mock(side_effect=["unused"])
+    )
     with pytest.raises(SampleError, match="a TIFF of more than 65536 strips"):
         decode_image(many)
 
@@ -208,9 +211,46 @@ def test_blocks_of_a_gif_are_counted_before_it_is_read(monkeypatch, blocks):
     few = image[:start] + b"!\xfe\x02ab\x00" * 100 + image[start:]
     assert torch.equal(decode_image(few), decode_image(image))
     many = image[:start] + blocks + image[start:]
-    monkeypatch.setattr(image_decode, "_parser", Mock(side_effect=["unused"]))
+    monkeypatch.setattr(
+        image_header, "pillow_parser", Mock(side_effect=["unused"])
+    )
     with pytest.raises(SampleError, match="a GIF of more than 65536 blocks"):
         decode_image(many)
+
+
+@pytest.mark.parametrize(
+    ("kind", "part"),
+    [
+        ("JPEG", b"\xff\xfe\0\2"),
+        ("PNG", bytes(4) + b"abCd" + struct.pack(">I", zlib.crc32(b"abCd"))),
+    ],
+)
+def test_empty_parts_of_a_file_are_counted_before_it_is_read(
+    monkeypatch, kind, part
+):
+    image = picture("RGB", kind)
+    start = 2 if kind == "JPEG" else 33
+    few = image[:start] + part * 4000 + image[start:]
+    assert torch.equal(decode_image(few), decode_image(image))
+    many = image[:start] + part * 70_000 + image[start:]
+    monkeypatch.setattr(image_header, "pillow_parser", Mock(side_effect=[]))
+    with pytest.raises(SampleError, match=f"a {kind} of more than "):
+        decode_image(many)
+
+
+@pytest.mark.parametrize("kind", sorted(image_header.FORMATS))
+def test_header_states_the_size_of_the_image(kind):
+    if kind in ("webp", "avif") and not features.check(kind):
+        pytest.skip(f"this Pillow has no {kind}")
+    for mode, options in (
+        ("RGB", {}),
+        ("RGBA", {"lossless": True} if kind == "webp" else {}),
+    ):
+        if mode == "RGBA" and kind in ("jpeg", "bmp"):
+            continue
+        header = read_header(picture(mode, kind.upper(), **options))
+        assert (header.width, header.height) == (40, 30)
+        assert header.is_large == (kind == "avif")
 
 
 def test_progressive_jpeg_may_have_100_scans():

@@ -19,6 +19,7 @@ from hapi_protocol.errors import PackageError, TruncatedStreamError
 from hapi_protocol.feature_reader import read_features
 from hapi_protocol.job_messages import HEADER_IDENTITY
 from hapi_worker.execution import device_executor
+from hapi_worker.jobs import worker as worker_module
 from hapi_worker.server import unix_server as server
 from hapi_worker.server.app import WorkerApp
 from photos import shard
@@ -29,6 +30,7 @@ from worker_under_test import (
     identity_of,
     in_two,
     job_for,
+    jobs_ended,
     pieces,
     running_worker,
     small_package,
@@ -70,15 +72,6 @@ def read_broken(answer):
 def read_to_the_end(answer, received):
     while piece := answer.read1(65536):
         received += piece
-
-
-def jobs_ended(worker, outcome, reason):
-    return worker.worker.metrics.value(
-        "hapi_worker_jobs_total",
-        kind="features",
-        outcome=outcome,
-        reason=reason,
-    )
 
 
 def test_client_that_disconnects_cancels_its_job(
@@ -298,11 +291,11 @@ def test_device_that_fails_leaves_service_and_the_last_one_ends_it(
 def test_devices_on_the_cpu_decode_for_their_own_jobs(
     tmp_path, package, tar, monkeypatch
 ):
-    image_decoder = device_executor.image_decoder
+    decoder_of = worker_module.decoder_of
     threads: set[str] = set()
 
-    def recording(*args):
-        decode = image_decoder(*args)
+    def recording(*args, **options):
+        decode = decoder_of(*args, **options)
 
         def decoder(sample):
             threads.add(threading.current_thread().name)
@@ -310,7 +303,7 @@ def test_devices_on_the_cpu_decode_for_their_own_jobs(
 
         return decoder
 
-    monkeypatch.setattr(device_executor, "image_decoder", recording)
+    monkeypatch.setattr(worker_module, "decoder_of", recording)
     with running_worker(tmp_path, device="cpu,cpu", forwards=1) as worker:
         worker.put(package)
         grants = [

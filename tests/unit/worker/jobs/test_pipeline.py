@@ -116,6 +116,7 @@ def pipeline(samples, pool, *, group=None, buffer_bytes=100_000):
         encoding="float32",
         group=group,
         decode_pool=pool,
+        large=None,
         meter=JobUsageMeter(job_for(b"x"), None, threading.Condition()),
         bounds=PipelineLimits(buffer_bytes, 10),
     )

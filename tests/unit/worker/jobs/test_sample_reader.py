@@ -14,7 +14,6 @@ from hapi_protocol.errors import UnsupportedError
 from hapi_protocol.headers import SampleRange
 from hapi_protocol.samples import IMAGE, Sample, SampleError
 from hapi_protocol.shards import Limits
-from hapi_splitter.inputs.image_decode import decode_image
 from hapi_worker.execution.decode import image_decoder
 from hapi_worker.jobs.sample_reader import read_samples, read_start
 from hapi_worker.peer import ClientDisconnectedError
@@ -23,7 +22,7 @@ from worker_under_test import job_for, small_transform
 
 MAX_SAMPLES = 3
 LIMITS = Limits(max_member_bytes=5000, max_sample_bytes=5000)
-DECODE = partial(decode_image, max_pixels=10_000)
+DECODE = partial(image_decoder, small_transform(), max_pixels=10_000)
 
 
 class CountingBody:
@@ -189,7 +188,7 @@ def test_range_that_goes_beyond_the_last_sample_ends_with_it():
     ],
 )
 def test_sample_that_cannot_be_used_says_why(members, said):
-    decode = image_decoder(small_transform(), DECODE)
+    decode = DECODE()
     sample = Sample(0, "s", 0, members=members)
     with pytest.raises(SampleError) as caught:
         decode(sample)
@@ -200,7 +199,7 @@ def test_sample_that_cannot_be_used_says_why(members, said):
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
 def test_image_at_the_limit_of_pixels_is_decoded(mode):
-    decode = image_decoder(small_transform(), DECODE)
+    decode = DECODE()
     sample = Sample(0, "s", 0, members={"png": jpeg(100, 100, mode)})
     assert decode(sample).shape == (3, 64, 64)
 
@@ -209,7 +208,7 @@ def test_image_at_the_limit_of_pixels_is_decoded(mode):
 def test_no_member_is_ever_unpickled(tmp_path, extension):
     trap = array_of_objects(tmp_path / "sprung")
     data = tar_of([(f"a.{extension}", trap)])
-    decode = image_decoder(small_transform(), DECODE)
+    decode = DECODE()
     for sample in read(CountingBody(data), data):
         sample.label_and_meta()
         with pytest.raises(SampleError):
@@ -227,7 +226,7 @@ def test_cmyk_and_gray_have_the_colours_that_they_show():
         sink = io.BytesIO()
         Image.new(mode, (32, 32), colour).save(sink, "JPEG", quality=95)
         sample = Sample(0, "s", 0, members={"jpg": sink.getvalue()})
-        colours[mode] = image_decoder(small_transform(), DECODE)(sample)
+        colours[mode] = DECODE()(sample)
     torch.testing.assert_close(
         colours["CMYK"], colours["RGB"], rtol=0, atol=0.1
     )

@@ -564,6 +564,49 @@ def test_pass_waits_if_not_one_sample_fits_next_to_others():
     assert reserve(lease, 8, retry).batch == 1
 
 
+def test_large_images_take_at_most_half_and_passes_get_the_rest():
+    models = make(260, num_forwards=1)
+    model = put(models, "a", b"100:a")
+    lease = models.acquire(model, 1)
+    devices = lease.device_models
+    with pytest.raises(DoesNotFitError, match="decoding an image needs 131"):
+        devices.decoding(131).__enter__()
+    retry = Mock()
+    with devices.decoding(130):
+        assert devices.loaded_totals() == (1, 100)
+        made = reserve(lease, 32, retry)
+        assert made.batch == 3
+        assert devices.batch_limit(lease, 32) == 16
+        # A pass that finds no memory is called when the image is done.
+        assert reserve(lease, 32, retry) is None
+        devices.free(made)
+    assert retry.call_count == 2
+    assert reserve(lease, 32, retry).batch == 16
+
+
+def test_large_image_waits_for_others_and_for_passes():
+    models = make(260, num_forwards=1)
+    lease = models.acquire(put(models, "a", b"100:a"), 1)
+    devices = lease.device_models
+    made = reserve(lease, 10)
+    order = []
+
+    def decode(name, num_bytes):
+        with devices.decoding(num_bytes):
+            order.append(name)
+
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(decode, "first", 80)
+        until(lambda: devices._decoding_bytes)
+        second = threads.submit(decode, "second", 80)
+        assert not order
+        order.append("pass")
+        devices.free(made)
+        first.result()
+        second.result()
+    assert order == ["pass", "first", "second"]
+
+
 class Loading:
     """A model that is put in a thread, and what is taken when it moves."""
 

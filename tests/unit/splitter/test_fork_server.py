@@ -11,12 +11,12 @@ import pytest
 
 from children import family
 from hapi_protocol.errors import PackageError, UnavailableError
-from hapi_splitter.package import validation_server
+from hapi_splitter import fork_server
+from hapi_splitter.fork_server import ForkServer
 from hapi_splitter.package.subprocess_validation import (
     ProcessLimits,
     validate_package,
 )
-from hapi_splitter.package.validation_server import ValidationServer
 from hostile import attacks, valid_package
 from paused_validation import SECONDS, paused_validations, servers
 from waiting import until
@@ -27,7 +27,7 @@ CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGXCPU)
 
 @pytest.fixture(scope="module")
 def server():
-    with pytest.MonkeyPatch.context() as patch, ValidationServer() as server:
+    with pytest.MonkeyPatch.context() as patch, ForkServer() as server:
         # Without it, libraries start a thread for each core.
         patch.delenv("OMP_NUM_THREADS", raising=False)
         server.begin()
@@ -93,7 +93,7 @@ def test_server_has_one_thread_and_no_descriptor_of_its_user(server):
     with os.fdopen(readable), os.fdopen(writable):
         os.set_inheritable(readable, True)
         pipe = os.readlink(f"/proc/self/fd/{readable}")
-        with ValidationServer() as another:
+        with ForkServer() as another:
             validate(another)
             pids = [each.pid for each in servers(os.getpid())]
             assert len(pids) == 2
@@ -168,7 +168,7 @@ def test_validation_that_hangs_may_be_tried_later(paused, pool, monkeypatch):
     paused.release()
     digest = validate(paused.server)
     paused.pause()
-    monkeypatch.setattr(validation_server, "HANG_SECONDS", 1.0)
+    monkeypatch.setattr(fork_server, "HANG_SECONDS", 1.0)
     result = pool.submit(validate, paused.server)
     for _ in range(2):
         child = paused.child()
@@ -190,9 +190,9 @@ def test_crash_is_a_refusal(paused, pool, number):
 
 def test_server_that_was_ended_does_not_start_again():
     before = servers(os.getpid())
-    server = ValidationServer()
+    server = ForkServer()
     server.end()
-    with pytest.raises(UnavailableError, match="any more"):
+    with pytest.raises(UnavailableError, match="has been ended"):
         validate(server)
     assert servers(os.getpid()) == before
 
@@ -222,14 +222,14 @@ def test_server_imports_nothing_from_the_working_directory(
     for module in ("queue", "random", "torch", "hapi_splitter", "runpy"):
         (tmp_path / f"{module}.py").write_text(code)
     monkeypatch.chdir(tmp_path)
-    with ValidationServer() as server:
+    with ForkServer() as server:
         validate(server)
     assert not list(tmp_path.glob("*.ran"))
 
 
 def test_server_that_cannot_start_is_named():
     with (
-        ValidationServer("no_such_module") as server,
+        ForkServer("no_such_module") as server,
         pytest.raises(UnavailableError, match="No module named no_such_modu"),
     ):
         validate(server)
@@ -237,8 +237,8 @@ def test_server_that_cannot_start_is_named():
 
 def test_server_and_children_end_with_a_killed_user(paused):
     code = (
-        "from test_validation_server import ValidationServer, validate\n"
-        "validate(ValidationServer('paused_validation'))"
+        "from test_fork_server import ForkServer, validate\n"
+        "validate(ForkServer('paused_validation'))"
     )
     paths = [str(Path(__file__).parent), *sys.path]
     user = subprocess.Popen(

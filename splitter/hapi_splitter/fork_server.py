@@ -1,11 +1,14 @@
-"""A process that forks a child for each package to validate.
+"""A process that forks a child for each file from a stranger.
+
+Packages are validated in such children, and large images decoded: a crash, an
+endless loop or too much memory costs the child alone.
 
 An interpreter with torch takes seconds to start.  The server starts once,
 imports everything, and forks.  It is a new interpreter itself, with one
 thread and no device: a process with threads, such as its user, must not fork.
 
-A request consists of JSON and two descriptors: the package's file, and a
-socket for the output of the child.  Its first line is the child's process id;
+A request consists of JSON and two descriptors: the file, and a socket for the
+output of the child.  Its first line is the child's process id;
 the server adds a line with the child's exit status there.  The server ends
 with its user, at the end of file on its standard input, and its children end
 with it.
@@ -18,6 +21,7 @@ import ctypes
 import gc
 import json
 import os
+import resource
 import select
 import signal
 import socket
@@ -65,11 +69,11 @@ class _Running:
         return f"status {self.process.returncode}: {last_line(errors)}"
 
 
-class ValidationServer:
+class ForkServer:
     """Starts and uses a server; a context manager that ends it.
 
-    Threads may share it, and their validations run at the same time.  A
-    server that was killed is started again.
+    Threads may share it, and their children run at the same time.  A server
+    that was killed is started again.
 
     Args:
         module: the module that the server runs; it calls :func:`serve`.
@@ -83,7 +87,7 @@ class ValidationServer:
         self._running: _Running | None = None
         self._is_closed = False
 
-    def __enter__(self) -> ValidationServer:
+    def __enter__(self) -> ForkServer:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -99,7 +103,7 @@ class ValidationServer:
             self._start()
 
     def end(self) -> None:
-        """Kills the server and its children; validations fail from now on."""
+        """Kills the server and its children; requests fail from now on."""
         with self._lock:
             self._is_closed = True
             if self._running is not None:
@@ -107,12 +111,12 @@ class ValidationServer:
             self._running = None
 
     def run(
-        self, package: int, request: Request, seconds: float
+        self, file: int, request: Request, seconds: float
     ) -> tuple[bytes, int]:
         """Runs a child and returns its output and its exit status.
 
         Args:
-            package: descriptor of the package's file.
+            file: descriptor of the file, which the child may write to.
             request: argument of the child, a JSON object.
             seconds: after which the kernel ends the child (SIGALRM).
 
@@ -129,7 +133,7 @@ class ValidationServer:
         with ours:
             with theirs, self._lock:
                 running = self._start()
-                fds = [package, theirs.fileno()]
+                fds = [file, theirs.fileno()]
                 with contextlib.suppress(ConnectionError):
                     socket.send_fds(running.control, [message.encode()], fds)
             try:
@@ -148,7 +152,7 @@ class ValidationServer:
     def _start(self) -> _Running:
         """Returns the running server; called with the lock held."""
         if self._is_closed:
-            raise ConnectionError("no package is validated any more")
+            raise ConnectionError("the server of processes has been ended")
         if self._running is not None:
             if self._running.process.poll() is None:
                 return self._running
@@ -181,7 +185,25 @@ class ValidationServer:
             if self._running is running:
                 self._running = None
                 how = f" with {running.end()}"
-        return f"the validation server ended{how}"
+        return f"the server of processes ended{how}"
+
+
+def parse_answer(output: bytes) -> dict[str, Any] | None:
+    """Returns the object that a child has written; None if it has not."""
+    line = output.rstrip(b"\n").rpartition(b"\n")[2]
+    with contextlib.suppress(ValueError):
+        answer = json.loads(line)
+        if isinstance(answer, dict):
+            return answer
+    return None
+
+
+def limit_memory(num_bytes: int) -> None:
+    """Limits the address space of a child beyond what it has already."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    limit = pages * resource.getpagesize() + num_bytes
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 def last_line(output: bytes) -> str:
@@ -214,7 +236,7 @@ def _read(ours: socket.socket, seconds: float) -> bytes:
             child = _Child(line.decode())
         output += piece
         del output[:-MAX_OUTPUT_BYTES]
-    raise TimeoutError("the validation server does not answer")
+    raise TimeoutError("the server of processes does not answer")
 
 
 class _Child:
@@ -244,18 +266,15 @@ class _Child:
 
 
 def _parse_end(line: bytes) -> dict[str, Any] | None:
-    with contextlib.suppress(ValueError):
-        end = json.loads(line)
-        if isinstance(end, dict) and end.keys() & {"status", "error"}:
-            return end
-    return None
+    end = parse_answer(line)
+    return end if end and end.keys() & {"status", "error"} else None
 
 
 def serve(work: Work) -> NoReturn:
     """Forks a child for each request; exits when the user has ended.
 
     Args:
-        work: called in a child with the descriptor of the package and the
+        work: called in a child with the descriptor of the file and the
             request; its result is written as JSON.
     """
     server = _Server(work)
@@ -293,7 +312,7 @@ class _Server:
             self._fork(json.loads(message), *fds)
         return bool(message)
 
-    def _fork(self, message: Request, package: int, number: int) -> None:
+    def _fork(self, message: Request, file: int, number: int) -> None:
         output = socket.socket(fileno=number)
         try:
             pid = os.fork()
@@ -301,19 +320,19 @@ class _Server:
             _finish(output, {"error": f"cannot start a process: {error}"})
         else:
             if pid == 0:
-                self._run_child(message, package, output)
+                self._run_child(message, file, output)
             self._outputs[pid] = output
-        os.close(package)
+        os.close(file)
 
     def _run_child(
-        self, message: Request, package: int, output: socket.socket
+        self, message: Request, file: int, output: socket.socket
     ) -> NoReturn:
         status = 1
         try:
             self._detach(output)
             os.write(_OUTPUT, b"%d\n" % os.getpid())
             signal.setitimer(signal.ITIMER_REAL, message["seconds"])
-            answer = self._work(package, message["request"])
+            answer = self._work(file, message["request"])
             sys.stdout.write("\n" + json.dumps(answer))
             sys.stdout.flush()
             status = 0
