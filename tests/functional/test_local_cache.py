@@ -238,6 +238,25 @@ def test_next_run_finds_features_in_the_directory(
         assert [each.requests for each in job.reports] == [0, 0]
 
 
+def test_bad_samples_are_not_read_again_in_the_next_run(
+    connection, photos, tmp_path
+):
+    runs = []
+    for _ in range(2):
+        POOL.clear()
+        with job_of(
+            connection, DAMAGED, directory=tmp_path, on_error="skip"
+        ) as job:
+            keys, features, labels = epoch_of(job, 0)
+            assert "s1-0003" not in keys
+            assert job.stats.skipped == 1
+            runs.append((keys, features, labels, job.reports[0].requests))
+    assert runs[0][0] == runs[1][0]
+    assert torch.equal(runs[0][1], runs[1][1])
+    assert runs[0][3] > 0
+    assert runs[1][3] == 0
+
+
 @pytest.mark.parametrize("is_augmented", [False, True])
 def test_a_changed_shard_is_not_served(
     connection, photos, tmp_path, tmp_path_factory, is_augmented

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
-from collections.abc import Mapping
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any
+
+import PIL
 
 from hapi_client.caching.directory import CacheDirectory
 from hapi_client.caching.segments import DiskSegment, RowFormat
 
 logger = logging.getLogger(__name__)
+
+FAILURES_BYTES = 4 << 20
+"""Longest file of samples that cannot be decoded; others are tried again."""
+_FAILURES = "failures"
 
 
 class DiskRows:
@@ -37,6 +46,7 @@ class DiskRows:
         self._segments: list[DiskSegment] = []
         self._next = 0
         self._is_full = False
+        self._failures_read = 0
         numbers = (path.stem for path in self.folder.glob("*.npy"))
         try:
             for number in sorted(int(n) for n in numbers if n.isdigit()):
@@ -104,8 +114,59 @@ class DiskRows:
         self._next += 1
         return segment
 
+    def new_failures(self) -> Iterator[tuple[bytes, int, str]]:
+        """Reads what processes have added since the last call.
+
+        Yields:
+            Key of the shard, number of the sample and error message.
+        """
+        try:
+            with (self.folder / _FAILURES).open("rb") as file:
+                file.seek(self._failures_read)
+                lines = file.read(FAILURES_BYTES).splitlines(keepends=True)
+        except FileNotFoundError:
+            return
+        for line in lines:
+            if not line.endswith(b"\n"):  # of a process that was killed
+                break
+            self._failures_read += len(line)
+            checksum, _, text = line.rstrip().partition(b" ")
+            # Damage must not make a good sample a bad one.
+            if checksum == _checksum(text):
+                with suppress(ValueError):
+                    key, sample, message, version = json.loads(text)
+                    if version == PIL.__version__:
+                        yield bytes.fromhex(key), sample, message
+
+    def add_failures(self, key: bytes, failures: Mapping[int, str]) -> None:
+        """Appends samples that cannot be decoded.
+
+        The caller holds the folder's lock.
+
+        Args:
+            key: of the shard.
+            failures: error messages by number of the sample.
+
+        Raises:
+            OSError: if the disk is full or fails.
+        """
+        lines = []
+        for sample, message in failures.items():
+            # Another release may decode what this one cannot.
+            fields = [key.hex(), sample, message, PIL.__version__]
+            text = json.dumps(fields).encode()
+            lines.append(_checksum(text) + b" " + text + b"\n")
+        with (self.folder / _FAILURES).open("ab") as file:
+            if file.tell() < FAILURES_BYTES:
+                # First the rest of a line whose writer was killed.
+                file.write(b"\n" + b"".join(lines))
+
     def close(self) -> None:
         """Lets others remove the entry."""
         for segment in self._segments:
             segment.close()
         os.close(self._handle)
+
+
+def _checksum(text: bytes) -> bytes:
+    return b"%08x" % zlib.crc32(text)

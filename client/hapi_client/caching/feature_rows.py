@@ -182,10 +182,25 @@ class FeatureRows:
         with self._lock:
             self._add_good(key, good, features)
             shard = self._shard(key, samples.stop)
-            for row, message in failures.items():
-                if shard[samples[row]] == ABSENT:
-                    self._failures[key, samples[row]] = message
-                    shard[samples[row]] = FAILED
+            new = {
+                samples[row]: message
+                for row, message in failures.items()
+                if shard[samples[row]] == ABSENT
+            }
+            for sample, message in new.items():
+                self._add_failure(key, sample, message)
+            if new and self._disk is not None and self._appends_to_disk:
+                try:
+                    with folder_locked(self._disk.folder):
+                        self._disk.add_failures(key, new)
+                except OSError as error:
+                    self._give_up_disk(self._disk, error)
+
+    def _add_failure(self, key: bytes, sample: int, message: str) -> None:
+        shard = self._shard(key, sample + 1)
+        if shard[sample] == ABSENT:
+            self._failures[key, sample] = message
+            shard[sample] = FAILED
 
     def _add_good(
         self, key: bytes, samples: Rows, features: torch.Tensor
@@ -277,6 +292,9 @@ class FeatureRows:
             if disk is None or not self._appends_to_disk:
                 return
             try:
+                for key, sample, message in disk.new_failures():
+                    if 0 <= sample < MAX_SAMPLES:
+                        self._add_failure(key, sample, message)
                 for segment in disk.refresh():
                     first, records = segment.new_records()
                     keys = records["shard"].tobytes()

@@ -67,6 +67,8 @@ def feature_caches(
             "model": region.digest,
             "encodings": sorted({Encoding.parse(e).dtype for e in encodings}),
             "numerics": numerics_tag(region.device.type),
+            # Samples that are larger are cached as failures.
+            "max_pixels": region.max_pixels,
         }
 
     return FeatureCaches(

@@ -94,6 +94,51 @@ def test_bad_samples_take_no_room(rows):
     assert rows.num_rows == 2
 
 
+def test_bad_samples_are_known_to_the_next_process(tmp_path):
+    first = on_disk(tmp_path)
+    add(first, 0, 3, failures={1: "damagéd"})
+    second = on_disk(tmp_path)
+    add(first, 3, 6, failures={0: "truncated"})
+    second.refresh()
+    for rows in (second, on_disk(tmp_path)):
+        assert (rows.find("a", slice(0, 6)) != ABSENT).all()
+        assert rows.failure("a", 1) == "damagéd"
+        assert rows.failure("a", 3) == "truncated"
+    assert len((second._disk.folder / "failures").read_text().splitlines()) < 5
+
+
+@pytest.mark.parametrize("damage", ["flipped", "cut", "other release"])
+def test_damaged_record_of_a_bad_sample_is_no_record(
+    tmp_path, damage, monkeypatch
+):
+    first = on_disk(tmp_path)
+    add(first, 0, 3, failures={1: "damaged"})
+    file = first._disk.folder / "failures"
+    content = file.read_bytes()
+    if damage == "flipped":
+        changes = [
+            content[:n] + bytes([content[n] ^ 1 << n % 8]) + content[n + 1 :]
+            for n in range(len(content))
+        ]
+    elif damage == "cut":
+        changes = [content[:n] for n in range(len(content))]
+    else:
+        monkeypatch.setattr("PIL.__version__", "0.0")
+        changes = [content]
+    for changed in changes:
+        file.write_bytes(changed)
+        rows = on_disk(tmp_path)
+        places = rows.find("a", slice(0, 3))
+        assert (places[[0, 2]] >= 0).all()
+        if places[1] != ABSENT:  # the change was in what is no record
+            assert rows.failure("a", 1) == "damaged"
+            assert damage == "flipped"
+        add(rows, 0, 3, failures={1: "again"})
+        assert on_disk(tmp_path).failure("a", 1) in ("again", "damaged")
+        rows.close()
+    first.close()
+
+
 def test_slice_without_room_is_left_out():
     rows = in_memory(3)
     add(rows, 0, 4)
