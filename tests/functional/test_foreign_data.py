@@ -512,3 +512,42 @@ def test_other_formats_give_equal_features_on_both_tiers(
             assert job.stats.fallbacks == 0
             found.append(features)
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
+
+
+def test_photographs_are_turned_alike_on_both_tiers(
+    connection, place, tmp_path
+):
+    """As people see them, or as ImageFolder reads them."""
+    members = []
+    for number in range(8):
+        exif = Image.Exif()
+        exif[0x0112] = number + 1
+        image = Image.open(io.BytesIO(images(1, seed=number)[0]))
+        image = image.crop((0, 0, 64, 40))
+        kind = ("JPEG", "PNG", "WEBP", "TIFF")[number % 4]
+        image.save(sink := io.BytesIO(), kind, exif=exif)
+        members += [
+            (f"{number}.{kind.lower()}", sink.getvalue()),
+            (f"{number}.cls", b"1"),
+        ]
+    upload_shards(connection, place, tmp_path, {"s.tar": tar_of(members)})
+    found = {}
+    for exif in ("ignore", "turn"):
+        for cut in ("stream", "freeze"):
+            with small_job(
+                place, connection=connection, cut=cut, exif=exif
+            ) as job:
+                found[exif, cut] = delivered(job)[0]
+        torch.testing.assert_close(
+            found[exif, "stream"], found[exif, "freeze"], rtol=1e-4, atol=1e-5
+        )
+    # The first is upright, and the last a TIFF.
+    same = [
+        torch.equal(*pair)
+        for pair in zip(
+            found["ignore", "stream"], found["turn", "stream"], strict=True
+        )
+    ]
+    assert sum(same) == 3  # number 0, and the TIFFs 3 and 7
+    with pytest.raises(ClientError, match="exif must be 'ignore' or 'turn'"):
+        small_job(place, connection=connection, exif="yes")

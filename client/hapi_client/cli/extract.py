@@ -22,6 +22,7 @@ from hapi_client.cli.options import (
     DataOption,
     DeviceOption,
     EncodingOption,
+    ExifOption,
     FreezeOption,
     MinPrecisionOption,
     ModelOption,
@@ -59,6 +60,7 @@ class ExtractOptions:
     ]
     data: DataOption
     skip_bad_samples: SkipBadSamplesOption = False
+    exif: ExifOption = None
     model: ModelOption = "resnet18"
     freeze: FreezeOption = None
     weights: WeightsOption = None
@@ -143,7 +145,7 @@ def extract_features(
     check_target(options.out, overwrite=options.force)
     source = ModelSource(options.model, options.weights, options.checkpoint)
     network, published_transform = source.build_with_transform()
-    transform = input_transform(published_transform)
+    transform = input_transform(published_transform, exif=options.exif)
     if source.is_random:
         reporter.note("weights are random: no --weights, no --checkpoint")
     with TransferJob(

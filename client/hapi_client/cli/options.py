@@ -151,6 +151,15 @@ ImageOption: TypeAlias = Annotated[
         rich_help_panel=DATA,
     ),
 ]
+ExifOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ignore|turn",
+        help="Orientation in EXIF data: 'turn' images as people see them, or "
+        "'ignore' it, as torchvision's ImageFolder does (default).",
+        rich_help_panel=DATA,
+    ),
+]
 FreezeOption: TypeAlias = Annotated[
     str | None,
     typer.Option(

@@ -23,6 +23,7 @@ from hapi_client.cli.options import (
     CutOption,
     DataOption,
     EncodingOption,
+    ExifOption,
     FreezeOption,
     ImageOption,
     LabelsOption,
@@ -59,6 +60,7 @@ class TrainOptions:
     skip_bad_samples: SkipBadSamplesOption = False
     labels: LabelsOption = None
     image: ImageOption = None
+    exif: ExifOption = None
     model: TorchvisionModelOption = "resnet18"
     freeze: FreezeOption = None
     weights: WeightsOption = None

@@ -75,6 +75,7 @@ def train(
         augment=Augmentation() if options.augment else None,
         augment_period_epochs=options.augment_period_epochs,
         image=options.image,
+        exif=options.exif,
         plan=PlanConfig(
             encoding=options.encoding,
             min_precision=options.min_precision,

@@ -115,6 +115,9 @@ class JobConfig:
         augment: random changes of training images; None for none.
         image: extension of the member that is the image, such as ``"jpg"``
             or ``"left.jpg"``, if samples have several; None if they have one.
+        exif: ``"turn"`` images as their EXIF data say and people see them, or
+            ``"ignore"`` that, as ``ImageFolder`` does; None for what the
+            transform says, else ``"ignore"``.
         augment_period_epochs: epochs after which the random changes repeat,
             so that features of them can be cached; None for never.
         plan: options of planning.
@@ -133,6 +136,7 @@ class JobConfig:
     augment: Augmentation | None = None
     augment_period_epochs: int | None = None
     image: str | None = None
+    exif: str | None = None
     plan: PlanConfig = field(default_factory=PlanConfig)
     read: ReadConfig = field(default_factory=ReadConfig)
     swift: SwiftConfig = field(default_factory=SwiftConfig)

@@ -94,6 +94,7 @@ class TransferJob(FeaturePipeline):
                 config.device,
                 augment=config.augment,
                 image=config.image,
+                exif=config.exif,
                 augment_period_epochs=config.augment_period_epochs,
                 cache_directory=config.split_cache_directory,
                 exporting=early.begin_reading,

@@ -128,7 +128,9 @@ class ClientRegion:
         transform = self.transform
         if isinstance(transform, ArrayTransform):
             return transform.read(data, self._graph.id_limits)
-        image = decode_image(data, max_pixels=self.max_pixels)
+        image = decode_image(
+            data, max_pixels=self.max_pixels, turns=transform.turns
+        )
         return transform.sample(image, key, training)
 
     def run_suffix(self, cut: int, features: torch.Tensor) -> torch.Tensor:

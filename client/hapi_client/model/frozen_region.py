@@ -60,6 +60,8 @@ class FrozenRegion(ClientRegion):
             which takes seconds.
         image: extension of the member that is the image; None for that of
             the transform.
+        exif: ``"turn"`` or ``"ignore"`` the orientation in EXIF data; None
+            for what the transform says.
 
     Attributes:
         tail: the trainable layers.
@@ -85,13 +87,14 @@ class FrozenRegion(ClientRegion):
         cache_directory: str | Path | None = None,
         exporting: Callable[[], None] = lambda: None,
         image: str | None = None,
+        exif: str | None = None,
     ) -> None:
         device = parse_device(device)
         with split_progress(type(model).__name__) as progress:
             parts = split(
                 model,
                 freeze,
-                transform=input_transform(transform, augment, image),
+                transform=input_transform(transform, augment, image, exif),
                 cache_directory=cache_directory,
                 exporting=exporting,
                 progress=progress,
@@ -249,6 +252,7 @@ def split_model(
     transform: Any = None,
     augment: Augmentation | None = None,
     augment_period_epochs: int | None = None,
+    exif: str | None = None,
     device: torch.device | str = "cpu",
     cache_directory: str | Path | None = None,
 ) -> tuple[FrozenRegion, torch.nn.Module]:
@@ -277,6 +281,9 @@ def split_model(
             storage; None for none.
         augment_period_epochs: epochs after which the augmentations repeat,
             so that their features can be cached; None for never.
+        exif: ``"turn"`` images as their EXIF data say and people see them, or
+            ``"ignore"`` that, as ``ImageFolder`` does; None for what the
+            transform says, else ``"ignore"``.
         device: device of the tail and of the client's frozen layers.
         cache_directory: directory on this machine in which splits are cached;
             None for ``HAPI_CACHE_DIR``, else ``~/.cache/hapi``; "" for none.
@@ -295,6 +302,7 @@ def split_model(
         device,
         augment=augment,
         augment_period_epochs=augment_period_epochs,
+        exif=exif,
         cache_directory=cache_directory,
     )
     return frozen, frozen.trainable_tail()
@@ -327,6 +335,7 @@ def input_transform(
     transform: Any,
     augment: Augmentation | None = None,
     image: str | None = None,
+    exif: str | None = None,
 ) -> InputTransform:
     """Makes the input transform of the options of a user.
 
@@ -345,12 +354,13 @@ def input_transform(
                 "augment is given for arrays, but only images can be "
                 "augmented; leave it out, or augment the input of the tail",
             )
-        if image is not None:
-            raise ClientError(
-                "bad_configuration",
-                f"image is {image!r}, but the transform takes arrays; leave "
-                "it out",
-            )
+        for name, value in {"image": image, "exif": exif}.items():
+            if value is not None:
+                raise ClientError(
+                    "bad_configuration",
+                    f"{name} is {value!r}, but the transform takes arrays; "
+                    "leave it out",
+                )
         return transform
     try:
         if transform is None:
@@ -363,6 +373,7 @@ def input_transform(
             found,
             augmentation=augment or found.augmentation,
             member=image or found.member,
+            exif=exif or found.exif,
         )
     except (TypeError, ValueError) as error:
         raise ClientError(

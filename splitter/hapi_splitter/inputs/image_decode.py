@@ -21,6 +21,7 @@ from hapi_splitter.inputs.image_header import (
     pillow_parser,
     read_header,
 )
+from hapi_splitter.inputs.tiff_directory import orientation, upright
 
 _MODE_RGB = 3
 """``torchvision.io.ImageReadMode.RGB``."""
@@ -33,13 +34,15 @@ def decode_image(
     max_pixels: int = DEFAULT_MAX_PIXELS,
     formats: Collection[str] = FORMATS,
     header: ImageHeader | None = None,
+    turns: bool = False,
 ) -> torch.Tensor:
     """Decodes an image file to RGB pixels, uint8 ``[3, H, W]``.
 
     The format is detected by the first bytes. Grey, palette and CMYK images
     become RGB, alpha is dropped, 16-bit images keep their upper eight bits,
     others of more than eight are refused, and of several frames or pages the
-    first one counts. EXIF orientation is ignored, as in torchvision's default.
+    first one counts. The orientation of a TIFF, a tag of the format itself, is
+    applied, as by Pillow.
 
     Args:
         data: the file.
@@ -47,6 +50,8 @@ def decode_image(
         formats: formats that are allowed, of ``FORMATS``.
         header: result of ``read_header`` with these arguments, if the caller
             has it.
+        turns: apply the orientation in EXIF data, too, as browsers do; Pillow,
+            ``ImageFolder`` and torchvision leave images as they are stored.
 
     Raises:
         SampleError: undecodable, truncated, of another format or larger
@@ -54,16 +59,18 @@ def decode_image(
     """
     if header is None:
         header = read_header(data, max_pixels=max_pixels, formats=formats)
-    return _decode(data, header)
+    image, stored = _decode(data, header)
+    return upright(image, stored) if turns else image
 
 
-def _decode(data: bytes, header: ImageHeader) -> torch.Tensor:
+def _decode(data: bytes, header: ImageHeader) -> tuple[torch.Tensor, int]:
+    """Returns the image as it is stored, and its orientation."""
     name = header.kind.upper()
     try:
         if header.kind == "jpeg":
             image = _decode_jpeg(data)
             _check_size(header, image.shape[2], image.shape[1])
-            return image
+            return image, header.orientation
         return _decode_with_pillow(data, header)
     except (MemoryError, ImportError, SampleError):
         raise
@@ -119,7 +126,9 @@ def _check_size(header: ImageHeader, width: int, height: int) -> None:
         )
 
 
-def _decode_with_pillow(data: bytes, header: ImageHeader) -> torch.Tensor:
+def _decode_with_pillow(
+    data: bytes, header: ImageHeader
+) -> tuple[torch.Tensor, int]:
     # Also PNGs: torchvision's decoder reads past the end of a truncated file
     # and crashes the process.
     kind = header.kind
@@ -137,4 +146,6 @@ def _decode_with_pillow(data: bytes, header: ImageHeader) -> torch.Tensor:
             pixels = np.repeat(grey[..., None], 3, axis=2)
         else:
             pixels = np.array(image.convert("RGB"))
-    return torch.from_numpy(pixels).permute(2, 0, 1).contiguous()
+        exif = b"" if kind == "tiff" else image.info.get("exif", b"")
+    found = torch.from_numpy(pixels).permute(2, 0, 1).contiguous()
+    return found, orientation(exif)

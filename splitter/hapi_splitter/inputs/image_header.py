@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 import io
 import re
-import struct
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -18,6 +17,8 @@ from typing import Any
 from PIL import features
 
 from hapi_protocol.samples import SNIFF_BYTES, SampleError, sniff
+from hapi_splitter.inputs import tiff_directory
+from hapi_splitter.inputs.tiff_directory import EXIF_PREFIX, ORIENTATION
 
 DEFAULT_MAX_PIXELS = 1 << 26
 """Largest image that is decoded, 67 million pixels."""
@@ -77,7 +78,7 @@ _OPTIONAL = ("webp", "avif")
 _SEGMENTS = re.compile(rb"\xff([\x01-\xcf\xd8-\xfe])", re.DOTALL)
 """The next marker of a JPEG.  Inside coded data 0xff is followed by 0 or a
 restart marker (ITU-T T.81, B.1.1.5), and 0xff may be repeated before one."""
-_START_OF_SCAN, _END_OF_IMAGE = b"\xda", b"\xd9"
+_START_OF_SCAN, _END_OF_IMAGE, _APP1 = b"\xda", b"\xd9", b"\xe1"
 _START_OF_FRAME = tuple(
     bytes([marker])
     for marker in range(0xC0, 0xD0)
@@ -93,8 +94,6 @@ _ISPE = re.compile(rb"ispe\0{4}(.{4})(.{4})", re.DOTALL)
 _BLOCK_TAGS = (273, 279, 324, 325)
 """Offsets and lengths of a TIFF's strips and tiles."""
 _SIZE_TAGS = (256, 257)
-_NUMBERS: Mapping[int, str] = MappingProxyType({3: "H", 4: "I", 16: "Q"})
-"""SHORT, LONG and BigTIFF's LONG8."""
 _EXTENSION = 0x21
 """First byte of a GIF's block that is no image, such as a comment."""
 
@@ -110,6 +109,7 @@ class ImageHeader:
         decoding_bytes: memory of ``decode_image``, its result included.
         is_large: True if decoding takes more than some 0.1 s of a core, or
             nobody can tell before.
+        orientation: of a JPEG, 1 to 8.
     """
 
     kind: str
@@ -117,6 +117,7 @@ class ImageHeader:
     height: int
     decoding_bytes: int
     is_large: bool
+    orientation: int = 1
 
 
 def read_header(
@@ -169,6 +170,7 @@ def read_header(
         or len(data) > LARGE_FILE_BYTES
         or outline.num_parts > LARGE_PARTS
         or outline.num_scans > LARGE_SCANS,
+        outline.orientation,
     )
 
 
@@ -183,6 +185,7 @@ class _Outline:
         num_scans: of a JPEG.
         bytes_per_pixel: of decoding; 0 for the usual ones of the format.
         is_opaque: True if only the decoder can tell what it will cost.
+        orientation: of a JPEG, 1 to 8.
     """
 
     width: int
@@ -191,6 +194,7 @@ class _Outline:
     num_scans: int = 0
     bytes_per_pixel: int = 0
     is_opaque: bool = False
+    orientation: int = 1
 
 
 def _jpeg(data: bytes) -> _Outline:
@@ -202,6 +206,7 @@ def _jpeg(data: bytes) -> _Outline:
     """
     size = (0, 0)
     scans = position = num_parts = bytes_per_pixel = 0
+    exif = b""
     while found := _SEGMENTS.search(data, position):
         marker, position = found[1], found.end()
         if marker == _END_OF_IMAGE:
@@ -212,6 +217,9 @@ def _jpeg(data: bytes) -> _Outline:
             size = int.from_bytes(frame[2:], "big"), height
             if marker in _PROGRESSIVE:
                 bytes_per_pixel = _PROGRESSIVE_BYTES
+        if marker == _APP1 and not exif:
+            part = data[position + 2 : position + (1 << 16)]
+            exif = part if part.startswith(EXIF_PREFIX) else b""
         if marker not in _NO_LENGTH:
             position += int.from_bytes(data[position : position + 2], "big")
         scans += marker == _START_OF_SCAN
@@ -221,7 +229,10 @@ def _jpeg(data: bytes) -> _Outline:
         raise SampleError(f"a JPEG of more than {MAX_SCANS} scans")
     if not all(size):
         raise SampleError("damaged JPEG: unreadable header")
-    return _Outline(*size, num_parts, scans, bytes_per_pixel)
+    orientation = tiff_directory.orientation(exif)
+    return _Outline(
+        *size, num_parts, scans, bytes_per_pixel, orientation=orientation
+    )
 
 
 def _check_parts(
@@ -282,35 +293,25 @@ def _avif(data: bytes) -> _Outline:
 
 
 def _tiff(data: bytes) -> _Outline:
-    """Reads the size and counts the strips and tiles of the first page (TIFF
-    6.0, section 2).  Pillow's parser lists them all.
+    """Reads the size and counts the strips and tiles of the first page.
+
+    Pillow's parser lists them all.
 
     Raises:
         struct.error: if the file ends within its directory.
         KeyError: if it has no size.
     """
-    order = "<" if data[:1] == b"I" else ">"
-    is_big = data[2:4] in (b"+\0", b"\0+")
-    at, offset, length, entry = (
-        (8, "Q", "Q", "HHQ8s") if is_big else (4, "I", "H", "HHI4s")
+    found = {}
+    for entry in tiff_directory.entries(data):
+        if entry.tag in _BLOCK_TAGS:
+            _check_parts(entry.num_values, "TIFF", "strips")
+        found[entry.tag] = entry
+    width, height = (found[tag].number or 0 for tag in _SIZE_TAGS)
+    if ORIENTATION in found and (found[ORIENTATION].number or 0) > 4:
+        width, height = height, width  # Pillow turns it
+    num_parts = max(
+        found[tag].num_values for tag in _BLOCK_TAGS if tag in found
     )
-    (place,) = struct.unpack_from(order + offset, data, at)
-    (count,) = struct.unpack_from(order + length, data, place)
-    place += struct.calcsize(order + length)
-    num_parts = 0
-    sides = {}
-    for number in range(min(count, MAX_PARTS)):
-        tag, kind, found, value = struct.unpack_from(
-            order + entry,
-            data,
-            place + number * struct.calcsize(order + entry),
-        )
-        if tag in _BLOCK_TAGS:
-            _check_parts(found, "TIFF", "strips")
-            num_parts = max(num_parts, found)
-        if tag in _SIZE_TAGS:
-            (sides[tag],) = struct.unpack_from(order + _NUMBERS[kind], value)
-    width, height = (sides[tag] for tag in _SIZE_TAGS)
     return _Outline(width, height, num_parts)
 
 

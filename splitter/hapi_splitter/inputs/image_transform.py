@@ -44,6 +44,7 @@ _INTERPOLATIONS = ("nearest", "nearest-exact", "bilinear", "bicubic") + (
 _ANTIALIASED = ("bilinear", "bicubic", "lanczos")
 _MEMBER = re.compile(r"[^./\s][^/\s]{0,255}")
 _FITS = (None, "cover", "contain")
+_EXIF = ("ignore", "turn")
 _OPTIONAL: Mapping[str, Any] = MappingProxyType(
     {
         "augmentation": None,
@@ -52,6 +53,7 @@ _OPTIONAL: Mapping[str, Any] = MappingProxyType(
         "fill": (0, 0, 0),
         "floor_crop": False,
         "member": None,
+        "exif": "ignore",
     }
 )
 """Fields that JSON omits if they have these values."""
@@ -94,6 +96,8 @@ class ImageTransform:
             Face's processors do; False to round to even, as torchvision does.
         member: extension of the member that is the image, such as
             ``left.jpg``; None for a sample's only image.
+        exif: ``ignore`` the orientation in EXIF data, as ``ImageFolder`` and
+            torchvision do, or ``turn`` images as people see them in a browser.
 
     Raises:
         ValueError: naming the field, its value and what is allowed.
@@ -111,6 +115,7 @@ class ImageTransform:
     fill: tuple[int, int, int] = (0, 0, 0)
     floor_crop: bool = False
     member: str | None = None
+    exif: str = "ignore"
 
     def __post_init__(self) -> None:
         for name in ("resize_size", "crop_size"):
@@ -149,6 +154,10 @@ class ImageTransform:
                     f"{name} must be true or false, not"
                     f" {getattr(self, name)!r:.80}"
                 )
+        if self.exif not in _EXIF:
+            raise ValueError(
+                f"exif must be 'ignore' or 'turn', not {self.exif!r:.80}"
+            )
         if self.member is not None:
             if not _MEMBER.fullmatch(str(self.member)):
                 raise ValueError(
@@ -217,6 +226,11 @@ class ImageTransform:
         return replace(IMAGE, member=self.member)
 
     @property
+    def turns(self) -> bool:
+        """True if images are turned as their EXIF data say."""
+        return self.exif == "turn"
+
+    @property
     def output_shape(self) -> tuple[int, int, int]:
         """Shape of one sample, 3 and the crop's height and width."""
         return (3, *self._crop_sides)
@@ -271,6 +285,14 @@ class ImageTransform:
 
     def resizing_bytes(self, height: int, width: int) -> int:
         """Upper bound of the memory of :meth:`sample` for such an image."""
+        if self.turns:
+            return max(
+                self._resizing_bytes(height, width),
+                self._resizing_bytes(width, height),
+            )
+        return self._resizing_bytes(height, width)
+
+    def _resizing_bytes(self, height: int, width: int) -> int:
         sides = self._resized_sides(height, width)
         num_pixels = max(height, sides[0]) * sides[1] + sides[0] * sides[1]
         num_pixels = min(num_pixels, 2 * MAX_RESIZED_PIXELS)

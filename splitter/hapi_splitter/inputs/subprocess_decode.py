@@ -164,6 +164,7 @@ def answer_image(descriptor: int, request: Request) -> dict[str, Any]:
             data,
             max_pixels=request["max_pixels"],
             formats=request["formats"],
+            turns=transform.turns,
         )
         image = transform.sample(pixels, request["image"], training)
     except SampleError as error:

@@ -98,7 +98,7 @@ def image_decoder(
         )
         if header.is_large or image.num_bytes > LARGE_BYTES:
             return image
-        pixels = decode_image(data, header=header)
+        pixels = decode_image(data, header=header, turns=transform.turns)
         return transform.sample(pixels, key, training)
 
     return _decoder(transform.medium, decode)

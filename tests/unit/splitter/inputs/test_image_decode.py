@@ -11,7 +11,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
-from PIL import Image, features
+from PIL import Image, ImageOps, features
 from torchvision.io import ImageReadMode, decode_jpeg
 
 from hapi_protocol.samples import IMAGE, SNIFF_BYTES, SampleError, sniff
@@ -251,6 +251,45 @@ def test_header_states_the_size_of_the_image(kind):
         header = read_header(picture(mode, kind.upper(), **options))
         assert (header.width, header.height) == (40, 30)
         assert header.is_large == (kind == "avif")
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "AVIF", "TIFF"])
+def test_orientation_is_ignored_or_applied_as_by_pillow(kind, orientation):
+    if kind == "AVIF" and not features.check("avif"):
+        pytest.skip("this Pillow has no AVIF")
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    exif[0x010E] = "a description"
+    data = picture(kind=kind, exif=exif)
+    image = Image.open(io.BytesIO(data))
+    as_stored = torch.from_numpy(np.array(image.convert("RGB")))
+    turned = torch.from_numpy(np.array(ImageOps.exif_transpose(image)))
+    tolerance = 2 if kind == "JPEG" else 0  # another build of its library
+    for wanted, turns in ((as_stored, False), (turned, True)):
+        found = decode_image(data, turns=turns).permute(1, 2, 0)
+        assert found.shape == wanted.shape
+        assert (found.int() - wanted.int()).abs().max() <= tolerance
+    assert (kind == "TIFF") == torch.equal(as_stored, turned) or (
+        orientation == 1
+    )
+
+
+@pytest.mark.parametrize(
+    "exif",
+    [
+        b"",
+        b"II*\0",
+        b"II*\0\xff\xff\xff\xff",
+        b"MM\0*\0\0\0\x08\xff\xff",
+        b"II*\0\x08\0\0\0\1\0\x12\1\3\0\1\0\0\0\x09\0\0\0",
+        b"II*\0\x08\0\0\0\1\0\x12\1\2\0\1\0\0\0\x06\0\0\0",
+        b"junk" * 20,
+    ],
+)
+def test_damaged_exif_data_do_not_turn(exif):
+    data = picture(exif=b"Exif\0\0" + exif)
+    assert torch.equal(decode_image(data, turns=True), decode_image(data))
 
 
 def test_progressive_jpeg_may_have_100_scans():
