@@ -39,9 +39,12 @@ class Gateway:
         url: URL of the gateway.
         storm: failures to inject; None for none.
         happened: number of requests by their fate.
+        info: status and body of its own response to ``/info``; None to ask
+            Swift.
     """
 
     url: str
+    info: tuple[int, bytes] | None = None
     storm: Storm | None = None
     happened: Counter[str] = field(default_factory=Counter)
     _dead_tokens: set[str] = field(default_factory=set)
@@ -95,6 +98,9 @@ def _handler(gateway: Gateway, target: str) -> type[BaseHTTPRequestHandler]:
 
         def forward(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            if gateway.info is not None and self.path == "/info":
+                status, page = gateway.info
+                return self._refuse(status, page)
             fate = gateway.fate(self.headers.get("X-Auth-Token"))
             if fate == "refused":
                 return self._refuse(503)
@@ -112,10 +118,12 @@ def _handler(gateway: Gateway, target: str) -> type[BaseHTTPRequestHandler]:
 
         do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = forward
 
-        def _refuse(self, status: int) -> None:
+        def _refuse(self, status: int, page: bytes = b"") -> None:
             self.send_response(status)
-            self.send_header("Content-Length", "0")
+            self.send_header("Content-Type", "text/html")
+            self.send_header("Content-Length", str(len(page)))
             self.end_headers()
+            self.wfile.write(page)
 
         def _pass_on(
             self, answer: http.client.HTTPResponse, *, torn: bool

@@ -14,7 +14,12 @@ from hapi_client.swift.connection import Connection
 from hapi_client.swift.retry import is_retryable
 from hapi_client.swift.swift_url import Location
 from hapi_protocol.data_index import INDEX_NAME, DataIndex
-from hapi_protocol.errors import DataIndexError, HapiError, NotFoundError
+from hapi_protocol.errors import (
+    ConflictError,
+    DataIndexError,
+    HapiError,
+    NotFoundError,
+)
 from hapi_protocol.samples import IMAGE
 
 logger = logging.getLogger(__name__)
@@ -148,6 +153,40 @@ def store_index(
         content_type=CONTENT_TYPE_INDEX,
         md5=hashlib.md5(data, usedforsecurity=False).hexdigest(),
     )
+
+
+def index_etag(connection: Connection, location: Location) -> str | None:
+    """Returns the ETag of a data set's index; None if there is none."""
+    found = connection.head(location.container, location.index_name)
+    return None if found is None else found.etag
+
+
+def replace_index(
+    connection: Connection,
+    location: Location,
+    index: DataIndex,
+    before: str | None,
+) -> None:
+    """Stores the index of a data set, unless another process has meanwhile.
+
+    Args:
+        connection: connection to the account.
+        location: location of the data set.
+        index: the new index.
+        before: :func:`index_etag` when the work on it began.
+
+    Raises:
+        ConflictError: there is another index now, with other rows.
+    """
+    if index_etag(connection, location) == before:
+        store_index(connection, location, index)
+    elif find_index(connection, location) != index:
+        raise ConflictError(
+            "job_conflict",
+            f"another upload to {location}, or another 'hapi index', has "
+            "written its index meanwhile, which does not have what this one "
+            f"stored; when both have ended, run 'hapi index {location}'",
+        )
 
 
 def _some_names(connection: Connection, location: Location) -> Iterator[str]:

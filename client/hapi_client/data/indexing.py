@@ -8,7 +8,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hapi_client.data.index import MAX_ATTEMPTS, find_index, store_index
+from hapi_client.data.index import (
+    MAX_ATTEMPTS,
+    find_index,
+    index_etag,
+    replace_index,
+    store_index,
+)
 from hapi_client.data.label_texts import (
     JsonLabels,
     LabelledRow,
@@ -133,6 +139,7 @@ def update_index(
 
     Raises:
         DataIndexError: if there is no shard.
+        ConflictError: an upload wrote the index meanwhile.
         HapiError: naming the shard that cannot be read.
     """
     options = options or IndexOptions()
@@ -143,6 +150,7 @@ def update_index(
             f"{location} has no object ending in {SHARD_SUFFIX}, and no "
             "image or array",
         )
+    before = index_etag(connection, location)
     old = find_index(connection, location) or DataIndex(())
     source = options.labels or old.labels
     if not listing.groups:
@@ -203,7 +211,7 @@ def update_index(
             save()
         raise
     index = numbered(old if old.labels == source else DataIndex(()))
-    store_index(connection, location, index)
+    replace_index(connection, location, index, before)
     if has_partial:
         connection.delete(
             location.container, location.index_name + PARTIAL_SUFFIX

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
-from hapi_client.data.index import find_index, store_index
+from hapi_client.data.index import find_index, index_etag, replace_index
 from hapi_client.data.indexing import (
     IndexOptions,
     checked_rows,
@@ -139,10 +139,12 @@ def upload(
 
     Raises:
         ClientError: ``bad_configuration`` naming an invalid source.
+        ConflictError: another upload wrote the index meanwhile.
         HapiError: naming the shard that is damaged or cannot be stored.
     """
     folder = _class_folder(sources)
     connection.put_container(location.container)
+    before = index_etag(connection, location)
     old = find_index(connection, location) or DataIndex(())
     rows = labelled_rows(old)
     options = _options_like(location, old, options or IndexOptions())
@@ -168,7 +170,7 @@ def upload(
     }
     source = options.labels or DEFAULT_LABELS
     index = number_labels(rows, etags, old=old, source=source)
-    store_index(connection, location, index)
+    replace_index(connection, location, index, before)
     new = {shard.info.name: shard.rows for shard in shards}
     note = unlabelled_note(new, source)
     if note:

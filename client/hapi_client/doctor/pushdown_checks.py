@@ -239,7 +239,8 @@ class Doctor:
                 ("account",),
                 {
                     "no_hapi": "ask the operator to add the filter to the "
-                    "pipeline (docs, Operating); jobs stream",
+                    "pipeline, and to let /info through (docs, Operating); "
+                    "jobs stream",
                     "": "ask the operator to check /info (expose_info)",
                 },
             ),

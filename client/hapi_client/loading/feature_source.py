@@ -31,7 +31,7 @@ from hapi_client.loading.span_source import (
 from hapi_client.metrics.counters import JobCounters
 from hapi_client.metrics.window_metrics import SpanMetrics
 from hapi_client.planning.cache_tracker import CacheTracker
-from hapi_client.swift.account import source_changed
+from hapi_client.swift.account import unreadable
 from hapi_client.swift.connection import Connection
 from hapi_client.swift.retry import is_retryable
 from hapi_client.swift.transport import CancelScope
@@ -271,11 +271,7 @@ class FeatureSource:
                 self._connection, span, training, seconds=self._limits.seconds
             )
         except HapiError as error:
-            if error.code == "source_changed":
-                raise source_changed(
-                    span.container, span.shard, error.trans_id
-                ) from error
-            raise
+            raise unreadable(error, span.container, span.shard) from error
         state = body.headers.get(HEADER_CACHE, CACHE_OFF)
         if not span.is_group:
             self._warn_of_no_cache(state, span)

@@ -16,11 +16,12 @@ from hapi_client.swift.http_client import (
     HttpClient,
     RequestBody,
 )
-from hapi_client.swift.response_body import ResponseBody
+from hapi_client.swift.response_body import BROKEN_SEGMENT, ResponseBody
 from hapi_client.swift.traffic_counters import Traffic
 from hapi_client.swift.transport import CancelScope
 from hapi_protocol.errors import (
     ClientError,
+    HapiError,
     NotFoundError,
     SourceChangedError,
 )
@@ -394,8 +395,10 @@ class SwiftAccount:
                 object_name=f"{container}/{name}",
                 seconds=seconds,
             )
-        except SourceChangedError as error:
-            raise source_changed(container, name, error.trans_id) from error
+        except HapiError as error:
+            if etag is None:
+                raise
+            raise unreadable(error, container, name) from error
 
     def put(
         self,
@@ -483,3 +486,20 @@ def source_changed(
         object_name=f"{container}/{name}",
         trans_id=trans_id,
     )
+
+
+def unreadable(error: HapiError, container: str, name: str) -> HapiError:
+    """Says what an error of reading an indexed object means, if known."""
+    path = f"{container}/{name}"
+    if error.code == "source_changed":
+        return source_changed(container, name, error.trans_id)
+    if error.status == 404 and error.details.get("object_role") != "model":
+        error.message = (
+            f"{path} is in the index, and was deleted or has expired since "
+            "(404); upload it again, or run 'hapi index' for the data set to "
+            "leave it out"
+        )
+    elif error.status == 409 and error.code == "job_conflict":
+        # Swift's answer for the first segment; later ones break the body off.
+        error.message = f"{path} cannot be read (409): {BROKEN_SEGMENT}"
+    return error

@@ -11,6 +11,7 @@ from keystoneauth1.session import Session
 
 from hapi_client.swift.credentials import Credentials
 from hapi_client.swift.retry import RETRYABLE_STATUSES
+from hapi_client.swift.transport import proxy_text
 from hapi_protocol.errors import ClientError, HapiError, RightsError
 
 
@@ -117,7 +118,8 @@ class Authenticator:
             return ClientError(
                 "not_connected",
                 f"the auth service at {url} does not answer "
-                f"({_root_cause(error)}); check the URL and the service",
+                f"({_root_cause(error)}); check the URL and the service"
+                f"{proxy_text(url)}",
             )
         # As after a lost connection, the same request may succeed later.
         status = getattr(error, "http_status", None)

@@ -8,10 +8,12 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
+import requests
+
 from hapi_client.swift.account import SwiftAccount
 from hapi_client.swift.http_client import RequestBody
 from hapi_client.swift.response_body import ResponseBody
-from hapi_protocol.errors import ClientError
+from hapi_protocol.errors import ClientError, HapiError
 from hapi_protocol.headers import (
     CONTENT_TYPE_STREAM,
     HEADER_PROFILE,
@@ -39,23 +41,41 @@ class Connection(SwiftAccount):
                 protocol.
 
         Raises:
-            ClientError: ``no_hapi`` if the proxy has no such filter,
+            ClientError: ``no_hapi`` if the proxy has no such filter or does
+                not say so,
                 ``unsupported_version`` if it has no version of the protocol
                 in common with this client.
         """
-        with self._open_info() as body:
-            section = body.read_json(dict).get("hapi")
-            proxy = f"the proxy at {urlsplit(self.storage_url).netloc}"
-            if not isinstance(section, dict):
-                raise ClientError(
-                    "no_hapi",
-                    f"{proxy} has no hapi filter in its pipeline (no 'hapi' "
-                    "section in /info); use cut 0 (streaming), or ask the "
-                    "operator to add it",
-                )
-            if not any_version:
-                common_version(section, proxy, version("swift-hapi"))
-            return section
+        proxy = f"the proxy at {urlsplit(self.storage_url).netloc}"
+        try:
+            with self._open_info() as body:
+                section = body.read_json(dict).get("hapi")
+                if not isinstance(section, dict):
+                    raise ClientError(
+                        "no_hapi",
+                        f"{proxy} has no hapi filter in its pipeline (no "
+                        "'hapi' section in /info); use cut 0 (streaming), or "
+                        "ask the operator to add it",
+                    )
+                if not any_version:
+                    common_version(section, proxy, version("swift-hapi"))
+                return section
+        except HapiError as error:
+            is_answer = error.code == "bad_configuration" or (
+                400 <= error.status < 500
+            )
+            if not is_answer or isinstance(
+                error.__cause__, requests.RequestException
+            ):
+                raise
+            raise ClientError(
+                "no_hapi",
+                f"{proxy} does not say whether it has the hapi filter: "
+                f"{error.message}; use cut 0 (streaming), or ask the operator "
+                "to let /info through (expose_info, and gateways before it)",
+                object_name="/info",
+                trans_id=error.trans_id,
+            ) from error
 
     def get_features(
         self,

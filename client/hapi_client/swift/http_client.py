@@ -23,6 +23,7 @@ from hapi_client.swift.transport import (
     SocketOwners,
     Transport,
     is_certificate_error,
+    proxy_text,
 )
 from hapi_protocol.errors import (
     MAX_BODY_BYTES,
@@ -213,7 +214,9 @@ class HttpClient:
                 verify=transport.verify,
             )
         except requests.RequestException as error:
-            raise _no_response(error, method, object_name, timeout) from error
+            raise _no_response(
+                error, method, url, object_name, timeout
+            ) from error
 
     def _transport(self) -> Transport:
         with self._lock:
@@ -231,6 +234,7 @@ class HttpClient:
 def _no_response(
     error: requests.RequestException,
     method: str,
+    url: str,
     object_name: str,
     timeout: tuple[float, float],
 ) -> HapiError:
@@ -240,7 +244,8 @@ def _no_response(
     if isinstance(error, timeouts) or isinstance(cause, timeouts):
         return TooSlowError(
             "too_slow",
-            f"{method} {object_name}: no response within {timeout[1]:g} s",
+            f"{method} {object_name}: no response within {timeout[1]:g} s"
+            f"{proxy_text(url)}",
             object_name=object_name,
         )
     if is_certificate_error(cause):
@@ -252,7 +257,7 @@ def _no_response(
         )
     return ClientError(
         "not_connected",
-        f"{method} {object_name}: {cause}",
+        f"{method} {object_name}: {cause}{proxy_text(url)}",
         object_name=object_name,
     )
 

@@ -28,6 +28,12 @@ MAX_DRAIN_BYTES = 64 * 1024
 MAX_QUOTED_BYTES = 80
 Document = TypeVar("Document", bound="dict[str, Any] | list[Any]")
 
+BROKEN_SEGMENT = (
+    "a segment of this large object was replaced or deleted after its "
+    "manifest was written; upload the object again, then run 'hapi index' for "
+    "the data set"
+)
+
 
 class ResponseBody(io.RawIOBase):
     """A readable file with the body of one response; the caller closes it.
@@ -151,10 +157,11 @@ class ResponseBody(io.RawIOBase):
             piece: bytes = self._response.raw.read1(size, decode_content=False)
         except (urllib3.exceptions.HTTPError, OSError) as error:
             self._scope.check()
+            reason = f"broke off after {self._num_read} bytes: {error}"
+            if "X-Static-Large-Object" in self.headers:
+                reason += f"; if it does so again: {BROKEN_SEGMENT}"
             raise self._error(
-                TruncatedStreamError,
-                "truncated",
-                f"broke off after {self._num_read} bytes: {error}",
+                TruncatedStreamError, "truncated", reason
             ) from error
         self._num_read += len(piece)
         self._traffic.add(received_bytes=len(piece))

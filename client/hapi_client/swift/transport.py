@@ -11,12 +11,14 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import re
 import socket
 import ssl
 import threading
 import weakref
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import requests
 import urllib3
@@ -35,6 +37,27 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 SEND_BLOCK_BYTES = 1024 * 1024
+_PASSWORD = re.compile("//[^/@]*@")
+
+
+def proxy_text(url: str) -> str:
+    """Names the HTTP proxy of the environment that a URL is reached by.
+
+    Returns:
+        What to append to an error of connecting; empty without a proxy.
+    """
+    proxy = requests.utils.select_proxy(
+        url, requests.utils.get_environ_proxies(url, no_proxy=None)
+    )
+    if not proxy:
+        return ""
+    parts = urlsplit(url)
+    hidden = _PASSWORD.sub("//", proxy)
+    return (
+        f"; the environment sends it through the proxy {hidden} "
+        f"({parts.scheme}_proxy): if that is wrong, unset the variable or add "
+        f"{parts.hostname} to no_proxy"
+    )
 
 
 class CancelScope:
