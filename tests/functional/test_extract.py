@@ -1,5 +1,6 @@
 """``hapi extract`` writes the features that the model computes."""
 
+import io
 import json
 import os
 import re
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from hapi_client.atomic_file import file_lock
+from hapi_client.data.indexing import update_index
 from hapi_client.data.upload import upload
 from hapi_client.export.extract import extract
 from hapi_client.model.frozen_region import IMAGENET_TRANSFORM
@@ -21,7 +23,7 @@ from hapi_protocol.errors import ClientError
 from hapi_splitter.inputs.image_decode import decode_image
 from jobs import small_job
 from networks import small_network, small_transform
-from photos import jpegs, shard, with_corrupt_member
+from photos import jpegs, shard, tar_of, with_corrupt_member
 
 ROOT = Path(__file__).resolve().parents[2]
 NUM_SAMPLES = 20
@@ -112,6 +114,58 @@ def test_features_are_those_of_the_model_in_the_order_of_the_index(
     assert (about["model"], about["freeze"]) == ("small", "body")
     assert about["transform"]["crop_size"] == 64
     assert {"hapi", "weights", "data_digest", "cut"} < set(about)
+
+
+def test_samples_of_equal_keys_are_told_apart(connection, tmp_path):
+    """In two shards, in two data sets, and loose in two folders."""
+    images = [data for data, _ in jpegs(6, size=64)]
+    shards, more, loose = (
+        Location("extracted", name) for name in ("one", "two", "loose")
+    )
+    for place, names in ((shards, ("a", "b")), (more, ("a",))):
+        folder = tmp_path / place.prefix
+        folder.mkdir()
+        for name in names:
+            data = with_corrupt_member(
+                tar_of([(f"{n}.jpg", images[n]) for n in range(2)]), "0"
+            )
+            (folder / f"{name}.tar").write_bytes(data)
+        upload(connection, place, [folder], SilentReporter())
+    for name in ("x/1.jpg", "y/1.jpg", "y/1.png"):
+        connection.put(
+            "extracted", f"loose/{name}", io.BytesIO(images[0]), len(images[0])
+        )
+    update_index(connection, loose)
+    with job_of(
+        connection,
+        [str(each) for each in (shards, more, loose)],
+        labels="optional",
+        on_error="skip",
+    ) as job:
+        extract(job, tmp_path / "f.parquet")
+        extract(job, tmp_path / "f.npz")
+    table = pq.read_table(tmp_path / "f.parquet")
+    wanted = [
+        ("1", "swift://extracted/one/a.tar", "swift://extracted/one"),
+        ("1", "swift://extracted/one/b.tar", "swift://extracted/one"),
+        ("1", "swift://extracted/two/a.tar", "swift://extracted/two"),
+        *(
+            (f"loose/{n}", f"swift://extracted/loose/{n}", str(loose))
+            for n in ("x/1.jpg", "y/1.jpg", "y/1.png")
+        ),
+    ]
+    columns = ("key", "object", "data_set")
+    rows = zip(*(table[each].to_pylist() for each in columns), strict=True)
+    rows = [*rows]
+    # Loose objects are in an order of their own.
+    assert rows[:3] == wanted[:3]
+    assert sorted(rows) == sorted(wanted)
+    with np.load(tmp_path / "f.npz") as found:
+        assert rows == [
+            *zip(
+                *(found[f"{each}s"].tolist() for each in columns), strict=True
+            )
+        ]
 
 
 def test_undecodable_sample_is_named_or_left_out(connection, bad, tmp_path):

@@ -65,7 +65,7 @@ def small_job(data: Any, **options: Any) -> TransferJob:
         options.setdefault("cache_memory_bytes", 0)
     return transfer_job(
         options.pop("network", None) or small_network(),
-        data=data if isinstance(data, dict) else str(data),
+        data=data if isinstance(data, (dict, list)) else str(data),
         **{
             "freeze": "body",
             "transform": small_transform(),

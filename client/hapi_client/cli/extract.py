@@ -84,12 +84,13 @@ class ExtractOptions:
 def extract_command(context: typer.Context, options: ExtractOptions) -> None:
     """Write the features of a data set to a file, for other tools.
 
-    Samples are in the order of the index and not augmented. Each has its key,
-    its label and class name (if the index has them), and its features as
-    float32 in the model's shape, independent of --encoding. The file also
-    describes the features: model, freeze, digest of the weights, transform,
-    cut, digest of the data. It is written as OUT.part and renamed when it is
-    complete; an interrupted run leaves no file and starts again.
+    Samples are in the order of the index and not augmented. Each has its key
+    (unique in its object), the URL of its object (the shard, or the file) and
+    of its data set, its label and class name (if the index has them), and its
+    features as float32 in the model's shape, independent of --encoding. The
+    file also describes the features: model, freeze, digest of the weights,
+    transform, cut, digest of the data. It is written as OUT.part and renamed
+    when it is complete; an interrupted run leaves no file and starts again.
 
     Examples:
 

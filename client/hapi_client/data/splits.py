@@ -49,11 +49,13 @@ class DataSet:
         labels: labels of each span, ``[samples]`` int64.
         class_names: names of the labels, if they are those of the index and
             the first index has names.
+        locations: data set of each span.
     """
 
     spans: Sequence[Span]
     labels: Sequence[npt.NDArray[np.int64]]
     class_names: Sequence[str] = ()
+    locations: Sequence[Location] = ()
 
     @property
     def sizes(self) -> list[int]:
@@ -188,6 +190,7 @@ def _load(
         raise ClientError("bad_configuration", "data names no data set")
     spans: list[Span] = []
     found: list[npt.NDArray[np.int64]] = []
+    locations: list[Location] = []
     class_names = (
         like.class_names if like and has_labels(like.labels) else None
     )
@@ -197,6 +200,7 @@ def _load(
             index = read_label_texts(connection, part.location, index, source)
         new = index.spans(container=part.location.container)
         spans += new
+        locations += [part.location] * len(new)
         numbers = span_labels(new, labels, index.class_names)
         if uses_index_labels(labels) and has_labels(numbers):
             if class_names is None:
@@ -207,7 +211,7 @@ def _load(
         found += numbers
     _check_repeated(spans)
     names = class_names if uses_index_labels(labels) else None
-    return DataSet(spans, found, names or ())
+    return DataSet(spans, found, names or (), locations)
 
 
 def _parts(shards: Shards) -> Iterator[_Part]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -10,16 +10,19 @@ from pathlib import Path
 from typing import Any
 
 from hapi_client.atomic_file import check_writable, file_lock, write_atomically
-from hapi_client.data.splits import TRAIN
+from hapi_client.data.splits import TRAIN, DataSet
 from hapi_client.export.feature_writers import (
     Contents,
     FeatureWriter,
     Rows,
+    Source,
     check_free_space,
     check_suffix,
     open_writer,
 )
 from hapi_client.job.transfer_job import TransferJob
+from hapi_client.swift.swift_url import Location
+from hapi_protocol.data_index import IndexRow
 from hapi_protocol.errors import ClientError
 
 
@@ -137,14 +140,30 @@ def _write(
     """Writes all samples and returns their number."""
     total = job.data_set(split).num_samples
     done = 0
+    sources = _sources(job.data_set(split))
     with closing(job.loader(split=split, shared=False)) as loader:
         for features, labels in loader:
-            keys = loader.keys
+            # The loader has their order, and leaves some out.
+            found = [
+                next(source for source, each in sources if each is row)
+                for row in loader.rows
+            ]
             writer.write(
                 Rows(
-                    keys, labels.cpu().numpy(), features.float().cpu().numpy()
+                    found,
+                    labels.cpu().numpy(),
+                    features.float().cpu().numpy(),
                 )
             )
-            done += len(keys)
+            done += len(found)
             on_samples(done, total)
     return done
+
+
+def _sources(data: DataSet) -> Iterator[tuple[Source, IndexRow]]:
+    """Yields all samples in the order of the index."""
+    for span, location in zip(data.spans, data.locations, strict=True):
+        for row in span.rows:
+            name = row.key if span.is_group else span.shard
+            path = str(Location(span.container, name))
+            yield Source(row.key, path, str(location)), row

@@ -1,8 +1,10 @@
 """Writers of feature files for other tools: Parquet, Arrow, NumPy.
 
-Tables have the columns ``key``, ``label``, ``class_name`` if the data set has
-class names, and ``features``, a fixed-shape tensor that other readers see as
-a list of fixed size.  Archives have arrays with these names in the plural.
+Tables have the columns ``key``, ``object`` (URL of the shard, or of the file
+that is a sample by itself), ``data_set``, ``label``, ``class_name`` if the
+data set has class names, and ``features``, a fixed-shape tensor that other
+readers see as a list of fixed size.  Keys are unique in their object only.
+  Archives have arrays with these names in the plural.
 The description of the features is JSON in the schema's metadata under
 ``hapi``, or in the array ``about``.
 """
@@ -18,7 +20,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import IO, Any, Protocol, TypeAlias
+from typing import IO, Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -60,28 +62,42 @@ class Contents:
         return json.dumps(dict(self.about))
 
 
+class Source(NamedTuple):
+    """Where a sample is stored.
+
+    Attributes:
+        key: key of the sample.
+        object: URL of its shard, or of the file that it is.
+        data_set: URL of its data set.
+    """
+
+    key: str
+    object: str
+    data_set: str
+
+
 @dataclass(frozen=True)
 class Rows:
     """Some samples.
 
     Attributes:
-        keys: keys of the samples.
+        sources: where the samples are stored.
         labels: ``[n]`` int64.
         features: ``[n, *shape]`` float32.
     """
 
-    keys: Sequence[str]
+    sources: Sequence[Source]
     labels: npt.NDArray[np.int64]
     features: npt.NDArray[np.float32]
 
     def __len__(self) -> int:
-        return len(self.keys)
+        return len(self.sources)
 
     @classmethod
     def joined(cls, parts: Sequence[Rows]) -> Rows:
         """Joins rows in the given order."""
         return cls(
-            [key for part in parts for key in part.keys],
+            [each for part in parts for each in part.sources],
             np.concatenate([part.labels for part in parts]),
             np.concatenate([part.features for part in parts]),
         )
@@ -131,7 +147,10 @@ class _TableWriter:
         rows = Rows.joined(self._waiting)
         self._waiting = []
         columns = [
-            pa.array(rows.keys, pa.utf8()),
+            *(
+                pa.array(column, pa.utf8())
+                for column in zip(*rows.sources, strict=True)
+            ),
             pa.array(rows.labels, mask=rows.labels == UNLABELLED),
             pa.FixedShapeTensorArray.from_numpy_ndarray(rows.features),
         ]
@@ -140,7 +159,7 @@ class _TableWriter:
                 None if label == UNLABELLED else self._names[label]
                 for label in rows.labels
             ]
-            columns.insert(2, pa.array(names, pa.utf8()))
+            columns.insert(-1, pa.array(names, pa.utf8()))
         self._write_batch(pa.record_batch(columns, schema=self._schema))
 
 
@@ -149,7 +168,10 @@ def _schema(contents: Contents) -> pa.Schema:
     names = [pa.field("class_name", pa.utf8())] if contents.class_names else []
     return pa.schema(
         [
-            pa.field("key", pa.utf8(), nullable=False),
+            *(
+                pa.field(name, pa.utf8(), nullable=False)
+                for name in Source._fields
+            ),
             pa.field("label", pa.int64()),
             *names,
             pa.field("features", features, nullable=False),
@@ -161,7 +183,9 @@ def _schema(contents: Contents) -> pa.Schema:
 @contextmanager
 def _parquet(file: IO[bytes], contents: Contents) -> Iterator[FeatureWriter]:
     schema = _schema(contents)
-    names = ["class_name"] if contents.class_names else False
+    names = ["object", "data_set"]
+    if contents.class_names:
+        names.append("class_name")
     with pq.ParquetWriter(
         file, schema, compression="zstd", use_dictionary=names
     ) as writer:
@@ -190,23 +214,25 @@ class _ArchiveWriter:
     def __init__(self, contents: Contents, staged: IO[bytes]) -> None:
         self._contents = contents
         self._staged = staged
-        self._keys: list[str] = []
+        self._sources: list[Source] = []
         self._labels: list[npt.NDArray[np.int64]] = []
 
     def write(self, rows: Rows) -> None:
         self._staged.write(np.ascontiguousarray(rows.features).data)
-        self._keys += rows.keys
+        self._sources += rows.sources
         self._labels.append(rows.labels)
 
     def save(self, file: IO[bytes]) -> None:
         self._staged.flush()
-        shape = (len(self._keys), *self._contents.shape)
+        shape = (len(self._sources), *self._contents.shape)
         features = np.memmap(self._staged, np.float32, "r", shape=shape)
         np.savez(
             file,
             features=features,
             labels=np.concatenate(self._labels),
-            keys=np.array(self._keys),
+            keys=np.array([each.key for each in self._sources]),
+            objects=np.array([each.object for each in self._sources]),
+            data_sets=np.array([each.data_set for each in self._sources]),
             class_names=np.array(self._contents.class_names, np.str_),
             about=np.array(self._contents.about_text),
         )

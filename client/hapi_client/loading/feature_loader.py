@@ -91,7 +91,12 @@ class FeatureLoader:
     @property
     def keys(self) -> Sequence[str]:
         """Keys of the samples of the last batch, in order."""
-        return self._delivery.keys()
+        return [row.key for row in self.rows]
+
+    @property
+    def rows(self) -> Sequence[IndexRow]:
+        """Rows of the index, of the samples of the last batch, in order."""
+        return self._delivery.rows()
 
     def __iter__(self) -> Iterator[LabelledBatch]:
         self._delivery.check_unused()
@@ -137,11 +142,10 @@ class _Delivery:
         self._is_closed = False
         self._thread: int | None = None
 
-    def keys(self) -> list[str]:
-        """Returns the keys of the last batch."""
+    def rows(self) -> Sequence[IndexRow]:
+        """Returns the rows of the last batch."""
         last = self._last
-        rows = self._rows_of(last) if isinstance(last, Batch) else last
-        return [row.key for row in rows]
+        return self._rows_of(last) if isinstance(last, Batch) else last
 
     def check_unused(self) -> None:
         """Checks that no batch was requested yet.

@@ -17,6 +17,7 @@ from hapi_client.export.feature_writers import (
     SUFFIXES,
     Contents,
     Rows,
+    Source,
     check_free_space,
     check_suffix,
     open_writer,
@@ -32,7 +33,12 @@ def rows(first, count, shape=(2, 3)):
     values = np.arange(first * size, (first + count) * size, dtype=np.float32)
     numbers = range(first, first + count)
     return Rows(
-        [f"s{number}" for number in numbers],
+        [
+            Source(
+                f"s{number}", f"swift://c/d/{number % 2}.tar", "swift://c/d"
+            )
+            for number in numbers
+        ],
         # Every third sample has no label.
         np.array([number % 3 - 1 for number in numbers], np.int64),
         values.reshape(count, *shape),
@@ -66,7 +72,10 @@ def test_table_has_all_rows_in_order(
     write(path, [rows(0, 4), rows(4, 1), rows(5, 2)])
     found = table_of(path)
     expected = rows(0, 7)
-    assert found["key"].to_pylist() == expected.keys
+    for name in Source._fields:
+        assert found[name].to_pylist() == [
+            getattr(each, name) for each in expected.sources
+        ]
     assert found["label"].to_pylist() == [None, 0, 1, None, 0, 1, None]
     assert found["class_name"].to_pylist()[:3] == [None, "cat", "dog"]
     features = found["features"].combine_chunks()
@@ -77,7 +86,11 @@ def test_table_has_all_rows_in_order(
     assert json.loads(found.schema.metadata[b"hapi"]) == ABOUT
 
     write(path, [rows(0, 4)], names=())
-    assert table_of(path).column_names == ["key", "label", "features"]
+    assert table_of(path).column_names == [
+        *Source._fields,
+        "label",
+        "features",
+    ]
 
 
 @pytest.mark.parametrize("names", [NAMES, ()])
@@ -89,7 +102,10 @@ def test_archive_is_read_without_pickle(tmp_path, names):
         np.testing.assert_array_equal(found["features"], expected.features)
         np.testing.assert_array_equal(found["labels"], expected.labels)
         assert found["features"].dtype == np.float32
-        assert found["keys"].tolist() == expected.keys
+        for name in Source._fields:
+            assert found[f"{name}s"].tolist() == [
+                getattr(each, name) for each in expected.sources
+            ]
         assert found["class_names"].tolist() == list(names)
         assert json.loads(str(found["about"])) == ABOUT
 
