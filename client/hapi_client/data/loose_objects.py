@@ -171,6 +171,10 @@ def _records(text: str, path: str) -> Iterator[tuple[int, dict[str, object]]]:
         reader = csv.DictReader(io.StringIO(text, newline=None))
         try:
             names = reader.fieldnames or ()
+            if twice := [name for name in names if names.count(name) > 1]:
+                raise _damaged(
+                    path, 1, f"has the field {twice[0]!r:.80} twice"
+                )
             for separator, name in ((";", "semicolons"), ("\t", "tabs")):
                 if len(names) == 1 and separator in names[0]:
                     raise _damaged(
@@ -192,12 +196,19 @@ def _records(text: str, path: str) -> Iterator[tuple[int, dict[str, object]]]:
     for number, line in enumerate(text.splitlines(), 1):
         if line.strip():
             try:
-                fields = json.loads(line)
+                fields = json.loads(line, object_pairs_hook=_unique)
             except (ValueError, RecursionError) as error:
                 raise _damaged(path, number, f"is no JSON: {error}") from error
             if not isinstance(fields, dict):
                 raise _damaged(path, number, "is no JSON object")
             yield number, fields
+
+
+def _unique(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        raise ValueError("a field stands twice in one object")
+    return fields
 
 
 def _damaged(path: str, number: int, what: str) -> LabelError:

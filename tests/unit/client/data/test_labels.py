@@ -306,6 +306,7 @@ def test_rows_that_match_nothing_are_told():
         ("file_name\tlabel\n0/1.jpg\ta\n", "has tabs between its fields"),
         (f"{HEAD}0/1.jpg,{'x' * 200_000}\n", "line 2 field larger than"),
         ("name,label\n0/1.jpg,a\n", "has no field 'file_name'"),
+        ("file_name,label,label\n0/1.jpg,a,b\n", "has the field 'label' twi"),
         (f"{HEAD}0/1.jpg\n0/0.jpg,a", None),
         (f"{HEAD}0/1.jpg,a\n".replace("\n", "\r"), None),
         (f"{HEAD}0/1.jpg,a,more\n", None),
@@ -326,6 +327,12 @@ def test_tables_are_read_or_named(text, problem):
 def test_labels_of_a_table_of_json_are_integers_or_texts(label):
     line = f'{{"file_name": "0/1.jpg", "label": {label}}}'
     with pytest.raises(LabelError, match="line 1 has the label"):
+        table_of(line, "t.jsonl")
+
+
+def test_field_that_stands_twice_in_a_line_is_an_error():
+    line = '{"file_name": "0/1.jpg", "label": "a", "label": "b"}'
+    with pytest.raises(LabelError, match="line 1 is no JSON: a field stands"):
         table_of(line, "t.jsonl")
 
 
