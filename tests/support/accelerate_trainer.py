@@ -16,6 +16,13 @@ from hapi_client import Connection
 
 def main(result: Path) -> None:
     accelerator = Accelerator(cpu=True)
+    train(accelerator, result)
+    # As in rank_trainer: DDP's objects end before the process group.
+    accelerator.free_memory()
+    accelerator.end_training()
+
+
+def train(accelerator: Accelerator, result: Path) -> None:
     with (
         Connection() as connection,
         job_of(connection, "freeze", device=accelerator.device) as job,
@@ -43,7 +50,6 @@ def main(result: Path) -> None:
             seen += accelerator.gather_for_metrics(labels).tolist()
         if accelerator.is_main_process:
             torch.save((losses, seen), result)
-    accelerator.end_training()
 
 
 if __name__ == "__main__":

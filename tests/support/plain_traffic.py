@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 PAUSE_SECONDS = 0.01
-JOIN_SECONDS = 60.0
-TIMEOUT_SECONDS = 30.0
+JOIN_SECONDS = 180.0
+TIMEOUT_SECONDS = 120.0
 
 Address = tuple[str, int]
 Answer = tuple[int, bytes]
