@@ -34,8 +34,7 @@ NODE_SECONDS = 1.0
 SLACK_SECONDS = 15.0
 """Added to deadlines for a busy machine."""
 TIMEOUT_SECONDS = 120.0
-"""Of requests that are to be answered: a machine may be ten times overloaded.
-"""
+"""Longest wait for an answer that must come, on an overloaded machine."""
 SHORT_SECONDS = 0.5
 PIECE_BYTES = 65536
 NUM_SAMPLES = 500

@@ -1,4 +1,4 @@
-"""What goes wrong around a job says in the job what it is and what helps."""
+"""Bad luck around a job: the job says what it is and what helps."""
 
 import hashlib
 import io

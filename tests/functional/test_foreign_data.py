@@ -517,7 +517,7 @@ def test_other_formats_give_equal_features_on_both_tiers(
 def test_photographs_are_turned_alike_on_both_tiers(
     connection, place, tmp_path
 ):
-    """As people see them, or as ImageFolder reads them."""
+    """Either seen by people, or read by ImageFolder."""
     members = []
     for number in range(8):
         exif = Image.Exif()

@@ -63,7 +63,7 @@ class Contents:
 
 
 class Source(NamedTuple):
-    """Where a sample is stored.
+    """The place of a sample in the store.
 
     Attributes:
         key: key of the sample.
