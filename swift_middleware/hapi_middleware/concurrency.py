@@ -8,6 +8,7 @@ waiting for the worker never blocks the other requests of a proxy.
 
 from __future__ import annotations
 
+import http.client
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
@@ -32,7 +33,14 @@ except ImportError:  # Swift before 2.38
     from eventlet.queue import Empty, LightQueue
     from eventlet.support.greenlets import GreenletExit
 
+try:
+    # Swift's connections are of eventlet's copy, whose errors are others.
+    from eventlet.green.httplib import HTTPException as _GreenError
+except ImportError:
+    _GreenError = http.client.HTTPException
+
 __all__ = [
+    "HTTP_ERRORS",
     "Empty",
     "LightQueue",
     "Task",
@@ -44,6 +52,8 @@ __all__ = [
     "yielding",
 ]
 
+HTTP_ERRORS = (http.client.HTTPException, _GreenError)
+"""Errors of HTTP, of connections of the standard library and of Swift."""
 CANCEL_SECONDS = 10.0
 SEND_BUFFER_BYTES = 1 << 20
 """Send buffer requested from the kernel, which grants at most twice

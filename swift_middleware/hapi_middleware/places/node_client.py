@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,7 +9,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from hapi_middleware.concurrency import Task, Timeout, http_connect
+from hapi_middleware.concurrency import (
+    HTTP_ERRORS,
+    Task,
+    Timeout,
+    http_connect,
+)
 from hapi_middleware.config import FilterConfig
 from hapi_middleware.metrics import Metrics
 from hapi_middleware.worker.feature_stream import JobBody
@@ -205,7 +209,7 @@ class NodeClient:
         limit = Timeout(seconds or self._config.object_silence_seconds)
         try:
             yield
-        except (FrameError, OSError, http.client.HTTPException) as error:
+        except (FrameError, OSError, *HTTP_ERRORS) as error:
             raise self._lost(node, error) from error
         except Timeout as error:
             if error is not limit:  # the caller's own
@@ -340,7 +344,7 @@ class NodeExchange:
                 for chunk in body:
                     self._connection.send(_chunk(chunk))
                 self._connection.send(_chunk(b""))
-            except OSError:
+            except (OSError, *HTTP_ERRORS):
                 # The reading side finds out why.
                 return
             except HapiError as error:

@@ -6,6 +6,7 @@ import http.client
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from hapi_middleware.concurrency import HTTP_ERRORS
 from hapi_protocol.errors import (
     MAX_BODY_BYTES,
     TooSlowError,
@@ -76,7 +77,7 @@ def socket_errors_as_hapi_errors(
             trans_id=trans_id,
             retry_after=RETRY_SECONDS,
         ) from error
-    except (OSError, http.client.HTTPException) as error:
+    except (OSError, *HTTP_ERRORS) as error:
         raise UnavailableError(
             "worker_unavailable",
             f"the worker closed the connection before it could {step}: "

@@ -1,6 +1,7 @@
 """Object servers that do not answer, and whose fault that is."""
 
 import socket
+import threading
 from collections import Counter
 
 import pytest
@@ -53,6 +54,42 @@ def test_silent_object_server_is_not_asked_for_a_while(silent):
         computer.find_model(MODEL, "tx")
     assert client.suppression.has(silent)
     assert log.counts == {"hapi.node.silent": 1}
+
+
+ANSWER = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "beginning",
+    [
+        b"",
+        b"HTTP/1.1 20",
+        b"junk\r\n\r\n",
+        ANSWER[:-2],
+        ANSWER,
+        ANSWER + b"5\r\nab",
+        ANSWER + b"junk\r\n",
+        ANSWER + b"2\r\nab\r\n",
+    ],
+)
+def test_object_server_that_dies_in_mid_answer_is_left_out(beginning):
+    """As it is killed; a traceback and status 500 before."""
+
+    def answer():
+        connection, _ = server.accept()
+        with connection:
+            connection.recv(65536)
+            connection.sendall(beginning)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=answer)
+        thread.start()
+        computer, client, log = computer_of(server.getsockname())
+        with pytest.raises(UnavailableError, match=r"cannot be reached"):
+            computer.find_model(MODEL, "tx")
+        thread.join()
+        assert client.suppression.has(server.getsockname())
+    assert log.counts == {"hapi.node.lost": 1}
 
 
 def test_impatience_of_the_access_log_is_no_fault_of_the_server(silent):
