@@ -6,6 +6,7 @@ policies; the first two have the filter and a worker.
 
 from __future__ import annotations
 
+import hashlib
 import http.client
 import io
 import itertools
@@ -836,6 +837,48 @@ def test_missing_replicas_are_left_for_another_place(near):
             received_rows(answer.content).assert_equal(
                 local_rows(near.frozen, 1, CONTENT, "any")
             )
+
+
+def make_stale(near, path, content):
+    """Writes a new version, and brings the old one back to one device."""
+    old = replicas(near.cluster, path)[0]
+    # A link keeps the attributes that are Swift's metadata.
+    aside = old.path.parents[4] / uuid.uuid4().hex
+    os.link(old.path, aside)
+    near.owner.put(path, content)
+    [new] = [
+        each
+        for each in replicas(near.cluster, path)
+        if each.device == old.device
+    ]
+    new.path.unlink()
+    aside.rename(old.path)
+
+
+@pytest.mark.parametrize("samples", [None, "1-3"])
+def test_stale_replica_does_not_end_an_epoch(near, samples):
+    path = near.put("stale.tar", shard(2, seed=6))
+    make_stale(near, path, CONTENT)
+    etag = hashlib.md5(CONTENT).hexdigest()
+    headers = {**ASKED, "X-Hapi-If-Source-Etag": etag}
+    if samples:
+        rows = [*iter_samples(io.BytesIO(CONTENT), name="s")]
+        first, last = rows[1], rows[3]
+        end = last.offset + last.length - 1
+        headers["X-Hapi-Samples"] = samples
+        headers["X-Hapi-Range"] = f"bytes={first.offset}-{end}"
+    for caller in (near.owner, near.by_proxy):
+        for _ in range(20):
+            answer = caller.get(path, headers)
+            assert answer.status_code == 200, answer.text[:300]
+            assert answer.headers["X-Hapi-Source-Etag"].strip('"') == etag
+    # One that is really gone is still an error.
+    near.owner.put(path, shard(2, seed=7))
+    answer = near.get(path, headers)
+    assert (answer.status_code, answer.json()["code"]) == (
+        412,
+        "source_changed",
+    )
 
 
 def test_damaged_replica_is_put_aside_and_left_for_another_place(near):

@@ -98,7 +98,7 @@ class FeatureHandler:
         """
         # Authorization first: the checks below reveal facts about both
         # objects, so the caller must be allowed to read them.
-        head = self._source.head()
+        head = self._source.head(self._annotation.if_source_etag)
         computers = self._places.computers(
             self._request.name, head, self._annotation.byte_range
         )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import unquote
 
@@ -37,6 +38,8 @@ MIN_PACKAGE_BYTES = 22
 """Length of an empty zip archive (its end-of-central-directory record)."""
 
 _RETRY_SECONDS = 1.0
+_NEWEST: Mapping[str, str] = MappingProxyType({"X-Newest": "true"})
+"""Makes Swift ask all replicas, of which the newest answers."""
 _LINK = "Content-Location"
 """Header of symlinks and of versioned objects."""
 _NOT_STORED = ("X-Object-Version-Id", "X-Backend-Crypto-Cipher")
@@ -211,15 +214,26 @@ class Source:
         self._env = env
         self._name = name
 
-    def head(self) -> ObjectHead:
+    def head(self, wanted_etag: str | None = None) -> ObjectHead:
         """Reads the object's headers with the client's rights.
+
+        Args:
+            wanted_etag: ETag of the version that the client names.  If another
+                one is found, all replicas are asked: after each restart of an
+                object server some are stale, until the replicator has passed.
 
         Raises:
             SwiftAnswerError: Swift's answer to the client's plain request,
                 if that fails.
             UnavailableError: only the filter's own HEAD fails.
         """
-        request = source_request(self._env, "HEAD")
+        head = self._head({})
+        if wanted_etag not in (None, head.etag):
+            head = self._head(_NEWEST)
+        return head
+
+    def _head(self, headers: Mapping[str, str]) -> ObjectHead:
+        request = source_request(self._env, "HEAD", headers)
         response = request.get_response(self._app)
         drain_and_close(response)
         if not response.is_success:
@@ -266,6 +280,18 @@ class Source:
         headers = {}
         if part:
             headers = {"Range": str(part), "If-Match": f'"{head.etag}"'}
+        try:
+            return self._open(head, part, headers)
+        except (SourceChangedError, UnavailableError):
+            # The replica that answered may be stale.
+            return self._open(head, part, {**headers, **_NEWEST})
+
+    def _open(
+        self,
+        head: ObjectHead,
+        part: ByteRange | None,
+        headers: Mapping[str, str],
+    ) -> ObjectBody:
         request = source_request(self._env, "GET", headers)
         response = request.get_response(self._app)
         expected = part.length_bytes if part else head.length_bytes
