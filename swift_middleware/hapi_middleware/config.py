@@ -99,7 +99,7 @@ class FilterConfig:
     object_connect_timeout: float = 0.5
     """Timeout of a connection to an object server, in seconds."""
 
-    object_silence_seconds: float = 3.0
+    object_silence_seconds: float = 4.0
     """Silence of an object server after which another one is asked; more
     than twice their ``beat_seconds``."""
 

@@ -25,6 +25,8 @@ metric                         kind    meaning
                                        ``object_silence_seconds``
 ``hapi.node.lost``             counter object servers that broke off, or could
                                        not be reached
+``hapi.node.worker``           counter object servers whose worker is away, or
+                                       does not answer them
 ``hapi.node.absent``           counter object servers without the filter
 ``hapi.node.refused``          counter object servers that refused a request,
                                        because of its signature or release
@@ -50,7 +52,8 @@ metric                         kind    meaning
 ============================== ======= =======================================
 
 The filter of object servers counts ``hapi_object.jobs``,
-``hapi_object.models`` (packages received), ``hapi_object.not_here`` (objects
+``hapi_object.models`` (packages received), ``hapi_object.worker_silent``
+(pings that the worker has not answered in two seconds), ``hapi_object.not_here`` (objects
 that are not there as named),
 ``hapi_object.refused`` (requests without a good signature), and streams, bytes
 and timings by the names above.

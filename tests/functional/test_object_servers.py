@@ -705,6 +705,34 @@ def test_an_epoch_survives_a_server_that_dies_or_hangs(
     compute_again(near)
 
 
+def test_hung_worker_is_named_and_left_for_another_replica(near):
+    """Its object server answers, and sends no beats for it."""
+    compute_again(near)
+    pid = near.pid("object-2-worker")
+    port = near.cluster.status()["ports"]["object-2"]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        for number in range(6):  # some are first asked of this one
+            path = near.put(f"hung-{number}.tar")
+            answer = near.get(path)
+            assert answer.status_code == 200, answer.text[:500]
+            received_rows(answer.content).assert_equal(
+                local_rows(near.frozen, 1, CONTENT, "any")
+            )
+            assert computed_on(near, answer) != ["object-2"]
+        assert "has not answered for 2 s: it is stopped" in near.log(
+            "object-2"
+        )
+        assert f":{port} has no worker that answers" in near.log("swift")
+        conf = near.cluster.directory / "etc" / "proxy-server.conf"
+        [failed] = [e for e in node_findings(conf) if e.state == FAILURE]
+        assert failed.check.endswith(f":{port}")
+        assert "has not answered for 2 s" in failed.found
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    compute_again(near)
+
+
 @pytest.mark.parametrize("when", ["before", "during"])
 def test_an_epoch_survives_a_disk_that_is_not_mounted(near, photos, when):
     device = near.cluster.directory / "srv" / "d1"

@@ -143,7 +143,7 @@ class LargeImage:
 
 def _unavailable(reason: str) -> UnavailableError:
     return UnavailableError(
-        "worker_unavailable",
+        "service_unavailable",
         f"a large image could not be decoded: {reason}",
         retry_after=_RETRY_SECONDS,
     )

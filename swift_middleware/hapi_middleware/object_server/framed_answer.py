@@ -1,4 +1,8 @@
-"""The body of an answer: frames of a task, and beats while it is silent."""
+"""The body of an answer: frames of a task, and beats while it is silent.
+
+A beat says that the worker answers, not only this filter: else a worker that
+hangs would keep the proxy from the next replica.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,10 @@ from hapi_protocol.frames import Kind, error_payload, frame
 
 Send = Callable[[Kind, bytes], None]
 
+MAX_SILENT_PINGS = 3
+"""Pings in a row that a worker may miss after its first frame: a busy host is
+slow, and another replica would begin anew."""
+
 
 class FramedAnswer:
     """Iterates over the frames that a task sends.
@@ -22,14 +30,22 @@ class FramedAnswer:
             and waits until it is taken; an error becomes an ``ERROR`` frame.
         beat_seconds: silence after which a beat is sent.
         logger: Swift's.
+        ping: raises an error if the worker does not answer.
     """
 
     def __init__(
-        self, work: Callable[[Send], None], beat_seconds: float, logger: Any
+        self,
+        work: Callable[[Send], None],
+        beat_seconds: float,
+        logger: Any,
+        ping: Callable[[], None] = lambda: None,
     ) -> None:
         self._work = work
         self._beat_seconds = beat_seconds
         self._logger = logger
+        self._ping = ping
+        self._missed_pings = 0
+        self._has_frames = False
         self._thread_locals = logger.thread_locals
         self._queue = LightQueue(1)
         self._has_begun = False
@@ -49,9 +65,23 @@ class FramedAnswer:
         try:
             kind, payload = self._queue.get(timeout=self._beat_seconds)
         except Empty:
-            return frame(Kind.BEAT)
+            return self._beat()
+        self._has_frames = True
         self._has_ended = kind in (Kind.ERROR, Kind.END)
         return frame(kind, payload)
+
+    def _beat(self) -> bytes:
+        try:
+            self._ping()
+        except HapiError as error:
+            self._missed_pings += 1
+            if self._has_frames and self._missed_pings < MAX_SILENT_PINGS:
+                return frame(Kind.BEAT)
+            self._logger.error("hapi_object: %s", error.message)
+            self._has_ended = True
+            return frame(Kind.ERROR, error_payload(error))
+        self._missed_pings = 0
+        return frame(Kind.BEAT)
 
     def close(self) -> None:
         """Ends the task if it runs.  Idempotent."""

@@ -64,6 +64,9 @@ from hapi_protocol.signatures import SignedRequest, Verifier, read_keys
 
 READ_BYTES = 256 * 1024
 USAGE_TIMEOUT_SECONDS = 1.0
+PING_SECONDS = 2.0
+"""Longest answer of a worker to a ping: with ``beat_seconds`` less than the
+proxy's ``object_silence_seconds``."""
 _PREFIX = "hapi_object"
 
 StartResponse = Callable[..., Any]
@@ -174,12 +177,21 @@ class ObjectMiddleware:
             return self._refuse(env, 400, str(error))
         # Each frame is sent at once.
         env["eventlet.minimum_write_chunk_size"] = 0
-        answer = FramedAnswer(work, self._config.beat_seconds, self._logger)
+        answer = FramedAnswer(
+            work, self._config.beat_seconds, self._logger, self._ping
+        )
         return Response(
             status=200,
             headers={"Content-Type": "application/octet-stream"},
             app_iter=answer,
         )
+
+    def _ping(self) -> None:
+        try:
+            self._worker.ping(PING_SECONDS)
+        except HapiError:
+            self._metrics.count("worker_silent")
+            raise
 
     def _message(self, env: Env) -> bytes | None:
         length = _header(env, HEADER_MESSAGE_BYTES)

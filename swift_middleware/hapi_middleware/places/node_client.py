@@ -247,6 +247,16 @@ class NodeClient:
             node, NodeError("refuses the request", f"{status} {text:.300}")
         )
 
+    def noted(self, node: Node, error: HapiError) -> HapiError:
+        """Suppresses an object server whose worker is away; returns the
+        error that it has sent."""
+        if error.code == "worker_unavailable":
+            self._metrics.count("node.worker")
+            self._suppressed(
+                node, NodeError("has no worker that answers", error.message)
+            )
+        return error
+
     def _suppressed(self, node: Node, error: NodeError) -> NodeError:
         seconds = self._config.object_suppress_seconds
         self.suppression.add(node.address, seconds)
@@ -303,7 +313,9 @@ class NodeExchange:
                     raise self._send_error from None
                 raise
             if kind is Kind.ERROR:
-                raise self._send_error or self._error(payload)
+                raise self._send_error or self._client.noted(
+                    self._node, self._error(payload)
+                )
             if kind is Kind.USAGE:
                 self.usage = self.read(Usage, payload)
             elif kind is not Kind.BEAT:

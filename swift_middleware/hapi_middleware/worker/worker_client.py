@@ -29,6 +29,7 @@ from hapi_protocol.backend import ModelInfo, WorkerStatus
 from hapi_protocol.errors import (
     AnnotationError,
     InternalError,
+    TooSlowError,
     UnavailableError,
 )
 from hapi_protocol.job_messages import (
@@ -113,6 +114,28 @@ class WorkerClient:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise InternalError(
                 "internal", f"the worker's answer on its state: {error!r}"
+            ) from error
+
+    def ping(self, seconds: float) -> None:
+        """Asks the worker whether it goes on.
+
+        Args:
+            seconds: longest time for the answer.
+
+        Raises:
+            UnavailableError: it does not answer: it is stopped, or hangs.
+        """
+        try:
+            with self._exchange("", seconds) as connection:
+                _send_head(connection, "GET", "/healthz", "")
+                connection.getresponse().read()
+        except TooSlowError as error:
+            raise UnavailableError(
+                "worker_unavailable",
+                "the worker of this host has not answered for "
+                f"{seconds:g} s: it is stopped, or hangs; see hapi-worker's "
+                "log, and restart it",
+                retry_after=RETRY_SECONDS,
             ) from error
 
     def put_model(
