@@ -53,8 +53,8 @@ metric                         kind    meaning
 
 The filter of object servers counts ``hapi_object.jobs``,
 ``hapi_object.models`` (packages received), ``hapi_object.worker_silent``
-(pings that the worker has not answered in two seconds), ``hapi_object.not_here`` (objects
-that are not there as named),
+(pings that the worker has not answered in two seconds),
+``hapi_object.not_here`` (objects that are not there as named),
 ``hapi_object.refused`` (requests without a good signature), and streams, bytes
 and timings by the names above.
 

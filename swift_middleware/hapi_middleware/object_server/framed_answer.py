@@ -17,7 +17,7 @@ Send = Callable[[Kind, bytes], None]
 
 MAX_SILENT_PINGS = 3
 """Pings in a row that a worker may miss after its first frame: a busy host is
-slow, and another replica would begin anew."""
+slow, and another replica would start at the beginning."""
 
 
 class FramedAnswer:

@@ -73,7 +73,7 @@ ANSWER = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
     ],
 )
 def test_object_server_that_dies_in_mid_answer_is_left_out(beginning):
-    """As it is killed; a traceback and status 500 before."""
+    """It is killed: that was a traceback and status 500."""
 
     def answer():
         connection, _ = server.accept()
