@@ -8,6 +8,7 @@ import logging
 import pytest
 
 from gateway import gateway_to
+from hapi_client.data import index as index_module
 from hapi_client.data.index import find_index, load_index
 from hapi_client.data.indexing import update_index
 from hapi_client.data.upload import upload
@@ -169,6 +170,29 @@ def test_later_of_two_uploads_notices_the_other(
         lambda: upload(connection, place, [mine], SilentReporter())
     )
     upload(connection, place, [mine], during)
+
+
+def test_uploads_that_store_their_indexes_at_once_lose_nothing(
+    connection, place, tmp_path, monkeypatch
+):
+    """One ends between the other's last look and its write."""
+    names = ("first", "second")
+    paths = [tmp_path / f"{name}.tar" for name in names]
+    for seed, path in enumerate(paths):
+        path.write_bytes(shard(4, seed=20 + seed))
+    store = index_module.store_index
+    others = [lambda: upload(connection, place, paths[:1], SilentReporter())]
+
+    def stored(*arguments):
+        if others:
+            others.pop()()
+        store(*arguments)
+
+    monkeypatch.setattr(index_module, "store_index", stored)
+    with pytest.raises(ConflictError, match=r"stored .*first\.tar \(and 0 mo"):
+        upload(connection, place, paths[1:], SilentReporter())
+    update_index(connection, place)
+    assert len(load_index(connection, place).shards) == 2
 
 
 def test_index_notices_an_upload(connection, place, tmp_path):

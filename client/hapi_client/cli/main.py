@@ -154,6 +154,12 @@ def root(
         logging.getLogger("urllib3").setLevel(logging.ERROR)
 
 
+def _end(*_: object) -> None:
+    # A second one must not break off the end, or the interpreter's own.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sys.exit(EXIT_TERMINATED)
+
+
 def main() -> None:
     """Runs a command; errors become one line and an exit status.
 
@@ -161,7 +167,7 @@ def main() -> None:
     130 after Ctrl-C, 143 after SIGTERM.
     """
     # The exception unwinds, so temporary files and a demo's Swift go away.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))
+    signal.signal(signal.SIGTERM, _end)
     try:
         # The shell asks for completions by this name, however we were run.
         app(prog_name="hapi")

@@ -7,9 +7,10 @@ import io
 import logging
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import islice
 
-from hapi_client.data.listing import SHARD_SUFFIX, folder_of
+from hapi_client.data.listing import SHARD_SUFFIX, folder_of, list_data
 from hapi_client.swift.connection import Connection
 from hapi_client.swift.retry import is_retryable
 from hapi_client.swift.swift_url import Location
@@ -155,37 +156,78 @@ def store_index(
     )
 
 
-def index_etag(connection: Connection, location: Location) -> str | None:
-    """Returns the ETag of a data set's index; None if there is none."""
+@dataclass(frozen=True)
+class DataState:
+    """A data set when the work on its index begins.
+
+    Attributes:
+        index_etag: ETag of its index; None without one.
+        shards: names of its tar shards.
+    """
+
+    index_etag: str | None
+    shards: frozenset[str]
+
+    @classmethod
+    def of(cls, connection: Connection, location: Location) -> DataState:
+        """Reads the state."""
+        etag = _index_etag(connection, location)
+        return cls(etag, _shards(connection, location))
+
+
+def _index_etag(connection: Connection, location: Location) -> str | None:
     found = connection.head(location.container, location.index_name)
     return None if found is None else found.etag
+
+
+def _shards(connection: Connection, location: Location) -> frozenset[str]:
+    return frozenset(
+        each.name
+        for each in list_data(connection, location).shards
+        if each.name.endswith(SHARD_SUFFIX)
+    )
 
 
 def replace_index(
     connection: Connection,
     location: Location,
     index: DataIndex,
-    before: str | None,
+    before: DataState,
 ) -> None:
     """Stores the index of a data set, unless another process has meanwhile.
+
+    Swift cannot store an object only if it is still the same, so that two
+    processes may store theirs at once.  Each stores its shards first: the one
+    whose index is the last finds the other's shards.
 
     Args:
         connection: connection to the account.
         location: location of the data set.
         index: the new index.
-        before: :func:`index_etag` when the work on it began.
+        before: the state when the work on it began.
 
     Raises:
-        ConflictError: there is another index now, with other rows.
+        ConflictError: there is another index, or there are other shards.
     """
-    if index_etag(connection, location) == before:
-        store_index(connection, location, index)
-    elif find_index(connection, location) != index:
+    remedy = f"when both have ended, run 'hapi index {location}'"
+    if _index_etag(connection, location) != before.index_etag:
+        if find_index(connection, location) != index:
+            raise ConflictError(
+                "job_conflict",
+                f"another upload to {location}, or another 'hapi index', has "
+                "written its index meanwhile, which does not have what this "
+                f"one stored; {remedy}",
+            )
+        return
+    store_index(connection, location, index)
+    known = before.shards | index.etags.keys()
+    new = sorted(_shards(connection, location) - known)
+    if new:
         raise ConflictError(
             "job_conflict",
-            f"another upload to {location}, or another 'hapi index', has "
-            "written its index meanwhile, which does not have what this one "
-            f"stored; when both have ended, run 'hapi index {location}'",
+            f"another upload to {location} stored {new[0]} (and "
+            f"{len(new) - 1} more shards) meanwhile, which the new index does "
+            f"not have; {remedy}",
         )
 
 

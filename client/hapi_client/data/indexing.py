@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from hapi_client.data.index import (
     MAX_ATTEMPTS,
+    DataState,
     find_index,
-    index_etag,
     replace_index,
     store_index,
 )
@@ -150,7 +150,7 @@ def update_index(
             f"{location} has no object ending in {SHARD_SUFFIX}, and no "
             "image or array",
         )
-    before = index_etag(connection, location)
+    before = DataState.of(connection, location)
     old = find_index(connection, location) or DataIndex(())
     source = options.labels or old.labels
     if not listing.groups:

@@ -384,7 +384,9 @@ class Prefetcher:
             pending.span.samples,
             QUIET_SECONDS,
             bytes_text(num_bytes) if num_bytes else "no bytes",
-            "the link may be slow" if num_bytes else "the worker may hang",
+            "the link may be slow"
+            if num_bytes
+            else "the worker is busy (large images, others' jobs) or hangs",
             self._options.span_seconds,
         )
 

@@ -110,6 +110,18 @@ def _jpeg_operator() -> Any:
         ) from error
 
 
+def _exif(image: Any) -> bytes:
+    """EXIF data of an image, also as old PNGs have them: as hex digits."""
+    text = image.info.get("Raw profile type exif")
+    if text is not None and "exif" not in image.info:
+        try:
+            return bytes.fromhex("".join(str(text).split("\n")[3:]))
+        except ValueError:
+            return b""
+    found: bytes = image.info.get("exif", b"")
+    return found
+
+
 def preload_decoders() -> None:
     """Loads the decoders' libraries, before a process forks."""
     for kind in FORMATS:
@@ -146,6 +158,6 @@ def _decode_with_pillow(
             pixels = np.repeat(grey[..., None], 3, axis=2)
         else:
             pixels = np.array(image.convert("RGB"))
-        exif = b"" if kind == "tiff" else image.info.get("exif", b"")
+        exif = b"" if kind == "tiff" else _exif(image)
     found = torch.from_numpy(pixels).permute(2, 0, 1).contiguous()
     return found, orientation(exif)

@@ -307,7 +307,7 @@ def _tiff(data: bytes) -> _Outline:
             _check_parts(entry.num_values, "TIFF", "strips")
         found[entry.tag] = entry
     width, height = (found[tag].number or 0 for tag in _SIZE_TAGS)
-    if ORIENTATION in found and (found[ORIENTATION].number or 0) > 4:
+    if ORIENTATION in found and found[ORIENTATION].number in range(5, 9):
         width, height = height, width  # Pillow turns it
     num_parts = max(
         found[tag].num_values for tag in _BLOCK_TAGS if tag in found

@@ -15,8 +15,10 @@ EXIF_PREFIX = b"Exif\0\0"
 MAX_ENTRIES = 1 << 16
 """Most entries of a directory; BigTIFF allows 2**64."""
 
-_NUMBERS: Mapping[int, str] = MappingProxyType({3: "H", 4: "I", 16: "Q"})
-"""SHORT, LONG and BigTIFF's LONG8."""
+_NUMBERS: Mapping[int, str] = MappingProxyType(
+    {1: "B", 3: "H", 4: "I", 8: "h", 9: "i", 16: "Q"}
+)
+"""BYTE, SHORT, LONG, their signed forms, and BigTIFF's LONG8."""
 
 
 class Entry(NamedTuple):
@@ -67,7 +69,8 @@ def orientation(exif: bytes) -> int:
     Returns:
         1, upright, without one or if the data are damaged.
     """
-    exif = exif.removeprefix(EXIF_PREFIX)
+    while exif.startswith(EXIF_PREFIX):  # some writers add another
+        exif = exif.removeprefix(EXIF_PREFIX)
     if exif[:4] in (b"II*\0", b"MM\0*"):
         with suppress(struct.error):
             for entry in entries(exif):

@@ -11,13 +11,14 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
-from PIL import Image, ImageOps, features
+from PIL import Image, ImageOps, PngImagePlugin, features
 from torchvision.io import ImageReadMode, decode_jpeg
 
 from hapi_protocol.samples import IMAGE, SNIFF_BYTES, SampleError, sniff
 from hapi_splitter.inputs import image_decode, image_header
 from hapi_splitter.inputs.image_decode import decode_image
 from hapi_splitter.inputs.image_header import read_header
+from hapi_splitter.inputs.tiff_directory import upright
 
 
 def picture(mode="RGB", kind="JPEG", size=(40, 30), **options):
@@ -273,6 +274,34 @@ def test_orientation_is_ignored_or_applied_as_by_pillow(kind, orientation):
     assert (kind == "TIFF") == torch.equal(as_stored, turned) or (
         orientation == 1
     )
+
+
+def test_orientations_of_other_writers_are_read():
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    plain = decode_image(picture(kind="PNG"))
+    turned = upright(plain, 6)
+    content = exif.tobytes()
+    info = PngImagePlugin.PngInfo()
+    digits = (b"Exif\0\0" + content).hex()
+    info.add_text(
+        "Raw profile type exif", f"\nexif\n {len(content)}\n{digits}\n"
+    )
+    signed = content.replace(b"\x12\1\3\0", b"\x12\1\x08\0")
+    for data in (
+        picture(kind="PNG", pnginfo=info),
+        picture(kind="PNG", exif=b"Exif\0\0" + content),
+        picture(kind="PNG", exif=signed),
+    ):
+        assert torch.equal(decode_image(data, turns=True), turned)
+        assert torch.equal(decode_image(data), plain)
+
+
+def test_tiff_of_an_unknown_orientation_is_upright():
+    exif = Image.Exif()
+    exif[0x0112] = 9
+    data = picture(kind="TIFF", exif=exif)
+    assert torch.equal(decode_image(data), decode_image(picture(kind="TIFF")))
 
 
 @pytest.mark.parametrize(
