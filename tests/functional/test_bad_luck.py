@@ -189,7 +189,7 @@ def test_uploads_that_store_their_indexes_at_once_lose_nothing(
         store(*arguments)
 
     monkeypatch.setattr(index_module, "store_index", stored)
-    with pytest.raises(ConflictError, match=r"stored .*first\.tar \(and 0 mo"):
+    with pytest.raises(ConflictError, match=r"stored .*first\.tar meanwhile"):
         upload(connection, place, paths[1:], SilentReporter())
     update_index(connection, place)
     assert len(load_index(connection, place).shards) == 2

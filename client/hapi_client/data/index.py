@@ -223,11 +223,11 @@ def replace_index(
     known = before.shards | index.etags.keys()
     new = sorted(_shards(connection, location) - known)
     if new:
+        more = f" and {len(new) - 1} more" if len(new) > 1 else ""
         raise ConflictError(
             "job_conflict",
-            f"another upload to {location} stored {new[0]} (and "
-            f"{len(new) - 1} more shards) meanwhile, which the new index does "
-            f"not have; {remedy}",
+            f"another upload to {location} stored {new[0]}{more} meanwhile, "
+            f"which the new index does not have; {remedy}",
         )
 
 

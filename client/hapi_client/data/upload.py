@@ -435,9 +435,9 @@ def _read_rows(
     ):
         if keys:
             reporter.note(
-                f"{name}: {count_text(len(keys), 'sample')} {what} and will "
-                f"stop a run without on_error='skip': {_some_of(keys)}; "
-                "repair or remove them and repeat this command"
+                f"{name}: at least {count_text(len(keys), 'sample')} {what} "
+                "and will stop a run without on_error='skip': "
+                f"{_some_of(keys)}; repair or remove them and repeat this command"
             )
     if passed:
         reporter.note(
