@@ -437,7 +437,8 @@ def _read_rows(
             reporter.note(
                 f"{name}: at least {count_text(len(keys), 'sample')} {what} "
                 "and will stop a run without on_error='skip': "
-                f"{_some_of(keys)}; repair or remove them and repeat this command"
+                f"{_some_of(keys)}; repair or remove them and repeat this "
+                "command"
             )
     if passed:
         reporter.note(
