@@ -11,13 +11,13 @@ down the start of the command line.
 
 from __future__ import annotations
 
-import itertools
 import json
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from hapi_protocol.arrow_messages import check_uncompressed
 from hapi_protocol.errors import DataIndexError
 from hapi_protocol.headers import ByteRange, SampleRange
 
@@ -252,7 +252,7 @@ class DataIndex:
         import pyarrow as pa
 
         try:
-            _check_uncompressed(data)
+            check_uncompressed(data)
             with pa.ipc.open_stream(data) as reader:
                 facts = json.loads((reader.schema.metadata or {})[_METADATA])
                 version = facts["version"]
@@ -405,63 +405,3 @@ def _check_name(shard: str, name: str) -> None:
     parts = shard.split("/")
     if not shard or "\0" in shard or "." in parts or ".." in parts:
         raise _bad_index(name, f"a shard has the name {shard!r:.200}")
-
-
-def _check_uncompressed(data: bytes) -> None:
-    """Refuses compressed batches, of which 18 kB can be gigabytes of rows.
-
-    Without compression the bodies are as long as what is read from them.
-
-    Raises:
-        ValueError: naming the batch.
-        struct.error: if the metadata are damaged.
-    """
-    import pyarrow as pa
-
-    reader = pa.ipc.MessageReader.open_stream(data)
-    for number in itertools.count():
-        try:
-            message = reader.read_next_message()
-        except (EOFError, StopIteration):
-            return
-        metadata = message.metadata.to_pybytes()
-        header = _Table(metadata, struct.unpack_from("<I", metadata)[0])
-        batch = header.table(2)
-        if message.type == "dictionary":
-            batch = batch.table(1)
-        if message.type != "schema" and batch.offset(3):
-            raise ValueError(f"batch {number} is compressed")
-
-
-class _Table:
-    """A table of a FlatBuffer, in which Arrow writes what its batches are.
-
-    Fields by number, as in Arrow's ``Message.fbs``: of a ``Message`` 2 is the
-    batch, of a ``DictionaryBatch`` 1 is that of its values, and of a
-    ``RecordBatch`` 3 states the compression.
-
-    Args:
-        data: the buffer.
-        place: byte at which the table begins.
-    """
-
-    def __init__(self, data: bytes, place: int) -> None:
-        self._data = data
-        self._place = place
-        self._fields = place - struct.unpack_from("<i", data, place)[0]
-
-    def offset(self, field: int) -> int:
-        """Byte of a field, counted from the table; 0 without it."""
-        end = struct.unpack_from("<H", self._data, self._fields)[0]
-        at = 4 + 2 * field
-        if at + 2 > end:
-            return 0
-        found: int = struct.unpack_from("<H", self._data, self._fields + at)[0]
-        return found
-
-    def table(self, field: int) -> _Table:
-        """The table of a field."""
-        at = self._place + self.offset(field)
-        return _Table(
-            self._data, at + struct.unpack_from("<I", self._data, at)[0]
-        )

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from hapi_client.swift.account import source_changed
 from hapi_client.swift.connection import Connection
 from hapi_client.swift.multi_object import object_status
+from hapi_client.swift.read_errors import source_changed
 from hapi_client.swift.response_body import ResponseBody
 from hapi_client.swift.retry import RETRYABLE_STATUSES
 from hapi_protocol.data_index import Span

@@ -31,8 +31,8 @@ from hapi_client.loading.span_source import (
 from hapi_client.metrics.counters import JobCounters
 from hapi_client.metrics.window_metrics import SpanMetrics
 from hapi_client.planning.cache_tracker import CacheTracker
-from hapi_client.swift.account import unreadable
 from hapi_client.swift.connection import Connection
+from hapi_client.swift.read_errors import unreadable
 from hapi_client.swift.retry import is_retryable
 from hapi_client.swift.transport import CancelScope
 from hapi_protocol.data_index import Span

@@ -16,14 +16,14 @@ from hapi_client.swift.http_client import (
     HttpClient,
     RequestBody,
 )
-from hapi_client.swift.response_body import BROKEN_SEGMENT, ResponseBody
+from hapi_client.swift.read_errors import unreadable
+from hapi_client.swift.response_body import ResponseBody
 from hapi_client.swift.traffic_counters import Traffic
 from hapi_client.swift.transport import CancelScope
 from hapi_protocol.errors import (
     ClientError,
     HapiError,
     NotFoundError,
-    SourceChangedError,
 )
 from hapi_protocol.headers import ByteRange, ModelPath
 
@@ -473,33 +473,3 @@ class SwiftAccount:
         with self._open(method, url, *args, **kwargs) as body:
             body.read()
             return body.headers
-
-
-def source_changed(
-    container: str, name: str, trans_id: str | None = None
-) -> SourceChangedError:
-    """Makes the error for a shard that differs from its index."""
-    return SourceChangedError(
-        "source_changed",
-        f"{container}/{name} has changed since its index was written; run "
-        "'hapi index' for the data set",
-        object_name=f"{container}/{name}",
-        trans_id=trans_id,
-    )
-
-
-def unreadable(error: HapiError, container: str, name: str) -> HapiError:
-    """Says what an error of reading an indexed object means, if known."""
-    path = f"{container}/{name}"
-    if error.code == "source_changed":
-        return source_changed(container, name, error.trans_id)
-    if error.status == 404 and error.details.get("object_role") != "model":
-        error.message = (
-            f"{path} is in the index, and was deleted or has expired since "
-            "(404); upload it again, or run 'hapi index' for the data set to "
-            "leave it out"
-        )
-    elif error.status == 409 and error.code == "job_conflict":
-        # Swift's answer for the first segment; later ones break the body off.
-        error.message = f"{path} cannot be read (409): {BROKEN_SEGMENT}"
-    return error

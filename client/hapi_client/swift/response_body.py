@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import requests
 import urllib3
 
+from hapi_client.swift.read_errors import BROKEN_SEGMENT
 from hapi_client.swift.traffic_counters import Traffic
 from hapi_client.swift.transport import CancelScope
 from hapi_protocol.errors import (
@@ -27,12 +28,6 @@ READ_BYTES = 1024 * 1024
 MAX_DRAIN_BYTES = 64 * 1024
 MAX_QUOTED_BYTES = 80
 Document = TypeVar("Document", bound="dict[str, Any] | list[Any]")
-
-BROKEN_SEGMENT = (
-    "a segment of this large object was replaced or deleted after its "
-    "manifest was written; upload the object again, then run 'hapi index' for "
-    "the data set"
-)
 
 
 class ResponseBody(io.RawIOBase):
