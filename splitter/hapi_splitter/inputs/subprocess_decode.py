@@ -67,8 +67,11 @@ class LargeImage:
     def num_bytes(self) -> int:
         """Upper bound of the memory of decoding and transforming it."""
         header = self.header
-        return header.decoding_bytes + self.transform.resizing_bytes(
-            header.height, header.width
+        # The file's copies for the process, and in it.
+        return (
+            header.decoding_bytes
+            + self.transform.resizing_bytes(header.height, header.width)
+            + 2 * len(self.data)
         )
 
     def decode(

@@ -19,6 +19,11 @@ _NUMBERS: Mapping[int, str] = MappingProxyType(
     {1: "B", 3: "H", 4: "I", 8: "h", 9: "i", 16: "Q"}
 )
 """BYTE, SHORT, LONG, their signed forms, and BigTIFF's LONG8."""
+_SIZES: Mapping[int, int] = MappingProxyType(
+    {3: 2, 4: 4, 5: 8, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4}
+    | dict.fromkeys((16, 17, 18), 8)
+)
+"""Bytes of a value, if more than one."""
 
 
 class Entry(NamedTuple):
@@ -27,11 +32,13 @@ class Entry(NamedTuple):
     Attributes:
         tag: what it is about.
         num_values: number of its values.
+        num_bytes: of all its values.
         number: the first of its values; None if it is no whole number.
     """
 
     tag: int
     num_values: int
+    num_bytes: int
     number: int | None
 
 
@@ -60,7 +67,7 @@ def entries(data: bytes) -> Iterator[Entry]:
                 (start,) = struct.unpack_from(order + offset, value)
                 value = data[start : start + 8].ljust(8, b"\0")
             (number,) = struct.unpack_from(order + _NUMBERS[kind], value)
-        yield Entry(tag, found, number)
+        yield Entry(tag, found, found * _SIZES.get(kind, 1), number)
 
 
 def orientation(exif: bytes) -> int:

@@ -12,6 +12,7 @@ import torch
 from hapi_protocol.feature_stream import Row
 from hapi_protocol.samples import LABEL_EXTENSION, Sample
 from hapi_splitter.encodings import EncodedFeatures
+from hapi_splitter.inputs.subprocess_decode import LargeImage
 
 ROW_BYTES = 512
 """Bytes charged for a row in addition to its image and its texts."""
@@ -19,11 +20,20 @@ ROW_BYTES = 512
 
 @dataclass(eq=False)
 class QueuedSample:
-    """A sample between the body and its micro-batch."""
+    """A sample between the body and its micro-batch.
+
+    Work that waits in a pool refers to this alone, so that a job that ends
+    frees its samples at once.
+
+    Attributes:
+        large: the image while it waits for a process of its own.
+        image: the input of the model, once it is decoded.
+    """
 
     row: Row
     sample: Sample | None
     charged_bytes: int
+    large: LargeImage | None = None
     image: torch.Tensor | None = None
     ready_at: float | None = None
     decode_seconds: float = 0.0

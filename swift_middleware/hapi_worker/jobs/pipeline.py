@@ -182,7 +182,8 @@ class Pipeline:
                 self._group.leave(self)
             # Work that waits in the pools refers to the queued samples.
             for queued_sample in self._queued:
-                queued_sample.sample = queued_sample.image = None
+                queued_sample.sample = queued_sample.large = None
+                queued_sample.image = None
             self._queued.clear()
             self._in_flight.clear()
             self._num_decoded = 0
@@ -352,7 +353,7 @@ class Pipeline:
         queued_sample.decode_seconds += _seconds_since(started)
         queued_sample.decode_cpu += time.thread_time() - cpu + other_cpu
         if isinstance(image, LargeImage):
-            self._decode_large(queued_sample, image)
+            self._await_process(queued_sample, image)
             return
         queued_sample.image = image
         with self._output_changed:
@@ -361,17 +362,24 @@ class Pipeline:
                 assert self._group is not None, "rows are not decoded"
                 self._group.request_passes()
 
-    def _decode_large(
+    def _await_process(
         self, queued_sample: QueuedSample, image: LargeImage
     ) -> None:
-        large = self._large
-        assert large is not None, "a job with features has one"
+        decoder = self._large
+        assert decoder is not None, "a job with features has one"
 
         def decode() -> None:
-            self._decode(queued_sample, lambda _: large.decode(image))
+            with self._output_changed:
+                large, queued_sample.large = queued_sample.large, None
+            if large is not None:
+                self._decode(queued_sample, lambda _: decoder.decode(large))
 
+        with self._output_changed:
+            if self._cancelled:
+                return
+            queued_sample.large = image
         with contextlib.suppress(RuntimeError):  # the worker is ending
-            large.pool.submit(self._account, decode)
+            decoder.pool.submit(self._account, decode)
 
     def _mark_ready(self, queued_sample: QueuedSample) -> None:
         num_bytes = row_bytes(queued_sample.row)

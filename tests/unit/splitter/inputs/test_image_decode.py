@@ -19,6 +19,7 @@ from hapi_splitter.inputs import image_decode, image_header
 from hapi_splitter.inputs.image_decode import decode_image
 from hapi_splitter.inputs.image_header import read_header
 from hapi_splitter.inputs.tiff_directory import upright
+from pillow_formats import needs_format
 
 
 def picture(mode="RGB", kind="JPEG", size=(40, 30), **options):
@@ -241,8 +242,7 @@ def test_empty_parts_of_a_file_are_counted_before_it_is_read(
 
 @pytest.mark.parametrize("kind", sorted(image_header.FORMATS))
 def test_header_states_the_size_of_the_image(kind):
-    if kind in ("webp", "avif") and not features.check(kind):
-        pytest.skip(f"this Pillow has no {kind}")
+    needs_format(kind)
     for mode, options in (
         ("RGB", {}),
         ("RGBA", {"lossless": True} if kind == "webp" else {}),
@@ -257,8 +257,7 @@ def test_header_states_the_size_of_the_image(kind):
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "AVIF", "TIFF"])
 def test_orientation_is_ignored_or_applied_as_by_pillow(kind, orientation):
-    if kind == "AVIF" and not features.check("avif"):
-        pytest.skip("this Pillow has no AVIF")
+    needs_format(kind)
     exif = Image.Exif()
     exif[0x0112] = orientation
     exif[0x010E] = "a description"
@@ -274,6 +273,54 @@ def test_orientation_is_ignored_or_applied_as_by_pillow(kind, orientation):
     assert (kind == "TIFF") == torch.equal(as_stored, turned) or (
         orientation == 1
     )
+
+
+def png_chunk(name, content=b""):
+    """A chunk with its checksum."""
+    checksum = zlib.crc32(name + content)
+    return (
+        struct.pack(">I4s", len(content), name)
+        + content
+        + struct.pack(">I", checksum)
+    )
+
+
+def test_texts_of_a_png_are_counted_before_they_are_unpacked(monkeypatch):
+    image = picture(kind="PNG")
+    text = png_chunk(b"zTXt", b"k\0\0" + zlib.compress(bytes(2**20 - 1)))
+    assert not read_header(image[:33] + 5 * text + image[33:]).is_large
+    # Pillow would unpack them as it opens the file: 5 ms each.
+    monkeypatch.setattr(image_header, "pillow_parser", Mock(side_effect=[]))
+    for at in (33, -12):
+        assert read_header(image[:at] + 20 * text + image[at:]).is_large
+    profile = png_chunk(b"iCCP", b"k\0\0" + zlib.compress(bytes(2**20 - 1)))
+    assert not read_header(image[:33] + profile + image[33:]).is_large
+    with pytest.raises(SampleError, match="more than 1 colour profile"):
+        read_header(image[:33] + 4000 * profile + image[33:])
+
+
+def test_tags_of_a_tiff_that_share_their_values_make_it_large():
+    """Pillow copies them for each tag: gigabytes of a file of megabytes."""
+    plain = tiff_of(4)
+    assert not read_header(plain).is_large
+    count = 300
+    entries = [struct.pack("<HHII", 400 + n, 1, 10, 8) for n in range(count)]
+    start = 10 + 9 * 12
+
+    def with_tags(more):
+        number = struct.pack("<H", 9 + len(more))
+        return (
+            plain[:8]
+            + number
+            + plain[10:start]
+            + b"".join(more)
+            + (plain[start:])
+        )
+
+    assert not read_header(with_tags(entries[:3])).is_large
+    assert read_header(with_tags(entries)).is_large
+    shared = struct.pack("<HHII", 400, 2, len(plain) + 12, 8)
+    assert read_header(with_tags([shared])).is_large
 
 
 def test_orientations_of_other_writers_are_read():

@@ -8,12 +8,14 @@ import time
 import weakref
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 
 from hapi_protocol.errors import DoesNotFitError
 from hapi_protocol.samples import Sample, SampleError
+from hapi_splitter.inputs.subprocess_decode import LargeImage
 from hapi_worker.execution.batch_items import Batch
 from hapi_worker.execution.coalescing import Group
 from hapi_worker.execution.forward import PassResult, encode_rows, padded
@@ -107,7 +109,7 @@ class Compute:
         )
 
 
-def pipeline(samples, pool, *, group=None, buffer_bytes=100_000):
+def pipeline(samples, pool, *, group=None, buffer_bytes=100_000, large=None):
     return Pipeline(
         samples,
         Body(),
@@ -116,7 +118,7 @@ def pipeline(samples, pool, *, group=None, buffer_bytes=100_000):
         encoding="float32",
         group=group,
         decode_pool=pool,
-        large=None,
+        large=large,
         meter=JobUsageMeter(job_for(b"x"), None, threading.Condition()),
         bounds=PipelineLimits(buffer_bytes, 10),
     )
@@ -375,6 +377,34 @@ def test_cancelled_job_frees_samples_that_wait_in_a_pool():
     gc.collect()
     assert pool.work["decode"]
     assert alive() is None
+
+
+def test_cancelled_job_frees_large_images_that_wait_in_a_pool():
+    """Else clients that come and go fill the memory of the worker."""
+    image = LargeImage(
+        bytes(1000), Mock(), "k", Mock(), None, 1, ("jpeg", "png")
+    )
+    alive = weakref.ref(image)
+    pool, large_pool = ManualPool(), ManualPool()
+    compute = Compute()
+    waiting = [image]
+    compute.decoder = lambda sample: waiting.pop()
+    job = pipeline(
+        iter(samples_of(0, 1)),
+        pool,
+        group=Group("a", compute, pool, 8),
+        large=Mock(pool=large_pool),
+    )
+    del image
+    job.start()
+    until(lambda: bool(pool.work["decode"]))
+    pool.run("decode")
+    assert alive() is not None
+    job.cancel()
+    gc.collect()
+    assert large_pool.work["decode"]
+    assert alive() is None
+    large_pool.run("decode")
 
 
 @pytest.mark.parametrize("has_model", [False, True])
