@@ -1,4 +1,4 @@
-"""What the messages of an Arrow stream hold, before a body is unpacked."""
+"""The messages of an Arrow stream, read before a body is unpacked."""
 
 from __future__ import annotations
 

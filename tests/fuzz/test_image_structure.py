@@ -40,7 +40,7 @@ def zeros(count: int) -> bytes:
 
 
 def _most(data: bytes) -> int:
-    """How many of the counts a part may have, so that files stay small."""
+    """Number of the counts that a part may have, so that files stay small."""
     return 9 if len(data) < 99 else 8 if len(data) < 2000 else 6
 
 
