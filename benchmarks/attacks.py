@@ -90,12 +90,19 @@ def _many_scans(image: Image.Image, number: int) -> bytes:
     return data[:-2] + data[start:-2] * more + data[-2:]
 
 
+def _png_chunk(name: bytes, content: bytes) -> bytes:
+    checksum = struct.pack(">I", zlib.crc32(name + content))
+    return struct.pack(">I", len(content)) + name + content + checksum
+
+
 def _attacks(side: int) -> Mapping[str, Callable[[], list[bytes]]]:
     """Images of each attack, by its name."""
     flat = Image.new("RGB", (side, side), (3, 4, 5))
     small = Image.new("RGB", (64, 64))
     grey = Image.fromarray(np.zeros((side, side), np.uint16))
-    chunk = bytes(4) + b"abCd" + struct.pack(">I", zlib.crc32(b"abCd"))
+    chunk = _png_chunk(b"abCd", b"")
+    text = _png_chunk(b"zTXt", b"k\0\0" + zlib.compress(bytes(2**20 - 1), 9))
+    profile = _png_chunk(b"iCCP", text[8:-4])
     many = side * 125
     return {
         "none": list,
@@ -107,6 +114,12 @@ def _attacks(side: int) -> Mapping[str, Callable[[], list[bytes]]]:
         "PNG of a million chunks": lambda: [
             _with_parts(_file(small, "PNG"), 33, chunk, many)
         ],
+        "PNGs of 4000 colour profiles": lambda: (
+            [_with_parts(_file(small, "PNG"), 33, profile, side // 2)] * 4
+        ),
+        "PNGs of 60 texts": lambda: (
+            [_with_parts(_file(small, "PNG"), 33, text, 60)] * 16
+        ),
         "JPEG of a million segments": lambda: [
             _with_parts(_file(small, "JPEG"), 2, b"\xff\xfe\0\2", many)
         ],
