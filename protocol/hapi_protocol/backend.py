@@ -40,7 +40,9 @@ METHOD = "HAPI"
 """A verb of its own: an object server without the filter answers 405.  It
 would take a POST for a change of the object's metadata."""
 
-BACKEND_VERSION = 1
+BACKEND_VERSION = 2
+"""2 signs the address of the object server."""
+HEADER_ADDRESS = "X-Backend-Hapi-Address"
 HEADER_STEP = "X-Backend-Hapi-Step"
 HEADER_VERSION = "X-Backend-Hapi-Version"
 HEADER_SIGNATURE = "X-Backend-Hapi-Signature"
@@ -177,7 +179,9 @@ class WorkerStatus(JsonMessage):
 
     Attributes:
         worker: opaque name of the worker.
-        state: ``ok`` or ``draining``.
+        state: ``ok``, ``draining``, or ``degraded``: it has just tried to
+            take a package, and cannot.
+        problem: why it is degraded.
         release: release of the worker.
         devices: names of the devices in service.
         jobs_running: jobs that hold a stream.
@@ -188,6 +192,7 @@ class WorkerStatus(JsonMessage):
 
     worker: PossiblyEmpty
     state: str
+    problem: PossiblyEmpty
     release: str
     devices: tuple[str, ...]
     jobs_running: int

@@ -109,6 +109,10 @@ MAX_BODY_BYTES = 64 * 1024
 _CODE_LABEL = "code "
 
 
+PACKAGE_REFUSED = "package_refused"
+"""Detail of an error: the worker does not take a package that may be good."""
+
+
 class HapiError(Exception):
     """Base of all errors that a user or an operator can meet.
 

@@ -205,6 +205,7 @@ class JobGrant(JsonMessage):
         numerics_tag: numerics class, versions and device kind, part of the
             feature ETag.
         lifetime_seconds: time after which an unused grant lapses.
+        jobs: jobs that run and wait at the worker, this one included.
     """
 
     NAME = "job grant"
@@ -214,6 +215,7 @@ class JobGrant(JsonMessage):
     model_digest: str | None
     numerics_tag: str
     lifetime_seconds: float
+    jobs: int = 1
 
 
 @dataclass(frozen=True)

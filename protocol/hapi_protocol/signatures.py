@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import ipaddress
 import json
 import os
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
 from hapi_protocol.backend import (
+    HEADER_ADDRESS,
     HEADER_MESSAGE_BYTES,
     HEADER_NONCE,
     HEADER_POLICY,
@@ -36,17 +38,19 @@ class SignedRequest:
     """The parts of a request that a signature covers.
 
     Attributes:
+        address: of the object server, as :func:`address_text` has it.
         path: ``/device/partition/account/container/object``, not quoted.
         step: one of :data:`hapi_protocol.backend.STEPS`.
         version: of the backend protocol.
         policy_index: of the storage policy.
         timestamp: seconds since 1970, as text.
         nonce: text that no other request has.
-        message: of the request; the bytes after it are not signed: those of
-            a package are hashed by the worker, and those of a source are
-            computed for the proxy that sent them.
+        message: of the request.  The bytes after it are not signed: those of
+            a package must have the ETag in the message, and those of a source
+            are computed for the proxy that sent them.
     """
 
+    address: str
     path: str
     step: str
     version: str
@@ -69,6 +73,7 @@ class SignedRequest:
             HEADER_POLICY: self.policy_index,
             HEADER_STEP: self.step,
             HEADER_VERSION: self.version,
+            HEADER_ADDRESS: self.address,
             HEADER_NONCE: self.nonce,
             HEADER_SIGNATURE: self.signature(key),
             HEADER_MESSAGE_BYTES: str(len(self.message)),
@@ -86,6 +91,7 @@ class SignedRequest:
             message: its message.
         """
         return cls(
+            address=header(HEADER_ADDRESS),
             path=path,
             step=header(HEADER_STEP),
             version=header(HEADER_VERSION),
@@ -97,22 +103,38 @@ class SignedRequest:
 
 
 class Verifier:
-    """Checks signatures, and that none is used twice in this process.
+    """Checks signatures, and that none is used twice.
 
     Args:
         keys: keys, of which any may have signed.
         clock: seconds since 1970.
+        is_new: told a signature, the time at which it becomes too old, and
+            the time now; False if it has been told it before.
+        addresses: other addresses that this server has for proxies.
     """
 
     def __init__(
-        self, keys: Sequence[bytes], clock: Callable[[], float]
+        self,
+        keys: Sequence[bytes],
+        clock: Callable[[], float],
+        is_new: Callable[[str, float, float], bool],
+        addresses: Collection[str] = (),
     ) -> None:
         self._keys = keys
         self._clock = clock
-        self._seen: dict[str, float] = {}
+        self._is_new = is_new
+        self._addresses = addresses
 
-    def problem(self, request: SignedRequest, signature: str) -> str | None:
-        """The reason to refuse a request; None if it is genuine."""
+    def problem(
+        self, request: SignedRequest, signature: str, address: str
+    ) -> str | None:
+        """The reason to refuse a request; None if it is genuine.
+
+        Args:
+            request: the request.
+            signature: the one that came with it.
+            address: where it has arrived.
+        """
         now = self._clock()
         try:
             age = now - float(request.timestamp)
@@ -126,15 +148,29 @@ class Verifier:
             for key in self._keys
         ):
             return "its signature is wrong; compare the keys of the hosts"
-        if signature in self._seen:
+        if request.address not in (address, *self._addresses):
+            return (
+                f"it is for {request.address}, and has arrived at {address}; "
+                "if that is one server, name the first in the option addresses"
+            )
+        if not self._is_new(signature, now - age + MAX_AGE_SECONDS, now):
             return "it is repeated"
-        # In the order of arrival, so the oldest are first.
-        for old, until in list(self._seen.items()):
-            if until > now:
-                break
-            del self._seen[old]
-        self._seen[signature] = now + 2 * MAX_AGE_SECONDS
         return None
+
+
+def address_text(host: str, port: int | str) -> str:
+    """An address in the form in which it is signed.
+
+    Args:
+        host: an IP address in any of its forms, or a name.
+        port: its port.
+    """
+    try:
+        found = ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        return f"{host}:{port}"
+    plain = getattr(found, "ipv4_mapped", None) or found
+    return f"[{plain}]:{port}" if plain.version == 6 else f"{plain}:{port}"
 
 
 def read_keys(path: Path) -> list[bytes]:

@@ -10,6 +10,7 @@ from typing import Any
 from swift.common.storage_policy import POLICIES
 
 from hapi_protocol.job_messages import UNAUTHENTICATED_ACCOUNT
+from hapi_protocol.signatures import address_text
 
 DEFAULT_WORKER_SOCKET = "/run/hapi/worker.sock"
 PLACE_PROXY = "proxy"
@@ -147,6 +148,10 @@ class ObjectFilterConfig:
 
     worker_timeout: float = 120.0
     """Timeout of each step of the worker, in seconds."""
+
+    addresses: frozenset[str] = frozenset()
+    """``HOST:PORT`` of this server in the rings, if proxies reach it by a host
+    name or a translated address; separated by commas."""
 
     beat_seconds: float = 1.0
     """Silence after which a beat shows the proxy that the answer goes on."""
@@ -320,6 +325,16 @@ def _accounts(value: str) -> frozenset[str]:
     return frozenset(names)
 
 
+def _addresses(value: str) -> frozenset[str]:
+    found = set()
+    for name in value.split(",") if value else []:
+        host, _, port = name.strip().rpartition(":")
+        if not (host and port.isascii() and port.isdigit()):
+            raise ValueError("HOST:PORT, separated by commas")
+        found.add(address_text(host, port))
+    return frozenset(found)
+
+
 def _container(value: str) -> str:
     parts = value.split("/")
     if value and (len(parts) != 2 or not all(map(_is_word, parts))):
@@ -368,6 +383,7 @@ OBJECT_OPTIONS: Mapping[str, Callable[[str], Any]] = MappingProxyType(
         "worker_socket": _socket_path,
         "worker_connect_timeout": _seconds,
         "worker_timeout": _seconds,
+        "addresses": _addresses,
         "beat_seconds": _seconds,
     }
 )

@@ -79,6 +79,11 @@ OUTCOME_BROKEN = "broken"
 OUTCOME_GONE = "gone"
 
 
+def metric_name(ip: str, port: int) -> str:
+    """An object server as one word of a metric's name."""
+    return f"{ip}_{port}".translate(str.maketrans(".:", "--"))
+
+
 class Metrics:
     """The counters and timings of the table above.
 

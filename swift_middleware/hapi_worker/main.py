@@ -137,6 +137,7 @@ def _serve(path: str, config: WorkerConfig) -> int:
     )
     notify_systemd("READY=1")
     loader.begin()
+    worker.self_test.begin()
     while (number := signals.wait(TICK_SECONDS)) in (None, signal.SIGHUP):
         if number is None:
             worker.admission.drop_expired()
@@ -167,6 +168,7 @@ def _ended(service: Service, loader: ValidatingLoader, status: int) -> int:
     """
     # Libraries warn about objects that are not collected at exit.
     gc.unfreeze()
+    service.worker.self_test.end()
     idle = loader.end()
     ending = threading.Thread(target=service.end, daemon=True)
     ending.start()

@@ -44,7 +44,7 @@ NUM_SAMPLES = NUM_SHARDS * PER_SHARD
 NUM_LARGE = 5
 PER_LARGE = 32
 CLIENT_SECONDS = "4"
-"""How long the store waits for a client; a busy machine is no such client."""
+"""Time for which the store waits for a client that does not read."""
 PAUSE_SECONDS = 6.0
 DATA = "swift://weather"
 SOON = Backoff(attempts=8, first_seconds=0.05, max_seconds=0.5)

@@ -18,6 +18,7 @@ import tarfile
 import threading
 import time
 import uuid
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from urllib.parse import quote, unquote
@@ -32,8 +33,10 @@ from hapi_client.doctor.check_runner import FAILURE, OK, WARNING
 from hapi_client.doctor.node_checks import node_findings
 from hapi_client.swift.swift_url import Location
 from hapi_cluster import Cluster
+from hapi_middleware.places.node_table import TOLD_SECONDS
 from hapi_protocol.backend import (
     BACKEND_VERSION,
+    HEADER_ADDRESS,
     HEADER_MESSAGE_BYTES,
     HEADER_NONCE,
     HEADER_SIGNATURE,
@@ -297,11 +300,21 @@ def kinds(near):
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "ec"])
-def test_each_kind_of_object_gives_the_right_features(near, kinds, kind):
+def test_each_kind_of_object_gives_the_right_features(
+    near, kinds, kind, without_worker
+):
     path, version = kinds[kind]
     query = f"?version-id={version}" if version else ""
+    assert_near(near, without_worker.get(f"{path}{query}", ASKED))
+    # What the proxy reads anyway goes to its own worker, if it has one.
     answer = near.get(f"{path}{query}")
-    assert_near(near, answer)
+    if kind in ("plain", "symlink"):
+        assert_near(near, answer)
+    else:
+        received_rows(answer.content).assert_equal(
+            local_rows(near.frozen, 1, CONTENT, "any")
+        )
+        assert not computed_on(near, answer)
     if kind != "plain":
         etag = near.owner.request("HEAD", f"{path}{query}").headers["ETag"]
         for replica in replicas(near.cluster, unquote(path)):
@@ -311,7 +324,8 @@ def test_each_kind_of_object_gives_the_right_features(near, kinds, kind):
 
 def test_encrypted_objects_are_sent_to_an_object_server(near, tmp_path):
     """The object servers have ciphertext, of objects and of the package."""
-    with second_proxy(near.cluster, tmp_path, {}, encrypts=True) as url:
+    options = {"places": "object"}
+    with second_proxy(near.cluster, tmp_path, options, encrypts=True) as url:
         caller = Caller(near.cluster, proxy_url=url)
         path, model = f"{PLACE}/secret.tar", f"{PLACE}/secret.hapi"
         caller.put(path, CONTENT)
@@ -362,7 +376,10 @@ def test_spans_of_segments_and_links_stay_on_their_host(
         length = int(asked["X-Hapi-Range"].rpartition("-")[2]) + 1
         length -= int(asked["X-Hapi-Range"].split("=")[1].split("-")[0])
         features = len(answer.content)
-        assert (sent < features + length) == stays, (sent, features, length)
+        # What does not stay crosses once, to the proxy's own worker.
+        heads = 8000
+        assert sent < (features if stays else length) + heads
+        assert bool(computed_on(near, answer)) == stays
 
 
 def order_for(name, etag, length, package):
@@ -408,6 +425,7 @@ def ask(
     sign=lambda signed: signed,
     headers=None,
     length=None,
+    after=b"",
 ):
     """Asks an object server directly; returns status and frames or body."""
     if message is None:
@@ -417,6 +435,7 @@ def ask(
     [own] = read_keys(near.cluster.directory / "etc" / "hapi-backend.key")
     path = f"/{replica.device}/{replica.partition}{name}"
     signed = SignedRequest(
+        address=f"127.0.0.1:{replica.port}",
         path=path,
         step=step,
         version=str(BACKEND_VERSION),
@@ -434,7 +453,7 @@ def ask(
     connection = http.client.HTTPConnection(
         "127.0.0.1", replica.port, timeout=SECONDS
     )
-    connection.request(METHOD, quote(path), message, sent)
+    connection.request(METHOD, quote(path), message + after, sent)
     answer = connection.getresponse()
     try:
         if answer.status != 200:
@@ -489,6 +508,10 @@ FORGED = {
         ),
         "headers": {"X-Timestamp": f"{time.time() - 120:.5f}"},
     },
+    "another server": {
+        "sign": lambda signed: replace(signed, address="127.0.0.1:1"),
+        "headers": {HEADER_ADDRESS: "127.0.0.1:1"},
+    },
     "another object": {
         "sign": lambda signed: replace(signed, path=f"{signed.path}2")
     },
@@ -514,6 +537,7 @@ def test_forged_requests_open_nothing(near, direct, name):
 def test_repeated_request_is_refused(near, direct):
     path, etag, replica = direct
     fixed = SignedRequest(
+        f"127.0.0.1:{replica.port}",
         f"/{replica.device}/{replica.partition}{path}",
         STEP_JOB,
         str(BACKEND_VERSION),
@@ -538,7 +562,8 @@ def test_repeated_request_is_refused(near, direct):
 @pytest.mark.parametrize(
     ("options", "status"),
     [
-        ({"headers": {HEADER_VERSION: "2"}}, 400),
+        ({"headers": {HEADER_VERSION: "1"}}, 400),
+        ({"headers": {HEADER_VERSION: "3"}}, 400),
         ({"headers": {HEADER_MESSAGE_BYTES: "99999999"}}, 400),
         ({"headers": {HEADER_MESSAGE_BYTES: "x"}}, 400),
         ({"step": "other"}, 400),
@@ -606,6 +631,37 @@ def test_model_of_other_bytes_is_never_used_under_its_name(near, direct):
     assert status == 200
     assert frames[-1][0] is Kind.ERROR
     assert "0 of 5 bytes" in read_error(frames[-1][1]).message
+
+
+def test_other_bytes_with_a_captured_order_are_not_used(near, direct):
+    """And the owner's package is taken afterwards."""
+    path, etag, replica = direct
+    good = package_bytes(small_parts(seed=81).frozen)
+    bad = package_bytes(small_parts(seed=82).frozen)
+    assert len(good) == len(bad)
+    model = f"{PLACE}/signed.hapi"
+    near.owner.put(model, good)
+    identity = ModelIdentity(
+        *model[1:].split("/"),
+        etag=hashlib.md5(good).hexdigest(),
+        length_bytes=len(good),
+    )
+    order = ModelOrder(identity).to_body()
+    for content, kind in ((bad, Kind.ERROR), (good, Kind.END)):
+        status, frames = ask(
+            near,
+            replica,
+            path,
+            etag,
+            step=STEP_MODEL,
+            message=order,
+            after=content,
+        )
+        assert status == 200
+        assert frames[-1][0] is kind
+    log = near.log(f"{replica.server}-worker")
+    assert digest_of(small_parts(seed=81).frozen)[:12] in log
+    assert digest_of(small_parts(seed=82).frozen)[:12] not in log
 
 
 # -- faults ------------------------------------------------------------------
@@ -759,6 +815,7 @@ def test_worker_with_a_full_disk_is_not_needed(near):
     victim = near.pid("object-worker")
     limits = resource.prlimit(victim, resource.RLIMIT_FSIZE)
     resource.prlimit(victim, resource.RLIMIT_FSIZE, (1000, limits[1]))
+    before = uploads(near, "o1.sock")
     try:
         for number in range(6):  # some are first asked of this one
             path = near.put(f"full-{number}.tar")
@@ -766,9 +823,58 @@ def test_worker_with_a_full_disk_is_not_needed(near):
             assert answer.status_code == 200, answer.text[:500]
             received_rows(answer.content).assert_equal(expected)
             assert "object" not in computed_on(near, answer)
+        # It is sent the package again after two seconds, then after four.
+        assert uploads(near, "o1.sock") - before <= 3
+        assert f"does not take the model {model}" in near.log("swift")
     finally:
         resource.prlimit(victim, resource.RLIMIT_FSIZE, limits)
     compute_again(near)
+
+
+def uploads(near, socket):
+    """Packages that a worker has been sent."""
+    path = near.cluster.directory / "run" / f"{socket}.admin"
+    connection = UnixConnection(str(path), SECONDS)
+    connection.request("GET", "/metrics")
+    lines = connection.getresponse().read().decode().splitlines()
+    connection.close()
+    name = "hapi_worker_uploads_total"
+    found = [line for line in lines if line.startswith(name)]
+    return sum(float(line.split()[-1]) for line in found)
+
+
+def test_worker_that_cannot_validate_is_degraded_and_sent_nothing(near):
+    """Its host refuses what the validation of any package needs."""
+    compute_again(near)
+    victim = near.pid("object-worker")
+    port = near.cluster.status()["ports"]["object"]
+    conf = near.cluster.directory / "etc" / "proxy-server.conf"
+    limits = resource.prlimit(victim, resource.RLIMIT_FSIZE)
+    resource.prlimit(victim, resource.RLIMIT_FSIZE, (10, limits[1]))
+    try:
+        [failed] = [e for e in node_findings(conf) if e.state == FAILURE]
+        assert failed.check.endswith(f":{port}")
+        assert "degraded" in failed.found
+        assert "free space in TMPDIR" in failed.found
+        before = uploads(near, "o1.sock")
+        for seed in range(90, 96):
+            model = f"{PLACE}/degraded-{seed}.hapi"
+            near.owner.put(model, package_bytes(small_parts(seed=seed).frozen))
+            answer = near.get(
+                near.put(f"degraded-{seed}.tar"),
+                {**ASKED, "X-Hapi-Model": model},
+            )
+            assert answer.status_code == 200, answer.text[:500]
+            assert "object" not in computed_on(near, answer)
+        assert uploads(near, "o1.sock") == before
+        # Models that it has are computed.
+        compute_again(near)
+        log = near.log("object")
+        assert log.count(f"the worker of 127.0.0.1:{port} is degraded") == 1
+    finally:
+        resource.prlimit(victim, resource.RLIMIT_FSIZE, limits)
+    states = [each.state for each in node_findings(conf)]
+    assert sorted(states) == sorted([OK, OK, WARNING])
 
 
 def change_queue(near, seconds):
@@ -840,6 +946,47 @@ def compute_again(near):
         return len(seen) == 2
 
     until(both, SECONDS)
+
+
+def put_on_both_servers(near, name, count):
+    """Stores objects that have replicas on both that compute."""
+    found = []
+    for number in range(20 * count):
+        path = near.put(f"{name}-{number}.tar")
+        places = replicas(near.cluster, path)
+        if {*SERVERS[:2]} <= {each.server for each in places}:
+            found.append(path)
+        if len(found) == count:
+            return found
+    raise AssertionError(f"{len(found)} of {count} objects")
+
+
+def test_requests_go_to_the_replica_with_the_shorter_queue(near):
+    """Queued jobs at one worker are no reason to wait there."""
+    compute_again(near)
+    paths = put_on_both_servers(near, "queue", 12)
+    path = str(near.cluster.directory / "run" / SOCKETS["object-worker"])
+    held = []
+    job = replace(
+        order_for("/AUTH_other/c/held", "0" * 32, 1, None).job,
+        kind="index",
+        cut=0,
+        charged_account="AUTH_other",
+    )
+    for _ in range(3):  # unused grants last ten seconds
+        connection = UnixConnection(path, SECONDS)
+        connection.request("POST", "/jobs", job.to_body())
+        held.append(connection.getresponse().status)
+        connection.close()
+    assert held == [201] * 3
+    started = time.monotonic()
+    answers = [near.get(path) for path in paths]
+    seconds = time.monotonic() - started
+    assert [each.status_code for each in answers] == [200] * len(paths)
+    until(lambda: all(computed_on(near, each) for each in answers))
+    chosen = Counter(computed_on(near, each)[0] for each in answers)
+    # What it says of its queue is asked for again after five seconds.
+    assert chosen["object"] <= 2 + seconds / TOLD_SECONDS, (chosen, seconds)
 
 
 # -- replicas ----------------------------------------------------------------
@@ -932,6 +1079,43 @@ def test_damaged_replica_is_put_aside_and_left_for_another_place(near):
     received_rows(answer.content).assert_equal(
         local_rows(near.frozen, 1, CONTENT, "any")
     )
+
+
+def test_read_of_a_part_leaves_a_damaged_replica_and_puts_it_aside(near):
+    """A read of a part never comes to the end, where Swift compares."""
+    [path] = put_on_both_servers(near, "part", 1)
+    rows = [*iter_samples(io.BytesIO(CONTENT), name="s")]
+    asked = {
+        **ASKED,
+        **span_of(0, NUM_ROWS - 1),
+        "X-Hapi-If-Source-Etag": hashlib.md5(CONTENT).hexdigest(),
+        "X-Hapi-Crc32": ",".join(f"{row.crc32:08x}" for row in rows),
+    }
+    compute_again(near)
+    first = computed_on(near, near.get(path, asked))[0]
+    damaged = [
+        each for each in replicas(near.cluster, path) if each.server == first
+    ]
+    for each in damaged:
+        flip(each.path)
+    answer = near.get(path, asked)
+    assert answer.status_code == 200, answer.text[:300]
+    received_rows(answer.content).assert_equal(
+        local_rows(near.frozen, 1, CONTENT, "any")
+    )
+    until(
+        lambda: not all(each.path.exists() for each in damaged),
+        10,
+        lambda: near.log(first)[-3000:] + near.log("swift")[-3000:],
+    )
+    assert f":{damaged[0].port} has a damaged replica" in near.log("swift")
+    # The worker of a proxy reads it through Swift; its log names it as well.
+    for each in replicas(near.cluster, path):
+        if each.server != first:
+            flip(each.path)
+    refused = near.by_proxy.get(path, asked)
+    assert refused.status_code == 503, refused.text
+    assert refused.json()["code"] == "source_damaged"
 
 
 def flip(path):
@@ -1112,6 +1296,43 @@ def test_refusal_names_what_is_missing_without_any_worker(
     assert answer.status_code == 503
     assert answer.json()["code"] == "worker_unavailable"
     assert answer.headers["Retry-After"]
+
+
+@pytest.fixture(scope="module")
+def sparse():
+    """A user of six object servers, of which one computes; no other worker."""
+    settings = {"object_servers": 6, "object_workers": 1, "worker": False}
+    worker = {"device": "cpu"}
+    with Cluster.temporary(
+        layout="mixed", worker_options=worker, **settings
+    ) as cluster:
+        owner = Caller(cluster)
+        for container, policy in ((PLACE, "replicated"), (EC_PLACE, "ec42")):
+            owner.put(container, headers={"X-Storage-Policy": policy})
+        owner.put(MODEL, package_bytes(small_parts().frozen))
+        yield cluster, owner
+        owner.close()
+
+
+def test_objects_without_a_worker_at_their_replicas_are_computed(sparse):
+    """Half of them have none; their bytes are sent to the one that has."""
+    cluster, owner = sparse
+    expected = local_rows(small_parts().frozen, 1, CONTENT, "any")
+    with_worker = Counter()
+    for number in range(12):
+        path = f"{(PLACE, EC_PLACE)[number % 2]}/sparse-{number}.tar"
+        owner.put(path, CONTENT)
+        answer = owner.get(path, ASKED)
+        assert answer.status_code == 200, answer.text[:500]
+        received_rows(answer.content).assert_equal(expected)
+        servers = [each.server for each in replicas(cluster, path)]
+        with_worker["object" in servers] += 1
+    assert len(with_worker) == 2, "the test needs both kinds of objects"
+    body = "\n".join(f"sparse-{number}.jpg" for number in range(10)).encode()
+    for number, (data, _) in enumerate(jpegs(10, seed=3)):
+        owner.put(f"{PLACE}/sparse-{number}.jpg", data)
+    many = owner.request("POST", MANY, ASKED, body)
+    assert [row.error for row, _ in told(many)[2]] == [None] * 10
 
 
 # -- load --------------------------------------------------------------------

@@ -8,6 +8,7 @@ import math
 import os
 import secrets
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -120,4 +121,33 @@ def counted_links(cluster: Cluster) -> Iterator[dict[int, SlowLink]]:
         for port in ports:
             links[port] = SlowLink((HOST, port), math.inf)
             stack.callback(links[port].close)
+        _tell_addresses(cluster, links)
         yield links
+
+
+def _tell_addresses(cluster: Cluster, links: Mapping[int, SlowLink]) -> None:
+    """Restarts the object servers with the addresses of their links."""
+    etc = cluster.directory / "etc"
+    names = ",".join(f"{HOST}:{link.port}" for link in links.values())
+    for name, child in cluster.status()["children"].items():
+        path = etc / f"{name}-server.conf"
+        if not name.startswith("object") or name.endswith("worker"):
+            continue
+        text = path.read_text()
+        if "[filter:hapi_object]\n" not in text:
+            continue
+        path.write_text(
+            text.replace(
+                "[filter:hapi_object]\n",
+                f"[filter:hapi_object]\naddresses = {names}\n",
+            )
+        )
+        before = child["pid"]
+        os.kill(before, signal.SIGKILL)
+        port = cluster.status()["ports"][name]
+        until(lambda n=name, b=before: _pid(cluster, n) not in (None, b))
+        until(lambda p=port: _answers(f"http://{HOST}:{p}"))
+
+
+def _pid(cluster: Cluster, name: str) -> int | None:
+    return cluster.status()["children"][name]["pid"]

@@ -58,9 +58,10 @@ def status(
 
         hapi worker status --json status.json
 
-    Keys of --json: version, pid, status, uptime_seconds, cores, jobs_running,
-    jobs_waiting, max_streams, max_streams_per_account, totals (samples,
-    errors, passes, received_bytes, sent_bytes, out_of_memory, slow_passes),
+    Keys of --json: version, pid, status, problem, uptime_seconds, cores,
+    jobs_running, jobs_waiting, max_streams, max_streams_per_account, totals
+    (samples, errors, passes, received_bytes, sent_bytes, out_of_memory,
+    slow_passes),
     devices (name, in_service, forwards, memory_limit_bytes, resident_bytes,
     reserved_bytes, longest_pass_seconds, models), queues, accounts (account,
     weight, share, streams, waiting, buffered_bytes).

@@ -238,8 +238,8 @@ class MultiObjectHandler:
         """
         self._metrics.count("multi_requests")
         model = self._package.identify()
-        computers = self._places.computers(
-            self._package.name, self._package.head, is_source=False
+        computers = self._places.receiving(
+            self._package.name, self._package.head
         )
         account = paying_account(self._env, self._config)
         names = read_object_names(self._env, self._config.max_multi_objects)

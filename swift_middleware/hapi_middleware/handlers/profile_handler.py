@@ -62,9 +62,7 @@ class ProfileHandler:
         # Authorization first, as for features.
         head = self._source.head()
         model = self._package.identity_from_head(head)
-        computers = self._places.computers(
-            self._request.name, head, is_source=False
-        )
+        computers = self._places.profiling(self._request.name, head)
         account = paying_account(self._env, self._config)
         add_entry(self._env, profile_entry(account))
         etag = self._etag_before_profiling(computers, model)

@@ -31,6 +31,7 @@ class FramedAnswer:
         beat_seconds: silence after which a beat is sent.
         logger: Swift's.
         ping: raises an error if the worker does not answer.
+        failed: told each error that is sent.
     """
 
     def __init__(
@@ -38,12 +39,14 @@ class FramedAnswer:
         work: Callable[[Send], None],
         beat_seconds: float,
         logger: Any,
-        ping: Callable[[], None] = lambda: None,
+        ping: Callable[[], None],
+        failed: Callable[[HapiError], None],
     ) -> None:
         self._work = work
         self._beat_seconds = beat_seconds
         self._logger = logger
         self._ping = ping
+        self._failed = failed
         self._missed_pings = 0
         self._has_frames = False
         self._thread_locals = logger.thread_locals
@@ -77,8 +80,8 @@ class FramedAnswer:
             self._missed_pings += 1
             if self._has_frames and self._missed_pings < MAX_SILENT_PINGS:
                 return frame(Kind.BEAT)
-            self._logger.error("hapi_object: %s", error.message)
             self._has_ended = True
+            self._failed(error)
             return frame(Kind.ERROR, error_payload(error))
         self._missed_pings = 0
         return frame(Kind.BEAT)
@@ -95,6 +98,7 @@ class FramedAnswer:
             self._work(self._send)
             self._send(Kind.END, b"")
         except HapiError as error:
+            self._failed(error)
             self._send(Kind.ERROR, error_payload(error))
         except (Exception, Timeout):
             self._logger.exception("hapi_object: unexpected failure")

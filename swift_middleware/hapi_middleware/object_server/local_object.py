@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
 from swift.common.swob import Request, Response, wsgi_quote
-from swift.common.utils import drain_and_close
+from swift.common.utils import closing_if_possible, drain_and_close
 
 from hapi_middleware.concurrency import sleep, yielding
 from hapi_middleware.requests.annotation_request import Env
@@ -98,23 +98,10 @@ class LocalObject:
         etag, part = wanted.etag, wanted.part
         # "If-Match" compares with the stored bytes: an ETag of other bytes
         # that Swift shows to users (manifests, fragments) does not match.
-        headers = {
-            "If-Match": f'"{etag}"',
-            HEADER_POLICY: env.get("HTTP_X_BACKEND_STORAGE_POLICY_INDEX", "0"),
-            "X-Trans-Id": env.get("HTTP_X_TRANS_ID", ""),
-        }
+        headers = {"If-Match": f'"{etag}"'}
         if part is not None:
             headers["Range"] = str(part)
-        request = Request.blank(
-            wanted.path,
-            environ={
-                key: env[key]
-                for key in ("swift.trans_id", "REMOTE_ADDR", "wsgi.errors")
-                if key in env
-            },
-            headers=headers,
-        )
-        response = request.get_response(app)
+        response = _get(app, env, wanted.path, headers)
         expected = wanted.length_bytes
         try:
             _check(response, etag, expected, is_part=bool(part))
@@ -135,6 +122,35 @@ class LocalObject:
     def close(self) -> None:
         """Closes the object's file.  Idempotent."""
         self._body.close()
+
+
+def _get(
+    app: Any, env: Env, path: str, headers: Mapping[str, str]
+) -> Response:
+    """The object server's answer on an object of this host."""
+    copied = ("swift.trans_id", "REMOTE_ADDR", "wsgi.errors")
+    request = Request.blank(
+        path,
+        environ={key: env[key] for key in copied if key in env},
+        headers={
+            HEADER_POLICY: env.get("HTTP_X_BACKEND_STORAGE_POLICY_INDEX", "0"),
+            "X-Trans-Id": env.get("HTTP_X_TRANS_ID", ""),
+            **headers,
+        },
+    )
+    return request.get_response(app)
+
+
+def read_whole(app: Any, env: Env) -> None:
+    """Reads the object of a request to its end, and drops the bytes.
+
+    The object server then compares it with its ETag, and puts it aside if it
+    is damaged.
+    """
+    response = _get(app, env, wsgi_quote(env["PATH_INFO"]), {})
+    with closing_if_possible(response.app_iter):
+        for _ in yielding(response.app_iter):
+            pass
 
 
 class LocalObjects:

@@ -7,15 +7,18 @@ worker is asked, unless a proxy with the cluster's key has signed it.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from swift.common.swob import Response, wsgi_to_str
 from swift.common.utils import get_logger
 
+from hapi_middleware.concurrency import Task, Timeout
 from hapi_middleware.config import ObjectFilterConfig
 from hapi_middleware.metrics import Metrics, StreamReporter
 from hapi_middleware.object_server.framed_answer import FramedAnswer, Send
@@ -24,8 +27,11 @@ from hapi_middleware.object_server.local_object import (
     LocalObjects,
     NotHereError,
     Wanted,
+    read_whole,
 )
+from hapi_middleware.object_server.worker_watch import WorkerWatch
 from hapi_middleware.requests.annotation_request import Env
+from hapi_middleware.shared_table import shared_table
 from hapi_middleware.worker.feature_stream import JobBody
 from hapi_middleware.worker.worker_client import WorkerClient
 from hapi_protocol.backend import (
@@ -55,18 +61,28 @@ from hapi_protocol.frames import Kind
 from hapi_protocol.job_messages import (
     JobGrant,
     JobRequest,
+    ModelIdentity,
     ProfileRequest,
     Usage,
 )
 from hapi_protocol.json_messages import MAX_MESSAGE_BYTES
 from hapi_protocol.printable import printable
-from hapi_protocol.signatures import SignedRequest, Verifier, read_keys
+from hapi_protocol.sample_checks import etag_md5
+from hapi_protocol.signatures import (
+    SignedRequest,
+    Verifier,
+    address_text,
+    read_keys,
+)
 
 READ_BYTES = 256 * 1024
 USAGE_TIMEOUT_SECONDS = 1.0
 PING_SECONDS = 2.0
 """Longest answer of a worker to a ping: with ``beat_seconds`` less than the
 proxy's ``object_silence_seconds``."""
+SEEN_BUCKETS = 1 << 17
+"""Room for a million signatures, of 25 MB: those of a minute at 5,000 requests
+per second take a third of it."""
 _PREFIX = "hapi_object"
 
 StartResponse = Callable[..., Any]
@@ -77,30 +93,48 @@ class RequestBytes:
 
     Args:
         stream: ``wsgi.input``, of which the message has been read.
-        length_bytes: their number; None if it is not known before.
 
     Raises:
         UnavailableError: while iterating, if they break off.
     """
 
-    def __init__(self, stream: Any, length_bytes: int | None = None) -> None:
+    def __init__(self, stream: Any) -> None:
         self._stream = stream
-        self._length_bytes = length_bytes
 
     def __iter__(self) -> Iterator[bytes]:
-        count = 0
         try:
             while chunk := self._stream.read(READ_BYTES):
-                count += len(chunk)
                 yield chunk
         except (OSError, ValueError) as error:
             # eventlet's ChunkReadError is a ValueError.
             raise _broken_off(repr(error)) from error
-        if self._length_bytes not in (None, count):
-            raise _broken_off(f"{count} of {self._length_bytes} bytes came")
 
     def close(self) -> None:
         """Does nothing: the server reads or drops the rest."""
+
+
+def package_of(
+    model: ModelIdentity, chunks: Iterable[bytes]
+) -> Iterator[bytes]:
+    """The bytes of a package; the last ones only if all have its ETag.
+
+    Raises:
+        UnavailableError: while iterating, if they are others.
+    """
+    count = 0
+    digest = hashlib.md5(usedforsecurity=False)
+    held = b""
+    for chunk in chunks:
+        if held:
+            yield held
+        held = chunk
+        count += len(chunk)
+        digest.update(chunk)
+    if count != model.length_bytes:
+        raise _broken_off(f"{count} of {model.length_bytes} bytes came")
+    if digest.hexdigest() != etag_md5(model.etag, is_manifest=False):
+        raise _broken_off("they have not the ETag of the package")
+    yield held
 
 
 def _broken_off(reason: str) -> UnavailableError:
@@ -131,6 +165,8 @@ class ObjectMiddleware:
         self._verifier = verifier
         self._logger = logger
         self._metrics = Metrics(logger, _PREFIX)
+        self._watch = WorkerWatch(self._metrics, logger)
+        self._auditing = False
         self._worker = WorkerClient(
             config.worker_socket,
             config.worker_connect_timeout,
@@ -161,7 +197,9 @@ class ObjectMiddleware:
             message,
         )
         problem = self._verifier.problem(
-            request, _header(env, HEADER_SIGNATURE)
+            request,
+            _header(env, HEADER_SIGNATURE),
+            _address(env),
         )
         if problem is not None:
             return self._refuse(env, 403, problem)
@@ -178,20 +216,17 @@ class ObjectMiddleware:
         # Each frame is sent at once.
         env["eventlet.minimum_write_chunk_size"] = 0
         answer = FramedAnswer(
-            work, self._config.beat_seconds, self._logger, self._ping
+            work,
+            self._config.beat_seconds,
+            self._logger,
+            ping=lambda: self._worker.ping(PING_SECONDS),
+            failed=partial(self._watch.failed, _address(env)),
         )
         return Response(
             status=200,
             headers={"Content-Type": "application/octet-stream"},
             app_iter=answer,
         )
-
-    def _ping(self) -> None:
-        try:
-            self._worker.ping(PING_SECONDS)
-        except HapiError:
-            self._metrics.count("worker_silent")
-            raise
 
     def _message(self, env: Env) -> bytes | None:
         length = _header(env, HEADER_MESSAGE_BYTES)
@@ -226,7 +261,7 @@ class ObjectMiddleware:
         trans_id = env.get("HTTP_X_TRANS_ID", "")
         if step in (STEP_JOB, STEP_BYTES, STEP_OBJECTS):
             job, body = self._job(env, step, message)
-            return lambda send: self._compute(job, body, send)
+            return lambda send: self._compute(env, job, body, send)
         if step == STEP_PROFILE:
             request = ProfileRequest.from_body(message)
             return lambda send: send(
@@ -255,7 +290,7 @@ class ObjectMiddleware:
         def store(send: Send) -> None:
             self._metrics.count("models")
             send(Kind.READY, b"")
-            package = RequestBytes(env["wsgi.input"], model.length_bytes)
+            package = package_of(model, RequestBytes(env["wsgi.input"]))
             self._worker.put_model(model, package, trans_id)
             send(Kind.ANSWER, b"")
 
@@ -274,13 +309,16 @@ class ObjectMiddleware:
         wanted = Wanted.by_job(env, order)
         return order.job, LocalObject(self.app, env, wanted)
 
-    def _compute(self, job: JobRequest, body: JobBody, send: Send) -> None:
+    def _compute(
+        self, env: Env, job: JobRequest, body: JobBody, send: Send
+    ) -> None:
         self._metrics.count("jobs")
         started = time.monotonic()
         try:
             if isinstance(body, LocalObjects):
                 body.open()
             grant = self._worker.create_job(job)
+            self._watch.works(_address(env))
             send(Kind.READY, grant.to_body())
         except BaseException:
             body.close()
@@ -295,7 +333,28 @@ class ObjectMiddleware:
         if usage is not None:
             send(Kind.USAGE, usage.to_body())
         if failure is not None:
+            if failure.code == "source_damaged" and job.ranged:
+                self._begin_audit(env)
             raise failure
+
+    def _begin_audit(self, env: Env) -> None:
+        """Reads a damaged object to its end, so that the object server puts
+        it aside; one object at a time.
+
+        A job that reads a part never comes to the end.
+        """
+
+        def audit() -> None:
+            try:
+                read_whole(self.app, env)
+            except (Exception, Timeout):
+                self._logger.exception("hapi_object: a damaged object")
+            finally:
+                self._auditing = False
+
+        if not self._auditing:
+            self._auditing = True
+            Task(audit)
 
     def _send_features(
         self, job: JobRequest, grant: JobGrant, body: JobBody, send: Send
@@ -335,6 +394,11 @@ class ObjectMiddleware:
         )
 
 
+def _address(env: Env) -> str:
+    """Address at which a request has arrived, as proxies sign it."""
+    return address_text(env["SERVER_NAME"], env["SERVER_PORT"])
+
+
 def _header(env: Env, name: str) -> str:
     return str(env.get("HTTP_" + name.upper().replace("-", "_"), ""))
 
@@ -358,6 +422,8 @@ def filter_factory(
                 "[filter:hapi_object] must be the last filter, directly left "
                 f"of object-server; {type(app).__name__} is right of it"
             )
-        return ObjectMiddleware(app, config, Verifier(keys, time.time), logger)
+        is_new = shared_table("seen", SEEN_BUCKETS).put_new
+        verifier = Verifier(keys, time.time, is_new, config.addresses)
+        return ObjectMiddleware(app, config, verifier, logger)
 
     return factory

@@ -32,6 +32,26 @@ from hapi_protocol.profiles import ModelProfile
 USED_LIFETIME = 0.9
 """Fraction of a grant's lifetime after which another is requested."""
 
+ELSEWHERE = frozenset(
+    {
+        "worker_unavailable",
+        "service_unavailable",
+        "source_damaged",
+        "queue_full",
+        "draining",
+        "share_exceeded",
+        "does_not_fit",
+        "too_slow",
+        "internal",
+    }
+)
+"""Codes of errors after which the next place is asked."""
+BUSY = frozenset({"queue_full", "share_exceeded", "draining"})
+"""Codes of errors of a worker that has no place now."""
+DAMAGED = frozenset({"damaged_shard", "empty_shard", "samples_out_of_range"})
+"""Codes of errors after which one more place is asked: its replica may be
+intact."""
+
 
 @dataclass(frozen=True)
 class Work:
@@ -75,6 +95,8 @@ class Computer(ABC):
 
     Attributes:
         KIND: ``proxy`` or ``object``.
+        MAX_UPLOADS: uploads of a package for one request.  If the worker
+            needs more, it does not keep the package.
 
     Raises:
         HapiError: from all methods: the place's own error, or that it does
@@ -82,6 +104,7 @@ class Computer(ABC):
     """
 
     KIND: ClassVar[str]
+    MAX_UPLOADS: ClassVar[int] = 2
 
     def __init__(self, store: PackageStore, metrics: Metrics) -> None:
         self._store = store
@@ -135,7 +158,9 @@ class Computer(ABC):
         )
 
     def _uploader(self, package: Package, trans_id: str) -> PackageUploader:
-        return PackageUploader(self._store, package, self._metrics, trans_id)
+        return PackageUploader(
+            self._store, package, self._metrics, trans_id, self.MAX_UPLOADS
+        )
 
 
 class LocalComputer(Computer):

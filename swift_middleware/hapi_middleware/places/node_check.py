@@ -141,6 +141,7 @@ def _ask(
             f"release {status.release}, {', '.join(status.devices)}, "
             f"{status.jobs_running} jobs running, {status.jobs_waiting} "
             f"waiting, {status.state}"
+            + (f": {status.problem}" if status.problem else "")
         )
     return answer
 

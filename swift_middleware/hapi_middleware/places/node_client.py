@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -16,23 +16,26 @@ from hapi_middleware.concurrency import (
     http_connect,
 )
 from hapi_middleware.config import FilterConfig
-from hapi_middleware.metrics import Metrics
+from hapi_middleware.metrics import Metrics, metric_name
+from hapi_middleware.places.computer import BUSY
+from hapi_middleware.places.node_table import NodeTable
 from hapi_middleware.worker.feature_stream import JobBody
-from hapi_protocol.backend import BACKEND_VERSION, METHOD
+from hapi_protocol.backend import BACKEND_VERSION, METHOD, STEP_JOB
 from hapi_protocol.errors import (
+    PACKAGE_REFUSED,
     AnnotationError,
     HapiError,
     UnavailableError,
 )
 from hapi_protocol.frames import FrameError, FrameReader, Kind, read_error
-from hapi_protocol.job_messages import Usage
+from hapi_protocol.job_messages import JobGrant, Usage
 from hapi_protocol.json_messages import JsonMessage
 from hapi_protocol.printable import printable
-from hapi_protocol.signatures import SignedRequest
+from hapi_protocol.signatures import SignedRequest, address_text
 
 RETRY_SECONDS = 2.0
 _MAX_REFUSAL_BYTES = 1024
-_STALE = (404, 412, 422, 507)
+_STALE = (404, 412, 422)
 """Statuses of an object server that does not have the object as it was named;
 another one may have it."""
 
@@ -86,26 +89,6 @@ class NodeError(UnavailableError):
         self.is_absent = is_absent
 
 
-class Suppression:
-    """Object servers that are not asked for a while.
-
-    Args:
-        clock: seconds of a clock that only goes on.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._until: dict[tuple[str, int], float] = {}
-
-    def add(self, address: tuple[str, int], seconds: float) -> None:
-        """Asks an object server no more for ``seconds``."""
-        self._until[address] = self._clock() + seconds
-
-    def has(self, address: tuple[str, int]) -> bool:
-        """True if an object server is not asked now."""
-        return self._until.get(address, 0.0) > self._clock()
-
-
 class NodeClient:
     """Client of the filters of object servers.
 
@@ -114,9 +97,10 @@ class NodeClient:
         keys: keys of the cluster; the first one signs.
         metrics: metrics of the filter.
         logger: Swift's.
+        table: what is known of object servers; None for that of this host.
 
     Attributes:
-        suppression: object servers that are not asked.
+        table: as given.
     """
 
     def __init__(
@@ -125,12 +109,24 @@ class NodeClient:
         keys: Sequence[bytes],
         metrics: Metrics,
         logger: Any,
+        table: NodeTable | None = None,
     ) -> None:
         self._config = config
         self._key = keys[0]
         self._metrics = metrics
         self._logger = logger
-        self.suppression = Suppression()
+        self.table = table or NodeTable()
+
+    def is_left_out(self, device: Mapping[str, Any]) -> bool:
+        """True if a device of a ring, or its server, is not asked now."""
+        address = device["ip"], device["port"]
+        return self.table.is_left_out(*address) or self.table.is_left_out(
+            *address, device["device"]
+        )
+
+    def has_damaged(self, node: Node) -> bool:
+        """True if a replica was damaged a while ago."""
+        return self.table.is_left_out(*node.address, node.name)
 
     def open(
         self, node: Node, step: str, message: JsonMessage, trans_id: str
@@ -159,13 +155,14 @@ class NodeClient:
         except BaseException:
             connection.close()
             raise
-        return NodeExchange(self, node, connection, response)
+        return NodeExchange(self, node, step, connection, response)
 
     def _connect(
         self, node: Node, step: str, message: bytes, trans_id: str
     ) -> Any:
         facts = node.facts
         signed = SignedRequest(
+            address=address_text(*node.address),
             path=f"/{facts['device']}/{node.partition}{node.name}",
             step=step,
             version=str(BACKEND_VERSION),
@@ -219,17 +216,26 @@ class NodeClient:
             limit.cancel()
 
     def _lost(self, node: Node, error: BaseException) -> UnavailableError:
-        is_silent = isinstance(error, Timeout)
-        self._metrics.count("node.silent" if is_silent else "node.lost")
-        problem = "is silent" if is_silent else "cannot be reached"
-        return self._suppressed(node, NodeError(problem, repr(error)))
+        if isinstance(error, Timeout):
+            return self._fault(node, "silent", "is silent", repr(error))
+        return self._fault(node, "lost", "cannot be reached", repr(error))
 
     def _refused(
         self, node: Node, status: int, body: bytes
     ) -> UnavailableError:
         text = printable(body.decode("utf-8", "replace"))
+        reason = f"status {status} {text:.300}"
+        if status == 507:
+            device = node.facts["device"]
+            return self._fault(
+                node,
+                "device",
+                "has a device that is not mounted",
+                str(device),
+                device,
+            )
         if status in _STALE:
-            self._metrics.count("node.stale")
+            self._count(node, "stale")
             return UnavailableError(
                 "service_unavailable",
                 f"an object server has {node.name} not as it was named "
@@ -238,36 +244,89 @@ class NodeClient:
                 retry_after=RETRY_SECONDS,
             )
         if status in (405, 501):
-            self._metrics.count("node.absent")
-            reason = f"status {status}: no filter there"
-            error = NodeError("does not compute", reason, is_absent=True)
-            return self._suppressed(node, error)
-        self._metrics.count("node.refused")
-        return self._suppressed(
-            node, NodeError("refuses the request", f"{status} {text:.300}")
-        )
+            return self._fault(
+                node,
+                "absent",
+                "does not compute",
+                f"{reason}: no filter there",
+            )
+        return self._fault(node, "refused", "refuses the request", reason)
 
-    def noted(self, node: Node, error: HapiError) -> HapiError:
-        """Suppresses an object server whose worker is away; returns the
-        error that it has sent."""
-        if error.code == "worker_unavailable":
-            self._metrics.count("node.worker")
-            self._suppressed(
-                node, NodeError("has no worker that answers", error.message)
+    def noted(self, node: Node, step: str, error: HapiError) -> HapiError:
+        """Notes the error of an object server's worker, and returns what the
+        client may know of it."""
+        if error.code == "source_damaged" and step == STEP_JOB:
+            self.noted_damage(node, error)
+        if error.code == "worker_unavailable" and not is_degraded(error):
+            return self._fault(
+                node, "worker", "has no worker that answers", error.message
+            )
+        if error.code in BUSY:
+            self._count(node, "busy")
+            self._logger.debug(
+                "hapi: the worker of the object server %s is busy: %s",
+                node,
+                error,
             )
         return error
 
-    def _suppressed(self, node: Node, error: NodeError) -> NodeError:
-        seconds = self._config.object_suppress_seconds
-        self.suppression.add(node.address, seconds)
-        log = self._logger.debug if error.is_absent else self._logger.warning
-        log(
-            "hapi: the object server %s %s; it is not asked for %g s",
-            node,
-            error.reason,
-            seconds,
+    def noted_damage(self, node: Node, error: HapiError) -> None:
+        """Asks another replica from now on, until this one is put aside."""
+        self._count(node, "damaged")
+        self._logger.error(
+            "hapi: the object server %s has a damaged replica: %s", node, error
         )
+        self._leave_out(node, node.name)
+
+    def noted_degraded(self, node: Node, model: str, error: HapiError) -> None:
+        """Sends a package no more for a while to one that does not take it."""
+        self._count(node, "degraded")
+        seconds = self.table.back_off(
+            *node.address,
+            model,
+            seconds=self._config.object_suppress_seconds,
+        )
+        self._logger.warning(
+            "hapi: the worker of the object server %s does not take the model "
+            "%s; it is not asked for it for %g s: %s",
+            node,
+            printable(model),
+            seconds,
+            error,
+        )
+
+    def _fault(
+        self, node: Node, kind: str, problem: str, reason: str, *part: object
+    ) -> NodeError:
+        """Notes a fault of an object server, or of a part of it, and asks it
+        no more for a while."""
+        self._count(node, kind)
+        error = NodeError(problem, reason, is_absent=kind == "absent")
+        if not self.table.is_left_out(*node.address, *part):
+            log = (
+                self._logger.debug if error.is_absent else self._logger.warning
+            )
+            log(
+                "hapi: the object server %s %s; it is not asked for %g s",
+                node,
+                error.reason,
+                self._config.object_suppress_seconds,
+            )
+        self._leave_out(node, *part)
         return error
+
+    def _leave_out(self, node: Node, *part: object) -> None:
+        seconds = self._config.object_suppress_seconds
+        self.table.leave_out(*node.address, *part, seconds=seconds)
+
+    def _count(self, node: Node, kind: str) -> None:
+        self._metrics.count(f"node.{kind}")
+        self._metrics.count(f"node.{kind}.{metric_name(*node.address)}")
+
+
+def is_degraded(error: HapiError) -> bool:
+    """True for the refusal of a worker that cannot take packages."""
+    return bool(error.details.get(PACKAGE_REFUSED))
 
 
 class NodeExchange:
@@ -276,24 +335,34 @@ class NodeExchange:
     Args:
         client: the client that opened it.
         node: where it was sent.
+        step: its step.
         connection: its connection, the message sent.
         response: its answer, of which the status has been read.
 
     Attributes:
+        has_refused: the object server has ended it with an error of its own.
         usage: resource use of the job, once it is known.
     """
 
     def __init__(
-        self, client: NodeClient, node: Node, connection: Any, response: Any
+        self,
+        client: NodeClient,
+        node: Node,
+        step: str,
+        connection: Any,
+        response: Any,
     ) -> None:
         self._client = client
         self._node = node
+        self._step = step
         self._connection = connection
         self._frames = FrameReader(response.read)
         self._sender: Task | None = None
         self._body: JobBody | None = None
         self._send_error: HapiError | None = None
         self._is_closed = False
+        self._at_end = ExitStack()
+        self.has_refused = False
         self.usage: Usage | None = None
 
     def next(self) -> tuple[Kind, bytes]:
@@ -313,8 +382,11 @@ class NodeExchange:
                     raise self._send_error from None
                 raise
             if kind is Kind.ERROR:
-                raise self._send_error or self._client.noted(
-                    self._node, self._error(payload)
+                if self._send_error is not None:
+                    raise self._send_error
+                self.has_refused = True
+                raise self._client.noted(
+                    self._node, self._step, self._error(payload)
                 )
             if kind is Kind.USAGE:
                 self.usage = self.read(Usage, payload)
@@ -342,6 +414,12 @@ class NodeExchange:
             return kind.from_body(body)
         except AnnotationError as error:
             raise self._damaged(error.message) from error
+
+    def granted(self, grant: JobGrant) -> None:
+        """Counts a job until the exchange ends."""
+        table, address = self._client.table, self._node.address
+        table.told(address, grant.jobs)
+        self._at_end.enter_context(table.running(address))
 
     def send(self, body: JobBody) -> None:
         """Sends the bytes after the message, in a green thread.
@@ -373,6 +451,7 @@ class NodeExchange:
         if self._is_closed:
             return
         self._is_closed = True
+        self._at_end.close()
         if self._sender is not None and self._body is not None:
             self._sender.cancel()
             self._body.close()

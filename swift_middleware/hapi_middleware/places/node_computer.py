@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from typing import TypeVar
 
 from hapi_middleware.concurrency import Timeout
@@ -16,10 +16,22 @@ from hapi_middleware.metrics import (
     StreamEnd,
     StreamReporter,
 )
-from hapi_middleware.places.computer import Computer, Granted, Work
-from hapi_middleware.places.node_client import Node, NodeClient, NodeExchange
+from hapi_middleware.places.computer import (
+    BUSY,
+    ELSEWHERE,
+    Computer,
+    Granted,
+    Work,
+)
+from hapi_middleware.places.node_client import (
+    Node,
+    NodeClient,
+    NodeError,
+    NodeExchange,
+    is_degraded,
+)
 from hapi_middleware.requests.stored_parts import StoredPart
-from hapi_middleware.requests.subrequests import ObjectBody
+from hapi_middleware.requests.subrequests import ObjectBody, Package
 from hapi_middleware.worker.feature_stream import WorkerStream
 from hapi_protocol.backend import (
     STEP_BYTES,
@@ -141,6 +153,7 @@ class NodeComputer(Computer):
     """
 
     KIND = PLACE_OBJECT
+    MAX_UPLOADS = 1
 
     def __init__(
         self,
@@ -153,6 +166,7 @@ class NodeComputer(Computer):
         self._client = client
         self._node = node
         self._stored = stored
+        self._has_refused = False
 
     def find_model(
         self, identity: ModelIdentity, trans_id: str
@@ -170,17 +184,50 @@ class NodeComputer(Computer):
     ) -> None:
         """Uploads a package; the object server's worker hashes it."""
         with self._open(STEP_MODEL, ModelOrder(identity), trans_id) as opened:
-            opened.expect(Kind.READY)
-            opened.send(body)
-            opened.expect(Kind.ANSWER)
+            try:
+                opened.expect(Kind.READY)
+                opened.send(body)
+                opened.expect(Kind.ANSWER)
+            finally:
+                self._has_refused = opened.has_refused
 
     def start(
         self, work: Work, is_answered: Callable[[Granted], bool]
     ) -> WorkerStream | None:
         """Starts a job, as :meth:`.Computer.start`."""
-        return self._with_package(
-            work, lambda job: self._start(job, work, is_answered)
-        )
+        with self._giving(work.job.model):
+            return self._with_package(
+                work, lambda job: self._start(job, work, is_answered)
+            )
+
+    def get_profile(
+        self, request: ProfileRequest, package: Package
+    ) -> tuple[ModelIdentity, ModelProfile]:
+        """Profile of a package, as :meth:`.Computer.get_profile`."""
+        with self._giving(request.model):
+            return super().get_profile(request, package)
+
+    @contextmanager
+    def _giving(self, model: ModelIdentity | None) -> Iterator[None]:
+        """Brings a package once, and again only after a while if the worker
+        does not take it."""
+        if model is None:
+            yield
+            return
+        table, name = self._client.table, f"{model.path} {model.etag}"
+        fault = (*self._node.address, name)
+        if table.is_left_out(*fault):
+            raise NodeError("does not take the model", model.path)
+        try:
+            yield
+        except HapiError as error:
+            is_kept = error.code not in ELSEWHERE or error.code in BUSY
+            if is_degraded(error) or (self._has_refused and not is_kept):
+                self._client.noted_degraded(self._node, name, error)
+                reason = error.message
+                raise NodeError("does not take the model", reason) from error
+            raise
+        table.forgive(*fault)
 
     def _start(
         self,
@@ -195,6 +242,7 @@ class NodeComputer(Computer):
             with self._metrics.timed("grant"):
                 body = exchange.expect(Kind.READY)
             grant = exchange.read(JobGrant, body)
+            exchange.granted(grant)
 
             def get_usage(timeout: float) -> Usage:
                 return exchange.usage or self._ask_usage(

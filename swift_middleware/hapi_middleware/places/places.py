@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,6 +14,8 @@ from swift.common.storage_policy import POLICIES, REPL_POLICY
 from hapi_middleware.config import PLACE_OBJECT, PLACE_PROXY, FilterConfig
 from hapi_middleware.metrics import Metrics
 from hapi_middleware.places.computer import (
+    DAMAGED,
+    ELSEWHERE,
     Computer,
     Granted,
     LocalComputer,
@@ -31,27 +34,14 @@ from hapi_protocol.job_messages import ModelIdentity, ProfileRequest
 from hapi_protocol.profiles import ModelProfile
 from hapi_protocol.signatures import read_keys
 
-MAX_HANDOFFS = 3
-"""Object servers without the object that are asked if bytes are sent to them
-anyway."""
-ELSEWHERE = frozenset(
-    {
-        "worker_unavailable",
-        "service_unavailable",
-        "source_damaged",
-        "queue_full",
-        "draining",
-        "share_exceeded",
-        "does_not_fit",
-        "too_slow",
-        "internal",
-    }
-)
-"""Codes of errors after which the next place is asked."""
-DAMAGED = frozenset({"damaged_shard", "empty_shard", "samples_out_of_range"})
-"""Codes of errors after which one more place is asked: its replica may be
-intact."""
-
+MAX_OTHERS = 64
+"""Object servers without the object that bytes may be sent to.  If one in ten
+computes, one of these does, but for one object of a thousand."""
+MAX_UNKNOWN = 16
+"""Object servers among them that are asked without having computed before."""
+SLACK = 1
+"""Jobs by which another replica's queue must be shorter to be asked first: a
+span that stays finds its pages, its model and its coalescing partner."""
 _T = TypeVar("_T")
 
 
@@ -64,15 +54,27 @@ class Computers:
     Args:
         places: the places.
         metrics: metrics of the filter.
+        others: finds places that are asked after these.
     """
 
-    def __init__(self, places: Sequence[Computer], metrics: Metrics) -> None:
+    def __init__(
+        self,
+        places: Sequence[Computer],
+        metrics: Metrics,
+        others: Callable[[], Sequence[Computer]] = tuple,
+    ) -> None:
         self._places = places
         self._metrics = metrics
+        self._others = others
 
     def after(self, first: Sequence[Computer]) -> Computers:
         """These places after others."""
-        return Computers([*first, *self._places], self._metrics)
+        places = [*first, *self._places]
+        return Computers(places, self._metrics, self._others)
+
+    def _in_order(self) -> Iterator[Computer]:
+        yield from self._places
+        yield from self._others()
 
     def find_model(
         self, identity: ModelIdentity, trans_id: str
@@ -131,7 +133,7 @@ class Computers:
     ) -> _T:
         errors: list[HapiError] = []
         damaged: list[HapiError] = []
-        for place in self._places:
+        for place in self._in_order():
             try:
                 return ask(place)
             except HapiError as error:
@@ -182,7 +184,9 @@ class Places:
         self._app = app
         self._config = config
         self._metrics = metrics
-        self._local = LocalComputer(worker, metrics)
+        self._local: list[Computer] = []
+        if PLACE_PROXY in config.places:
+            self._local = [LocalComputer(worker, metrics)]
         self._client: NodeClient | None = None
         if PLACE_OBJECT in config.places:
             keys = read_keys(Path(config.backend_key_file))
@@ -194,42 +198,63 @@ class Places:
         return self._config.places[0] == PLACE_OBJECT
 
     def computers(
+        self, name: str, head: ObjectHead, part: ByteRange | None
+    ) -> Computers:
+        """The places for the bytes of an object.
+
+        Args:
+            name: ``/account/container/object``.
+            head: facts about it.
+            part: the bytes that the job reads; None for all.
+        """
+        stored = StoredPart.of_plain(name, head, part)
+        near = self._storing(stored) if stored is not None else []
+        places = (
+            [*near, *self._local]
+            if self.prefers_object_servers
+            else [*self._local, *near]
+        )
+        return self._with_others(places, name, head, part)
+
+    def receiving(self, name: str, head: ObjectHead) -> Computers:
+        """The places for bytes that the proxy reads, its own first.
+
+        Args:
+            name: name whose object servers come next.
+            head: facts about its object.
+        """
+        return self._with_others(self._local, name, head)
+
+    def profiling(self, name: str, head: ObjectHead) -> Computers:
+        """The places for a package, in the order of the configuration.
+
+        Args:
+            name: ``/account/container/object`` of the package.
+            head: facts about it.
+        """
+        if not self.prefers_object_servers:
+            return self._with_others(self._local, name, head)
+        sent = self._sent_bytes(name, head.policy_index, None)
+        return Computers([*sent, *self._local], self._metrics)
+
+    def _with_others(
         self,
+        places: Sequence[Computer],
         name: str,
         head: ObjectHead,
         part: ByteRange | None = None,
-        *,
-        is_source: bool = True,
     ) -> Computers:
-        """The places for a request.
-
-        Args:
-            name: ``/account/container/object`` of the source, or of the
-                package if there is no single source.
-            head: facts about it.
-            part: the bytes that the job reads; None for all.
-            is_source: it is the source, not the package.
-        """
-        stored = StoredPart.of_plain(name, head, part) if is_source else None
-        if stored is not None and not _is_replicated(stored):
-            stored = None
-        places: list[Computer] = []
-        for place in self._config.places:
-            if place == PLACE_PROXY:
-                places.append(self._local)
-            elif stored is not None:
-                places += self._storing(stored)
-            else:
-                places += self._sent_bytes(name, head.policy_index, part)
-        return Computers(places, self._metrics)
+        """Places, and then all that bytes can be sent to."""
+        others = partial(self._sent_bytes, name, head.policy_index, part)
+        return Computers(places, self._metrics, others)
 
     def next_to(
         self, stored: StoredPart | None, others: Computers
     ) -> Computers:
         """The object servers that have the bytes, and then other places."""
-        if stored is None or not _is_replicated(stored):
-            return others
-        return others.after(self._storing(stored))
+        return (
+            others if stored is None else others.after(self._storing(stored))
+        )
 
     def nearest(self, name: str, head: ObjectHead) -> list[Node]:
         """The object servers that have an object, first choice first.
@@ -242,9 +267,7 @@ class Places:
             Nothing if no object server reads it by itself.
         """
         stored = StoredPart.of_plain(name, head, None)
-        if stored is None or not _is_replicated(stored):
-            return []
-        return list(self._nodes(name, stored.policy_index, None, 0))
+        return [] if stored is None else self._holders(stored)
 
     def storing_many(
         self, node: Node, stored: Sequence[StoredObject]
@@ -259,15 +282,59 @@ class Places:
 
     def _storing(self, stored: StoredPart) -> list[Computer]:
         """Object servers that have the bytes."""
-        nodes = self._nodes(stored.name, stored.policy_index, stored.part, 0)
+        nodes = self._holders(stored)
         return [self._computer(each, stored) for each in nodes]
+
+    def _holders(self, stored: StoredPart) -> list[Node]:
+        """Object servers that have the bytes, first choice first."""
+        client = self._client
+        policy = POLICIES.get_by_index(stored.policy_index)
+        if client is None or policy.policy_type != REPL_POLICY:
+            return []
+        ring = self._ring(policy)
+        partition, devices = ring.get_nodes(*stored.name[1:].split("/", 2))
+        first_byte = stored.part.first if stored.part else 0
+        nodes = [
+            Node(each, partition, stored.name, policy.idx)
+            for each in self._in_order(
+                devices, stored.name, first_byte, policy
+            )
+        ]
+        return [each for each in nodes if not client.has_damaged(each)]
 
     def _sent_bytes(
         self, name: str, policy_index: int | None, part: ByteRange | None
     ) -> list[Computer]:
-        """Object servers to which the bytes are sent."""
-        nodes = self._nodes(name, policy_index, part, MAX_HANDOFFS)
-        return [self._computer(each, None) for each in nodes]
+        """Object servers to which bytes are sent: those of the name, then
+        those that have computed lately, then some of the others."""
+        client = self._client
+        if client is None:
+            return []
+        policy = (
+            POLICIES.default
+            if policy_index is None
+            else POLICIES.get_by_index(policy_index)
+        )
+        ring = self._ring(policy)
+        partition, devices = ring.get_nodes(*name[1:].split("/", 2))
+        first_byte = part.first if part else 0
+        primaries = self._in_order(devices, name, first_byte, policy)
+        others = islice(ring.get_more_nodes(partition), MAX_OTHERS)
+        known: list[Any] = []
+        unknown: list[Any] = []
+        seen = {(each["ip"], each["port"]) for each in devices}
+        for each in others:
+            address = each["ip"], each["port"]
+            if address in seen or self._is_left_out(each):
+                continue
+            seen.add(address)
+            is_known = client.table.has_computed(address)
+            (known if is_known else unknown).append(each)
+        known = self._in_order(known, name, first_byte, policy)
+        return [
+            self._computer(Node(each, partition, name, policy.idx), None)
+            for each in (*primaries, *known, *unknown[:MAX_UNKNOWN])
+        ]
 
     def _computer(
         self, node: Node, stored: StoredPart | Sequence[StoredObject] | None
@@ -275,44 +342,39 @@ class Places:
         assert self._client is not None, "nodes exist only with a client"
         return NodeComputer(self._client, node, stored, self._metrics)
 
-    def _nodes(
-        self,
-        name: str,
-        policy_index: int | None,
-        part: ByteRange | None,
-        num_handoffs: int,
-    ) -> Iterator[Node]:
-        """Object servers for a name, first choice first."""
-        client = self._client
-        if client is None:
-            return
-        first_byte = part.first if part else 0
-        policy = (
-            POLICIES.default
-            if policy_index is None
-            else POLICIES.get_by_index(policy_index)
-        )
-        ring = POLICIES.get_object_ring(policy.idx, self._config.swift_dir)
-        partition, primaries = ring.get_nodes(*name[1:].split("/", 2))
-        handoffs = islice(ring.get_more_nodes(partition), num_handoffs)
+    def _ring(self, policy: Any) -> Any:
+        return POLICIES.get_object_ring(policy.idx, self._config.swift_dir)
+
+    def _is_left_out(self, device: Mapping[str, Any]) -> bool:
+        assert self._client is not None, "devices are asked with a client"
         proxy = getattr(self._app, "_pipeline_final_app", None)
-        asked = [
-            each
-            for each in (*primaries, *handoffs)
-            if not client.suppression.has((each["ip"], each["port"]))
-            and not (proxy and proxy.error_limited(each))
-        ]
+        return self._client.is_left_out(device) or bool(
+            proxy and proxy.error_limited(device)
+        )
+
+    def _in_order(
+        self,
+        devices: Iterable[Any],
+        name: str,
+        first_byte: int,
+        policy: Any,
+    ) -> list[Any]:
+        """Devices that may be asked for a span, first choice first."""
+        assert self._client is not None, "devices are asked with a client"
+        table = self._client.table
+        asked = [each for each in devices if not self._is_left_out(each)]
         asked.sort(key=lambda each: spread(name, first_byte, each["id"]))
+        jobs = {
+            each["id"]: table.jobs((each["ip"], each["port"]))
+            for each in asked
+        }
+        least = min(jobs.values(), default=0) + SLACK
+        asked.sort(key=lambda each: max(jobs[each["id"]], least))
+        proxy = getattr(self._app, "_pipeline_final_app", None)
         options = proxy and proxy.get_policy_options(policy)
         if options and options.sorting_method == "affinity":
             asked.sort(key=options.read_affinity_sort_key)
-        for each in asked:
-            yield Node(each, partition, name, policy.idx)
-
-
-def _is_replicated(stored: StoredPart) -> bool:
-    policy = POLICIES.get_by_index(stored.policy_index)
-    return bool(policy.policy_type == REPL_POLICY)
+        return asked
 
 
 def spread(name: str, first_byte: int, device: int) -> bytes:

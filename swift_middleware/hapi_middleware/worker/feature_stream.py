@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import http.client
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any, Protocol
 
@@ -75,6 +75,7 @@ class FeatureStream:
         body: the source; owned by the stream.
         reporter: reports the stream's start and end.
         worker: opaque name of the worker.
+        reason_of: finds out why the worker has closed the connection.
 
     Attributes:
         worker: as given.
@@ -86,8 +87,10 @@ class FeatureStream:
         body: JobBody,
         reporter: StreamReporter,
         worker: str = "",
+        reason_of: Callable[[HapiError], HapiError] = lambda error: error,
     ) -> None:
         self.worker = worker
+        self._reason_of = reason_of
         self._sock = sock
         self._body = body
         self._reporter = reporter
@@ -128,7 +131,7 @@ class FeatureStream:
             if self._send_error:
                 # The worker's error is a consequence of the missing source.
                 raise self._send_error from error
-            raise
+            raise self._cause(error) from error
         except BaseException:
             self.close()
             raise
@@ -189,13 +192,17 @@ class FeatureStream:
             with socket_errors_as_hapi_errors("go on with its answer", None):
                 data = self._answer.read1(READ_BYTES)
         except HapiError as error:
-            raise self.fail(self._send_error or error) from None
+            raise self.fail(self._send_error or self._cause(error)) from None
         except BaseException:
             self.close()
             raise
         if not data and self._send_error:
             raise self.fail(self._send_error)
         return data
+
+    def _cause(self, error: HapiError) -> HapiError:
+        is_broken = error.code == "worker_unavailable"
+        return self._reason_of(error) if is_broken else error
 
     def fail(self, error: HapiError) -> HapiError:
         """Ends the stream as broken by ``error``, and returns the error."""

@@ -7,12 +7,15 @@ from typing import Protocol, TypeVar
 
 from hapi_middleware.metrics import Metrics
 from hapi_middleware.requests.subrequests import ObjectBody, Package
-from hapi_protocol.errors import ConflictError, UnavailableError
+from hapi_protocol.errors import (
+    PACKAGE_REFUSED,
+    ConflictError,
+    UnavailableError,
+)
 from hapi_protocol.job_messages import ModelIdentity
 
-MAX_UPLOADS = 2
-"""Maximum uploads of a package for one request.  If the worker needs more, it
-does not keep the package."""
+MAX_VERSIONS = 2
+"""Versions of a package that one request looks at."""
 
 T = TypeVar("T")
 
@@ -34,6 +37,7 @@ class PackageUploader:
         package: a package that the caller may read.
         metrics: metrics of the filter.
         trans_id: transaction id of the client's request.
+        max_uploads: uploads after which the worker does not keep the package.
     """
 
     def __init__(
@@ -42,7 +46,9 @@ class PackageUploader:
         package: Package,
         metrics: Metrics,
         trans_id: str,
+        max_uploads: int,
     ) -> None:
+        self._max_uploads = max_uploads
         self._worker = worker
         self._package = package
         self._metrics = metrics
@@ -66,22 +72,24 @@ class PackageUploader:
             UnavailableError: the worker does not keep the package.
             HapiError: errors of ``ask`` and of the upload.
         """
-        for _ in range(MAX_UPLOADS + 1):
+        for number in range(self._max_uploads + 1):
             try:
                 return ask(identity)
             except ConflictError as error:
                 if error.code != "model_needed":
                     raise
-            identity = self._upload(identity)
+            if number < self._max_uploads:
+                identity = self._upload(identity)
         raise UnavailableError(
             "service_unavailable",
             "the worker does not keep the model; try again later",
             retry_after=5,
+            details={PACKAGE_REFUSED: True},
         )
 
     def _upload(self, identity: ModelIdentity) -> ModelIdentity:
         """Uploads the package and returns its current identity."""
-        for _ in range(MAX_UPLOADS):
+        for _ in range(MAX_VERSIONS):
             body = self._package.open(identity)
             if body is None:
                 identity = self._package.identify()

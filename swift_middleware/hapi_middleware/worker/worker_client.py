@@ -28,9 +28,11 @@ from hapi_middleware.worker.worker_errors import (
 from hapi_protocol.backend import ModelInfo, WorkerStatus
 from hapi_protocol.errors import (
     AnnotationError,
+    HapiError,
     InternalError,
     TooSlowError,
     UnavailableError,
+    make_error,
 )
 from hapi_protocol.job_messages import (
     HEADER_IDENTITY,
@@ -41,6 +43,9 @@ from hapi_protocol.job_messages import (
     Usage,
 )
 from hapi_protocol.profiles import MAX_PROFILE_BYTES, ModelProfile
+
+REASON_SECONDS = 1.0
+"""Longest wait for the reason of a broken answer."""
 
 
 class WorkerClient:
@@ -95,15 +100,16 @@ class WorkerClient:
         return _model_info(body)
 
     def get_status(self, trans_id: str) -> WorkerStatus:
-        """State of the worker, from its ``/healthz``."""
+        """State of the worker, which tries to take a package."""
         with self._exchange(trans_id) as connection:
-            _send_head(connection, "GET", "/healthz", trans_id)
+            _send_head(connection, "GET", "/healthz?test", trans_id)
             body = read_answer(connection.getresponse(), 200)
         try:
             fields = json.loads(body)
             return WorkerStatus(
                 worker=self._opaque_name(),
                 state=str(fields["status"]),
+                problem=str(fields["problem"]),
                 release=str(fields["version"]),
                 devices=tuple(
                     name for name, used in fields["devices"].items() if used
@@ -202,9 +208,33 @@ class WorkerClient:
         except BaseException:
             body.close()
             raise
-        stream = FeatureStream(sock, body, reporter, self._opaque_name())
+        stream = FeatureStream(
+            sock,
+            body,
+            reporter,
+            self._opaque_name(),
+            lambda error: self._reason(grant, trans_id, error),
+        )
         stream.start()
         return stream
+
+    def _reason(
+        self, grant: JobGrant, trans_id: str, error: HapiError
+    ) -> HapiError:
+        """Why the worker broke off an answer that had begun; ``error`` if it
+        does not say."""
+        try:
+            usage = self.get_usage(grant.job_id, trans_id, REASON_SECONDS)
+        except HapiError:
+            return error
+        if not usage.reason:
+            return error
+        return make_error(
+            usage.reason,
+            "the worker broke off its answer; its log has the reason",
+            trans_id=trans_id,
+            retry_after=RETRY_SECONDS,
+        )
 
     def _opaque_name(self) -> str:
         """A name by which callers count workers, and learn nothing else."""

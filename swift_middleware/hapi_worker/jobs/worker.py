@@ -57,6 +57,7 @@ from hapi_worker.jobs.sample_reader import (
 from hapi_worker.models.device_models import DeviceModels, Lease
 from hapi_worker.models.package_loader import Load, load_fast
 from hapi_worker.models.registry import Models
+from hapi_worker.models.self_test import SelfTest
 from hapi_worker.monitoring.accounting import (
     MAX_WAITING_QUERIES,
     JobAccounting,
@@ -136,18 +137,21 @@ class Worker:
             meter=self.load_meter,
         )
         self._fork_server = fork_server or ForkServer()
+        load_model = partial(
+            load_fast,
+            load,
+            config.max_package_bytes,
+            max(plan.limit_bytes for plan in plans),
+        )
+        self.self_test = SelfTest(load_model)
         self.models = Models(
             [executor.device_models for executor in self.executors],
             changed,
             max_identities=config.max_identities,
             wait_seconds=config.model_wait_seconds,
             max_waiting=config.max_streams,
-            load=partial(
-                load_fast,
-                load,
-                config.max_package_bytes,
-                max(plan.limit_bytes for plan in plans),
-            ),
+            load=load_model,
+            check_uploads=self.self_test.check,
         )
         self.admission = Admission(
             _job_limits(config),
@@ -183,6 +187,13 @@ class Worker:
         waiting = limits.waiting + limits.streams + MAX_WAITING
         uploads = MAX_UPLOADS + MAX_WAITING_UPLOADS
         return limits.streams + waiting + MAX_WAITING_QUERIES + uploads + 4
+
+    @property
+    def state(self) -> str:
+        """``ok``, ``draining``, or ``degraded``: it takes no packages."""
+        if self.admission.draining:
+            return "draining"
+        return "degraded" if self.self_test.problem else "ok"
 
     @property
     def pools(self) -> dict[str, FairPool]:
@@ -272,6 +283,7 @@ class Worker:
             model_digest=lease.digest if lease else None,
             numerics_tag=self.numerics_tag,
             lifetime_seconds=self.config.grant_seconds,
+            jobs=len(self.admission.jobs()) + self.admission.num_waiting(),
         )
 
     def stream(self, job_id: str, connection: Connection) -> JobStream:
@@ -388,6 +400,7 @@ class Worker:
         add_gauge("jobs_running", self.admission.num_running)
         add_gauge("jobs_waiting", self.admission.num_waiting)
         add_gauge("buffered_bytes", self._buffered_bytes)
+        add_gauge("degraded", lambda: bool(self.self_test.problem))
         add_gauge("slow_passes", lambda: self.quarantine.total)
         for each in self.executors:
             taken = partial(allocated_bytes, each.device)

@@ -67,6 +67,7 @@ class Models:
         max_waiting: number of jobs that may wait.
         load: makes a model from package bytes, and validates them.
         clock: monotonic seconds.
+        check_uploads: raises an error if no package can be validated now.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class Models:
         max_waiting: int,
         load: Callable[[bytearray], FrozenGraph],
         clock: Callable[[], float] = time.monotonic,
+        check_uploads: Callable[[], None] = lambda: None,
     ) -> None:
         self.devices = tuple(devices)
         self._changed = changed
@@ -95,6 +97,7 @@ class Models:
             wait_seconds=wait_seconds,
             max_waiting=max_waiting,
             clock=clock,
+            check_worker=check_uploads,
         )
 
     def known(self, identity: ModelIdentity) -> KnownModel | None:

@@ -60,6 +60,7 @@ class Uploads:
         wait_seconds: longest wait of a job for another job's upload.
         max_waiting: number of jobs that may wait.
         clock: monotonic seconds.
+        check_worker: raises an error if no package can be validated now.
     """
 
     def __init__(
@@ -69,8 +70,10 @@ class Uploads:
         wait_seconds: float,
         max_waiting: int,
         clock: Callable[[], float],
+        check_worker: Callable[[], None] = lambda: None,
     ) -> None:
         self._changed = changed
+        self._check_worker = check_worker
         self._wait_seconds = wait_seconds
         self._max_waiting = max_waiting
         self._clock = clock
@@ -157,8 +160,9 @@ class Uploads:
         """Refuses a package that was refused not long ago.
 
         Raises:
-            HapiError: the earlier refusal.
+            HapiError: the earlier refusal, or no package can be validated.
         """
+        self._check_worker()
         with self._changed:
             self._raise_refusal(identity, self._clock())
 

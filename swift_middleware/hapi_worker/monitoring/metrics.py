@@ -18,6 +18,7 @@ hapi_worker_saturated_total                                       values
 hapi_worker_resident_models                                       models
 hapi_worker_resident_bytes                                        bytes
 hapi_worker_waiting_models                                        models
+hapi_worker_degraded                                              0 or 1
 hapi_worker_jobs_running                                          jobs
 hapi_worker_jobs_waiting                                          requests
 hapi_worker_buffered_bytes                                        bytes
@@ -65,6 +66,7 @@ _GAUGES: Mapping[str, str] = MappingProxyType(
         "resident_models": "Models in memory",
         "resident_bytes": "Parameters of the models in memory",
         "waiting_models": "Models that wait for memory",
+        "degraded": "The worker cannot take packages; its log says why",
         "jobs_running": "Jobs running",
         "jobs_waiting": "Requests that wait for admission",
         "buffered_bytes": "Samples and features that jobs hold",

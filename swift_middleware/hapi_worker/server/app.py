@@ -1,9 +1,9 @@
 """The worker's HTTP interface, a WSGI application.
 
 ``POST /jobs``, ``POST /jobs/<id>``, ``GET /jobs/<id>``, ``PUT /models``,
-``GET /models``, ``POST /profiles``, ``GET /healthz``, ``GET /metrics``,
-``GET /status``.  Every refusal is an error of :mod:`hapi_protocol.errors` as
-JSON; every response repeats ``X-Trans-Id``.
+``GET /models``, ``POST /profiles``, ``GET /healthz`` (``?test`` tries a
+package first), ``GET /metrics``, ``GET /status``.  Every refusal is an error
+of :mod:`hapi_protocol.errors` as JSON; every response repeats ``X-Trans-Id``.
 """
 
 from __future__ import annotations
@@ -155,11 +155,13 @@ class WorkerApp:
     def _health(self, request: Any) -> Any:
         worker = self._worker
         models, used = worker.models.loaded_totals()
-        draining = worker.admission.draining
+        if "test" in request.GET:
+            worker.self_test.run()
         return _json_response(
             200,
             {
-                "status": "draining" if draining else "ok",
+                "status": worker.state,
+                "problem": worker.self_test.problem,
                 "version": package_version(),
                 "devices": {
                     each.name: each.in_service for each in worker.executors
@@ -267,6 +269,8 @@ class WorkerApp:
                 return models.put(identity, package)
         except HapiError as error:
             lasting = error if error.status in LASTING_STATUSES else None
+            if error.code == "worker_unavailable":
+                self._worker.self_test.begin()
             raise
         finally:
             models.end_upload(identity, lasting)

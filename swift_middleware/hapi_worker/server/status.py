@@ -24,7 +24,8 @@ def status_of(worker: Worker, *, with_names: bool) -> dict[str, Any]:
     return {
         "version": package_version(),
         "pid": os.getpid(),
-        "status": "draining" if admission.draining else "ok",
+        "status": worker.state,
+        "problem": worker.self_test.problem,
         "uptime_seconds": round(time.monotonic() - worker.started, 3),
         "cores": worker.cores,
         "jobs_running": admission.num_running(),

@@ -8,12 +8,15 @@ from hapi_protocol.signatures import (
     MAX_AGE_SECONDS,
     SignedRequest,
     Verifier,
+    address_text,
     read_keys,
 )
 
 KEY, OTHER = b"k" * 32, b"o" * 32
 NOW = 1_700_000_000.0
+HERE = "10.0.0.1:6200"
 REQUEST = SignedRequest(
+    address=HERE,
     path="/d1/7/AUTH_a/c/o",
     step="job",
     version="1",
@@ -24,34 +27,74 @@ REQUEST = SignedRequest(
 )
 
 
-def problem(request, signature, keys=(KEY,), now=NOW):
-    return Verifier(keys, lambda: now).problem(request, signature)
+class Seen:
+    """Remembers signatures, as the table of a server's processes."""
+
+    def __init__(self):
+        self.until = {}
+
+    def __call__(self, signature, until, now):
+        is_new = self.until.get(signature, 0.0) <= now
+        self.until[signature] = until
+        return is_new
+
+
+def problem(request, signature, keys=(KEY,), now=NOW, here=HERE, names=()):
+    verifier = Verifier(keys, lambda: now, Seen(), names)
+    return verifier.problem(request, signature, here)
 
 
 def test_genuine_requests_pass_once():
-    verifier = Verifier((OTHER, KEY), lambda: NOW)
-    assert verifier.problem(REQUEST, REQUEST.signature(KEY)) is None
-    assert (
-        verifier.problem(REQUEST, REQUEST.signature(KEY)) == "it is repeated"
-    )
+    verifier = Verifier((OTHER, KEY), lambda: NOW, Seen())
+
+    def check(request, key=KEY):
+        return verifier.problem(request, request.signature(key), HERE)
+
+    assert check(REQUEST) is None
+    assert check(REQUEST) == "it is repeated"
     again = replace(REQUEST, nonce="m")
-    assert verifier.problem(again, again.signature(KEY)) is None
-    assert verifier.problem(again, again.signature(OTHER)) is None
+    assert check(again) is None
+    assert check(again, OTHER) is None
 
 
-def test_signatures_are_forgotten_when_they_are_too_old():
-    times = [NOW]
-    verifier = Verifier((KEY,), lambda: times[0])
-    for number in range(3):
-        times[0] = NOW + 150 * number
-        request = replace(REQUEST, timestamp=str(times[0]))
-        assert verifier.problem(request, request.signature(KEY)) is None
-        assert len(verifier._seen) == 1
+def test_signatures_are_remembered_until_they_are_too_old():
+    seen = Seen()
+    for age in (-50.0, 0.0, 50.0):
+        verifier = Verifier((KEY,), lambda age=age: NOW + age, seen)
+        request = replace(REQUEST, nonce=str(age))
+        signature = request.signature(KEY)
+        assert verifier.problem(request, signature, HERE) is None
+        assert seen.until[signature] == NOW + MAX_AGE_SECONDS
+
+
+def test_request_for_another_server_is_refused():
+    signature = REQUEST.signature(KEY)
+    for here in ("10.0.0.2:6200", "10.0.0.1:6201", "store:6200"):
+        found = problem(REQUEST, signature, here=here)
+        assert HERE in found
+        assert here in found
+        assert "option addresses" in found
+        assert problem(REQUEST, signature, here=here, names={HERE}) is None
+
+
+@pytest.mark.parametrize(
+    ("host", "text"),
+    [
+        ("10.0.0.1", "10.0.0.1:6200"),
+        ("::ffff:10.0.0.1", "10.0.0.1:6200"),
+        ("FD00::0001", "[fd00::1]:6200"),
+        ("[fd00::1]", "[fd00::1]:6200"),
+        ("store-1", "store-1:6200"),
+    ],
+)
+def test_addresses_have_one_form(host, text):
+    assert address_text(host, 6200) == text
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
     [
+        ("address", "10.0.0.2:6200"),
         ("path", "/d1/7/AUTH_a/c/other"),
         ("step", "model"),
         ("version", "2"),

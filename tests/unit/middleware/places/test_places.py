@@ -6,7 +6,6 @@ import pytest
 from scipy.stats import chisquare
 
 from hapi_middleware.metrics import Metrics
-from hapi_middleware.places.node_client import Suppression
 from hapi_middleware.places.places import Computers, spread
 from hapi_protocol.errors import HapiError, UnavailableError, make_error
 
@@ -112,13 +111,3 @@ def test_spans_are_spread_evenly_and_stay_where_they_are():
     for span in spans:
         if first(span, devices) != 2:
             assert first(span, (0, 1)) == first(span, devices)
-
-
-def test_suppressed_object_servers_are_asked_again_later():
-    now = [0.0]
-    suppression = Suppression(lambda: now[0])
-    suppression.add(("a", 1), 60.0)
-    assert suppression.has(("a", 1))
-    assert not suppression.has(("a", 2))
-    now[0] = 60.0
-    assert not suppression.has(("a", 1))

@@ -1,0 +1,82 @@
+"""Tells operators in which state the worker of an object server is."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from hapi_middleware.metrics import Metrics
+from hapi_middleware.places.computer import BUSY
+from hapi_protocol.errors import PACKAGE_REFUSED, HapiError
+
+LOG_SECONDS = 60.0
+"""Shortest time between two lines on one state."""
+_AWAY, _BUSY, _DEGRADED = "away", "busy", "degraded"
+
+
+class WorkerWatch:
+    """Counts the errors of a worker, and logs the changes of its state.
+
+    Args:
+        metrics: of the filter.
+        logger: Swift's.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        metrics: Metrics,
+        logger: Any,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._metrics = metrics
+        self._logger = logger
+        self._clock = clock
+        self._state = ""
+        self._logged: dict[str, float] = {}
+
+    def failed(self, address: str, error: HapiError) -> None:
+        """Notes an error of the worker.
+
+        Args:
+            address: of this object server.
+            error: any error; most are not of the worker's state.
+        """
+        state = _state_of(error)
+        if not state:
+            return
+        self._metrics.count(f"worker_{state}")
+        if state != self._state and self._may_log(state):
+            self._logger.error(
+                "hapi_object: the worker of %s is %s: %s",
+                address,
+                state,
+                error.message,
+            )
+        self._state = state
+
+    def works(self, address: str) -> None:
+        """Notes that the worker has granted a job."""
+        if self._state and self._may_log(""):
+            self._logger.warning(
+                "hapi_object: the worker of %s, which was %s, takes jobs",
+                address,
+                self._state,
+            )
+        self._state = ""
+
+    def _may_log(self, state: str) -> bool:
+        now = self._clock()
+        is_new = now - self._logged.get(state, float("-inf")) > LOG_SECONDS
+        if is_new:
+            self._logged[state] = now
+        return is_new
+
+
+def _state_of(error: HapiError) -> str:
+    if error.details.get(PACKAGE_REFUSED):
+        return _DEGRADED
+    if error.code == "worker_unavailable":
+        return _AWAY
+    return _BUSY if error.code in BUSY else ""
