@@ -2,190 +2,224 @@
 
     python -m benchmarks.simulation --costs places.json --json simulation.json
 
-Closed loop: each node is offered some spans at a time.  A span waits for a
-core of a proxy, then for the worker of the node that the real order of object
-servers gives (:func:`hapi_middleware.places.places.spread`, three replicas on
-random nodes), then its features cross the proxy's link.  Costs of proxies and
-of the link are those of ``benchmarks.places``; the speed of a node's worker is
-an option.  Times have no noise: what is lost is lost to queues.
+Closed loop: jobs keep spans under way.  A span waits for a process of a proxy,
+for HEADs of its shard and of the model package (all jobs use the same one),
+for a disk, the object server's CPU and the worker of a node, and for the proxy
+again.  A job reads shards of its own, 16 spans each, on three random nodes
+each, in shuffled epochs.  Service times are exponential.
 
-The table shows, for each number of nodes, samples per second over those of as
-many nodes without queues; the cores of proxies, their links, and the part that
-the uneven placement takes; and what it takes to bring one package to all.
+With --slack -1 the first node in the order of the hash gets a span
+(hapi_middleware.places.places.spread).  Otherwise it is left for the shortest
+queue of the three if its own is longer by more than the slack.  A proxy knows
+of queues how many jobs a node had when it last answered this host, up to five
+seconds ago, and how many the process has sent there since.
+
+Tables vary some options; the others are as given.  All tables, and all of
+"rows" but "share", have twice the cores of proxies that the ideal rate needs.
+The first table has 1 to 1,000 nodes, later ones 10 to 1,000 or --nodes.
+The second half of a run counts.  Keys of the JSON's rows are options, and
+
+share                 of the rate of all living nodes without queues
+share_with_proxies    the same with enough proxies, in "rows"
+proxy_cores           cores of proxies that the ideal rate needs
+proxy_links           links that its features fill
+package_seconds       until all nodes have loaded the package, in "rows"
+*_busy                part of the time that proxies, cores of all nodes and of
+                      those that store the package, disks and workers work
+heads_per_second      HEADs of the package at each host that stores it
+nodes_used            part of the nodes that computed something
+moved                 part of the spans not at the first node of their hash
+nodes_per_span        different nodes that read a span three times
+span_p99_seconds      99th percentile of a span's time
 """
 
 from __future__ import annotations
 
 import argparse
-import heapq
 import json
-import random
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from functools import partial
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, fields, replace
+from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
-from benchmarks.command_line import (
-    exit_status,
-    parse,
-    parser_of,
-    print_table,
-)
+from benchmarks.command_line import exit_status, parse, parser_of, print_table
+from benchmarks.micro.storage_nodes import HASH, Row, Settings, Simulation
+from benchmarks.places import SHARD_SAMPLES, SPAN_SAMPLES
 from benchmarks.record import write_results
-from hapi_middleware.places.places import spread
 
 NODES = (1, 10, 100, 1000)
-REPLICAS = 3
-SECONDS = 20.0
-SEED = 0
+SPANS = 60_000
+QUICK_NODES, QUICK_SPANS = 10, 500
+ONE_JOB = {"jobs": [1], "head_cache_seconds": [1.0]}
+"""All nodes for one job, whose requests keep the package's HEAD."""
 
 
-@dataclass(frozen=True)
-class Costs:
-    """Costs of a span, and what a cluster has.
-
-    Attributes:
-        span_samples: samples of a span.
-        feature_bytes: features of a sample, on the wire.
-        proxy_seconds: CPU seconds of a proxy for a span.
-        node_rate: samples per second of a node's worker.
-        link_bytes_per_second: of a proxy host, towards clients.
-        package_bytes: length of a model package.
-        flows: spans asked for at a time, for each node.
-        proxy_cores: cores of all proxies.
-        cores_per_host: cores of a proxy host, which has one link.
-    """
-
-    span_samples: int = 64
-    feature_bytes: int = 2048
-    proxy_seconds: float = 0.012
-    node_rate: float = 1000.0
-    link_bytes_per_second: float = 1.25e9
-    package_bytes: float = 45e6
-    flows: int = 4
-    proxy_cores: int = 8
-    cores_per_host: int = 8
+def cases(**choices: Iterable[Any]) -> list[Row]:
+    """All combinations of values of options."""
+    values = product(*choices.values())
+    return [dict(zip(choices, each, strict=True)) for each in values]
 
 
-def simulate(costs: Costs, num_nodes: int) -> float:
-    """Samples per second of all nodes.
+ROWS = (
+    "share share_with_proxies proxy_cores proxy_links proxies_busy nodes_busy"
+    " package_nodes_busy disks_busy workers_busy package_seconds"
+)
+TABLES: Mapping[str, tuple[str, list[Row], str]] = {
+    "heads": (
+        "HEADs of the package",
+        cases(nodes=NODES[1:], jobs=(1, 0), head_cache_seconds=(0.0, 1.0)),
+        "heads_per_second package_nodes_busy share",
+    ),
+    "shards": (
+        "One job: number of shards",
+        cases(
+            nodes=NODES[1:],
+            shards=(1400, 100, 30),
+            slack=(HASH, 2),
+            **ONE_JOB,
+        ),
+        "share nodes_used span_p99_seconds",
+    ),
+    "jobs": (
+        "Number of jobs with few shards",
+        cases(shards=[30], jobs=(1, 10, 100), slack=(HASH, 2)),
+        "share nodes_used",
+    ),
+    "choices": (
+        "One job: choice of the replica",
+        cases(nodes=NODES[1:], slack=(HASH, 0, 1, 2, 4), **ONE_JOB),
+        "share moved nodes_per_span span_p99_seconds",
+    ),
+    "flows": (
+        "Spans under way for each node",
+        cases(flows=(4, 8, 16, 32), slack=(HASH, 2)),
+        "share moved span_p99_seconds",
+    ),
+    "spans": (
+        "Samples of a span",
+        cases(span_samples=(4, 16, 64, 256)),
+        "proxy_cores heads_per_second package_nodes_busy share",
+    ),
+    "disks": (
+        "Disks, and part of the spans in the page cache of their first node",
+        cases(disks=(1, 4), cached=(0.0, 1.0), slack=(HASH, 2)),
+        "disks_busy share",
+    ),
+    "dead": (
+        "Part of the nodes that is dead",
+        cases(dead=(0.0, 0.01, 0.05, 0.2)),
+        "share span_p99_seconds",
+    ),
+}
 
-    Args:
-        costs: costs and sizes.
-        num_nodes: storage nodes, each with a worker.
-    """
-    chance = random.Random(SEED)
-    hosts = max(1, costs.proxy_cores // costs.cores_per_host)
-    span_seconds = costs.span_samples / costs.node_rate
-    link_seconds = (
-        costs.span_samples * costs.feature_bytes / costs.link_bytes_per_second
-    )
-    cores = [0.0] * costs.proxy_cores
-    nodes = [0.0] * num_nodes
-    links = [0.0] * hosts
-    done = number = 0
-    # When a span next needs something: a core, then a node, then a link.
-    events = [(0.0, each, 0) for each in range(costs.flows * num_nodes)]
-    while events[0][0] < SECONDS:
-        now, flow, stage = heapq.heappop(events)
-        if stage == 0:
-            core = heapq.heappop(cores)
-            end = max(now, core) + costs.proxy_seconds
-            heapq.heappush(cores, end)
-        elif stage == 1:
-            number += 1
-            name = f"/AUTH_a/c/shard-{number}"
-            count = min(REPLICAS, num_nodes)
-            replicas = chance.sample(range(num_nodes), count)
-            node = min(replicas, key=partial(spread, name, 0))
-            end = nodes[node] = max(now, nodes[node]) + span_seconds
-        else:
-            link = flow % hosts
-            end = links[link] = max(now, links[link]) + link_seconds
-            done += costs.span_samples
-        heapq.heappush(events, (end, flow, (stage + 1) % 3))
-    return done / SECONDS
+
+def with_proxies(settings: Settings) -> Settings:
+    """The same with twice the proxies that are needed."""
+    cores = 2 * int(settings.needed_proxy_cores + 1)
+    return replace(settings, proxy_cores=max(cores, settings.cores_per_host))
 
 
-def row_of(costs: Costs, num_nodes: int) -> dict[str, Any]:
+@cache
+def figures(settings: Settings, num_spans: int) -> Row:
+    """Figures with enough proxies; tables have some runs in common."""
+    return Simulation(with_proxies(settings), num_spans).run()
+
+
+def row_of(settings: Settings, num_spans: int) -> Row:
     """Figures of a number of nodes."""
-    ideal = num_nodes * costs.node_rate
-    spans = ideal / costs.span_samples
-    enough = replace(
-        costs, proxy_cores=max(8, 2 * int(spans * costs.proxy_seconds + 1))
-    )
-    feature_rate = ideal * costs.feature_bytes
+    few = Simulation(settings, num_spans).run()
+    many = figures(settings, num_spans)
+    start = Simulation(with_proxies(settings), 0, is_cold=True).run()
+    features = settings.ideal_spans_per_second * settings.span_samples
+    features *= settings.feature_bytes
     return {
-        "nodes": num_nodes,
-        "share": simulate(costs, num_nodes) / ideal,
-        "share_with_proxies": simulate(enough, num_nodes) / ideal,
-        "proxy_cores": spans * costs.proxy_seconds,
-        "feature_bytes_per_second": feature_rate,
-        "proxy_links": feature_rate / costs.link_bytes_per_second,
-        "package_bytes": num_nodes * costs.package_bytes,
-        "package_seconds": num_nodes
-        * costs.package_bytes
-        / costs.link_bytes_per_second,
+        **many,
+        "nodes": settings.nodes,
+        "share": few["share"],
+        "share_with_proxies": many["share"],
+        "feature_bytes_per_second": features,
+        "proxy_links": features / settings.link_bytes_per_second,
+        "package_bytes": settings.nodes * settings.package_bytes,
+        "package_seconds": start["package_seconds"],
     }
 
 
-def read_costs(path: Path | None, costs: Costs) -> Costs:
+def read_costs(path: Path | None) -> dict[str, float]:
     """The costs that ``benchmarks.places`` measured, in place of defaults."""
     if path is None:
-        return costs
-    figures = json.loads(path.read_text())["figures"]
-    return replace(
-        costs,
-        proxy_seconds=figures["shard_proxy_cpu_seconds"]["object"]["median"],
-    )
+        return {}
+    measured = json.loads(path.read_text())["figures"]
+    costs = {}
+    for name, server in (("proxy", "proxy"), ("node", "object_servers")):
+        few, many = (
+            measured[f"{kind}_{server}_cpu_seconds"]["object"]["median"]
+            for kind in ("span", "shard")
+        )
+        sample = (many - few) / (SHARD_SAMPLES - SPAN_SAMPLES)
+        costs[f"{name}_sample_seconds"] = sample
+        costs[f"{name}_request_seconds"] = few - SPAN_SAMPLES * sample
+    # The simulation has the HEADs of shard and package apart.
+    costs["node_request_seconds"] -= 2 * Settings.head_seconds
+    return costs
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = parser_of("simulation", __doc__)
-    add = parser.add_argument
-    add("--costs", type=Path, help="JSON of benchmarks.places")
-    add("--node-rate", type=float, default=Costs.node_rate, help="samples/s")
-    add("--proxy-cores", type=int, default=Costs.proxy_cores)
+    parser.add_argument("--costs", type=Path, help="JSON of benchmarks.places")
+    for each in fields(Settings):
+        parser.add_argument(
+            f"--{each.name.replace('_', '-')}",
+            type=type(each.default),
+            metavar="N",
+            help=f"{each.metadata['help']} (default {each.default})",
+        )
     options = parse(parser, argv)
     return exit_status("simulation", lambda: _run(options))
 
 
 def _run(options: argparse.Namespace) -> int:
-    costs = read_costs(
-        options.costs,
-        Costs(node_rate=options.node_rate, proxy_cores=options.proxy_cores),
-    )
-    rows = [
-        row_of(costs, nodes) for nodes in NODES[: 2 if options.quick else 4]
-    ]
-    print_table(
-        f"Storage nodes of {costs.node_rate:g} samples/s, "
-        f"{costs.proxy_cores} cores of proxies",
-        (
-            "nodes",
-            "of the ideal",
-            "with enough proxies",
-            "cores of proxies",
-            "links of proxies",
-            "package to all, s",
-        ),
-        [
-            (
-                str(row["nodes"]),
-                f"{row['share']:.2f}",
-                f"{row['share_with_proxies']:.2f}",
-                f"{row['proxy_cores']:.1f}",
-                f"{row['proxy_links']:.2f}",
-                f"{row['package_seconds']:.1f}",
-            )
-            for row in rows
-        ],
-    )
-    settings = {"quick": options.quick, "costs": asdict(costs)}
-    write_results(options.json, "simulation", settings, {"rows": rows})
+    names = [each.name for each in fields(Settings)]
+    given = {name: getattr(options, name) for name in names}
+    given = {name: each for name, each in given.items() if each is not None}
+    base = Settings(**{**read_costs(options.costs), **given})
+    most, spans = NODES[-1], SPANS
+    if options.quick:
+        most, spans = QUICK_NODES, QUICK_SPANS
+        base = replace(base, nodes=min(most, base.nodes))
+    found = {
+        "rows": [
+            row_of(replace(base, nodes=nodes), spans)
+            for nodes in NODES
+            if nodes <= most
+        ]
+    }
+    _print("Storage nodes", found["rows"], ["nodes", *ROWS.split()])
+    for name, (title, changes, columns) in TABLES.items():
+        choices = [{"nodes": base.nodes, **each} for each in changes]
+        found[name] = rows = [
+            {**each, **figures(replace(base, **each), spans)}
+            for each in choices
+            if each["nodes"] <= most
+        ]
+        _print(title, rows, [*choices[0], *columns.split()])
+    used = {"quick": options.quick, "costs": asdict(base)}
+    write_results(options.json, "simulation", used, found)
     return 0
+
+
+def _print(title: str, rows: Sequence[Row], columns: Sequence[str]) -> None:
+    names = [name.replace("_", " ") for name in columns]
+    texts = [[_text(row[name]) for name in columns] for row in rows]
+    print_table(title, names, texts)
+
+
+def _text(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:,}" if isinstance(value, int) else f"{value:.3g}"
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Mathematics of the benchmarks' verdicts, and their rendered record."""
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from benchmarks.experiments import regret_cell, run_summary, runs, verdict
 from benchmarks.micro.contention import SCENARIOS
 from benchmarks.micro.contention import judge as judge_fairness
 from benchmarks.micro.fair_shares import jain_index, max_min_shares
+from benchmarks.micro.storage_nodes import HASH, Settings, Simulation
 from benchmarks.ratios import (
     fastest,
     interval_of,
@@ -62,6 +64,40 @@ def test_fairness_is_missed_if_a_guarded_account_starves():
     unfair = {"alone": alone, "together": starving}
     assert judge_fairness(scenario, [fair, fair])["met"]
     assert not judge_fairness(scenario, [unfair, unfair])["met"]
+
+
+ONLY_WORKERS = Settings(
+    **{
+        f"{name}_seconds": 0.0
+        for name in (
+            *("proxy_request", "proxy_sample", "node_request", "node_sample"),
+            *("head", "disk_request", "disk_sample"),
+        )
+    },
+    node_rate=6400.0,
+    package_losses=0.0,
+    shards=0,
+)
+
+
+@pytest.mark.parametrize(("nodes", "flows"), [(2, 2), (10, 4), (20, 8)])
+def test_simulated_rate_is_that_of_a_closed_network(nodes, flows):
+    settings = replace(ONLY_WORKERS, nodes=nodes, flows=flows)
+    found = Simulation(settings, 20_000).run()
+    spans = flows * nodes
+    expected = spans / (spans + nodes - 1)  # Gordon and Newell
+    assert found["share"] == pytest.approx(expected, rel=0.03)
+    assert found["moved"] == 0
+
+
+def test_simulated_queues_are_shorter_if_one_host_knows_them():
+    settings = replace(ONLY_WORKERS, nodes=10, flows=4)
+    by_hash, by_queue = (
+        Simulation(replace(settings, slack=slack), 20_000).run()
+        for slack in (HASH, 0)
+    )
+    assert by_queue["share"] > by_hash["share"] + 0.1
+    assert by_queue["moved"] > 0.3
 
 
 def epochs(*rates):
