@@ -11,7 +11,7 @@ one has the second; Swift and the clients have both.
 CPU milliseconds per MB of source, of the proxy and of the object servers, are
 those of whole shards, of which no feature is computed.  ``span``: seconds from
 a request for four samples to its last byte, and CPU seconds.  ``shard``: CPU
-seconds for 64 samples, asked for by four clients at a time, and their samples
+seconds for 60 samples, asked for by four clients at a time, and their samples
 per second.
 """
 
