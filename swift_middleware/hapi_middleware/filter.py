@@ -40,6 +40,7 @@ from hapi_middleware.requests.annotation_request import (
     parse_request,
     pop_annotation,
 )
+from hapi_middleware.requests.package import KnownPackages
 from hapi_middleware.requests.responses import (
     HeadersOnly,
     error_response,
@@ -88,6 +89,7 @@ class HapiMiddleware:
             metrics=metrics,
             places=Places(app, config, worker, metrics, logger),
             cache=FeatureCache(app, config, metrics, logger),
+            known_packages=KnownPackages(),
         )
 
     @property

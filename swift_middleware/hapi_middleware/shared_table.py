@@ -25,7 +25,7 @@ _BUCKET_BYTES = _ENTRIES * _ENTRY.size
 
 
 class Entry(NamedTuple):
-    """What a table has for a key.
+    """A number that a table has for a key.
 
     Attributes:
         until: end of its use, in seconds of the caller's clock.

@@ -34,6 +34,7 @@ from hapi_client.doctor.node_checks import node_findings
 from hapi_client.swift.swift_url import Location
 from hapi_cluster import Cluster
 from hapi_middleware.places.node_table import TOLD_SECONDS
+from hapi_middleware.requests.package import KNOWN_SECONDS
 from hapi_protocol.backend import (
     BACKEND_VERSION,
     HEADER_ADDRESS,
@@ -662,6 +663,35 @@ def test_other_bytes_with_a_captured_order_are_not_used(near, direct):
     log = near.log(f"{replica.server}-worker")
     assert digest_of(small_parts(seed=81).frozen)[:12] in log
     assert digest_of(small_parts(seed=82).frozen)[:12] not in log
+
+
+def test_package_is_looked_at_once_a_second_and_rights_each_time(near):
+    """At 1,000 nodes its three hosts had thousands of HEADs a second."""
+    path = near.put("popular.tar")
+    model = f"{PLACE}/popular.hapi"
+    near.owner.put(model, package_bytes(near.frozen))
+    asked = {**ASKED, "X-Hapi-Model": model}
+
+    def heads():
+        return sum(near.log(name).count(f'{model}" 200') for name in SERVERS)
+
+    until(lambda: near.get(path, asked).ok)
+    before, started = heads(), time.monotonic()
+    for _ in range(20):
+        assert near.get(path, asked).status_code == 200
+    seconds = time.monotonic() - started
+    assert heads() - before <= 2 + seconds / KNOWN_SECONDS
+    stranger = Caller(near.cluster, "test2:tester2")
+    try:
+        container = f"/AUTH_test2/own-{uuid.uuid4().hex}"
+        stranger.put(container)
+        stranger.put(f"{container}/own.tar", CONTENT)
+        near.get(path, asked)
+        refused = stranger.get(f"{container}/own.tar", asked)
+    finally:
+        stranger.close()
+    assert refused.status_code == 403, refused.text
+    assert refused.json()["details"]["object_role"] == "model"
 
 
 # -- faults ------------------------------------------------------------------

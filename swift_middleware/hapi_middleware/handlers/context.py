@@ -9,6 +9,7 @@ from hapi_middleware.cache.store import FeatureCache
 from hapi_middleware.config import FilterConfig
 from hapi_middleware.metrics import Metrics
 from hapi_middleware.places.places import Places
+from hapi_middleware.requests.package import KnownPackages
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,7 @@ class HandlerContext:
         metrics: counters of the filter.
         places: places that compute.
         cache: features cached in Swift.
+        known_packages: packages that this process has just looked at.
     """
 
     app: Any
@@ -30,3 +32,4 @@ class HandlerContext:
     metrics: Metrics
     places: Places
     cache: FeatureCache
+    known_packages: KnownPackages

@@ -31,7 +31,8 @@ from hapi_middleware.requests.multi_object_reads import (
     FramedObjects,
     ObjectReader,
 )
-from hapi_middleware.requests.subrequests import ObjectHead, Package
+from hapi_middleware.requests.package import Package
+from hapi_middleware.requests.subrequests import ObjectHead
 from hapi_middleware.worker.feature_stream import WorkerStream
 from hapi_protocol.backend import StoredObject
 from hapi_protocol.errors import HapiError

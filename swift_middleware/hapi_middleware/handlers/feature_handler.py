@@ -29,6 +29,7 @@ from hapi_middleware.requests.annotation_request import (
     FeatureRequest,
 )
 from hapi_middleware.requests.authorization import paying_account
+from hapi_middleware.requests.package import Package
 from hapi_middleware.requests.responses import (
     HeadersOnly,
     is_match,
@@ -38,7 +39,6 @@ from hapi_middleware.requests.responses import (
 from hapi_middleware.requests.stored_parts import find_elsewhere
 from hapi_middleware.requests.subrequests import (
     ObjectHead,
-    Package,
     Source,
     source_changed_error,
     source_length_for_job,
@@ -84,6 +84,7 @@ class FeatureHandler:
                 env,
                 request.annotation.model,
                 context.config.max_package_bytes,
+                known=context.known_packages,
             )
             if request.annotation.model
             else None

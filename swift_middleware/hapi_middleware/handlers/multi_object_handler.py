@@ -43,8 +43,9 @@ from hapi_middleware.requests.multi_object_reads import (
     ObjectReader,
 )
 from hapi_middleware.requests.object_names import read_object_names
+from hapi_middleware.requests.package import Package
 from hapi_middleware.requests.responses import multi_headers
-from hapi_middleware.requests.subrequests import Package, SwiftAnswerError
+from hapi_middleware.requests.subrequests import SwiftAnswerError
 from hapi_middleware.worker.feature_stream import WorkerStream
 from hapi_protocol.errors import AnnotationError, HapiError, UnavailableError
 from hapi_protocol.headers import (
@@ -219,7 +220,11 @@ class MultiObjectHandler:
         self._env = env
         self._request = request
         self._package = Package(
-            app, env, request.model, config.max_package_bytes
+            app,
+            env,
+            request.model,
+            config.max_package_bytes,
+            known=context.known_packages,
         )
         self._reader = ObjectReader(
             app,

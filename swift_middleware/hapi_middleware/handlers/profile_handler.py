@@ -11,13 +11,14 @@ from hapi_middleware.handlers.context import HandlerContext
 from hapi_middleware.places.places import Computers
 from hapi_middleware.requests.annotation_request import Env, FeatureRequest
 from hapi_middleware.requests.authorization import paying_account
+from hapi_middleware.requests.package import Package
 from hapi_middleware.requests.responses import (
     HeadersOnly,
     is_match,
     profile_etag,
     profile_headers,
 )
-from hapi_middleware.requests.subrequests import Package, Source
+from hapi_middleware.requests.subrequests import Source
 from hapi_protocol.headers import ModelPath
 from hapi_protocol.job_messages import ModelIdentity, ProfileRequest
 

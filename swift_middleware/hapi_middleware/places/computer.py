@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from hapi_middleware.config import PLACE_PROXY
 from hapi_middleware.metrics import Metrics, StreamReporter
-from hapi_middleware.requests.subrequests import Package
+from hapi_middleware.requests.package import Package
 from hapi_middleware.worker.feature_stream import JobBody, WorkerStream
 from hapi_middleware.worker.package_upload import (
     PackageStore,

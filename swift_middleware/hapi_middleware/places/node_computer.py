@@ -30,8 +30,9 @@ from hapi_middleware.places.node_client import (
     NodeExchange,
     is_degraded,
 )
+from hapi_middleware.requests.package import Package
 from hapi_middleware.requests.stored_parts import StoredPart
-from hapi_middleware.requests.subrequests import ObjectBody, Package
+from hapi_middleware.requests.subrequests import ObjectBody
 from hapi_middleware.worker.feature_stream import WorkerStream
 from hapi_protocol.backend import (
     STEP_BYTES,

@@ -1,7 +1,4 @@
-"""What the proxies of a host know of object servers.
-
-All proxy processes of the host share it but for the jobs of each.
-"""
+"""Faults and queues of object servers, as the proxies of a host know them."""
 
 from __future__ import annotations
 

@@ -23,8 +23,9 @@ from hapi_middleware.places.computer import (
 )
 from hapi_middleware.places.node_client import RETRY_SECONDS, Node, NodeClient
 from hapi_middleware.places.node_computer import NodeComputer
+from hapi_middleware.requests.package import Package
 from hapi_middleware.requests.stored_parts import StoredPart
-from hapi_middleware.requests.subrequests import ObjectHead, Package
+from hapi_middleware.requests.subrequests import ObjectHead
 from hapi_middleware.worker.feature_stream import WorkerStream
 from hapi_middleware.worker.worker_client import WorkerClient
 from hapi_protocol.backend import ModelInfo, StoredObject
@@ -39,9 +40,10 @@ MAX_OTHERS = 64
 computes, one of these does, but for one object of a thousand."""
 MAX_UNKNOWN = 16
 """Object servers among them that are asked without having computed before."""
-SLACK = 1
-"""Jobs by which another replica's queue must be shorter to be asked first: a
-span that stays finds its pages, its model and its coalescing partner."""
+SLACK = 2
+"""Jobs by which another replica's queue must be shorter to be asked first.
+The rate is that of 0 and 1, and fewer spans leave their pages and their
+coalescing partner (simulated: docs, Many storage nodes)."""
 _T = TypeVar("_T")
 
 

@@ -22,9 +22,11 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
 
+from swift.common.http import is_success
 from swift.common.middleware.acl import parse_acl, referrer_allowed
 from swift.common.swob import HTTPForbidden, HTTPUnauthorized, Request
 from swift.common.wsgi import make_subrequest
+from swift.proxy.controllers.base import get_container_info
 
 from hapi_middleware.config import FilterConfig
 from hapi_protocol.errors import HapiError, make_error
@@ -152,6 +154,26 @@ def model_request(env: Mapping[str, Any], method: str, path: str) -> Request:
         request.environ.pop("REMOTE_USER", None)
         request.environ["swift.authorize"] = authorize_anonymous
     return request
+
+
+def may_read(app: Any, env: Mapping[str, Any], path: str) -> bool:
+    """True if Swift would allow the caller's own GET of an object.
+
+    It decides as Swift's proxy does, by the container's read ACL, and asks no
+    object server.
+
+    Args:
+        app: the rest of the pipeline.
+        env: of the client's request.
+        path: ``/v1/account/container/object``, quoted.
+    """
+    request = model_request(env, "HEAD", path)
+    info = get_container_info(request.environ, app, SWIFT_SOURCE)
+    request.acl = info["read_acl"]
+    authorize = request.environ.get("swift.authorize")
+    return is_success(info["status"]) and (
+        authorize is None or authorize(request) is None
+    )
 
 
 def authorize_anonymous(request: Request) -> Any:

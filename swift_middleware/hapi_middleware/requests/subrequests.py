@@ -16,26 +16,19 @@ from hapi_middleware.concurrency import Timeout
 from hapi_middleware.cors import save_cors_headers
 from hapi_middleware.requests.annotation_request import Env
 from hapi_middleware.requests.authorization import (
-    model_request,
-    refusal,
     source_request,
 )
 from hapi_protocol.backend import HEADER_POLICY
 from hapi_protocol.errors import (
     HapiError,
-    PackageError,
     SourceChangedError,
     TooLargeError,
     UnavailableError,
     UnsupportedError,
     make_error,
 )
-from hapi_protocol.headers import ByteRange, ModelPath
-from hapi_protocol.job_messages import ModelIdentity
+from hapi_protocol.headers import ByteRange
 from hapi_protocol.sample_checks import check_md5, etag_md5
-
-MIN_PACKAGE_BYTES = 22
-"""Length of an empty zip archive (its end-of-central-directory record)."""
 
 _RETRY_SECONDS = 1.0
 _NEWEST: Mapping[str, str] = MappingProxyType({"X-Newest": "true"})
@@ -382,120 +375,3 @@ def source_length_for_job(
             details={"length_bytes": length, "max_object_bytes": max_bytes},
         )
     return length
-
-
-class Package:
-    """The model package that an annotation names.
-
-    Args:
-        app: the rest of the pipeline.
-        env: of the client's request.
-        path: path of the package.
-        max_bytes: the filter's ``max_package_bytes``.
-        is_own: the client's own request names the package, which is then
-            read with every right that Swift granted to that request.
-
-    Attributes:
-        name: ``/account/container/object``.
-        head: facts about it, from :meth:`identify`.
-    """
-
-    def __init__(
-        self,
-        app: Any,
-        env: Env,
-        path: ModelPath,
-        max_bytes: int,
-        *,
-        is_own: bool = False,
-    ) -> None:
-        self._app = app
-        self._env = env
-        self._path = path
-        self._url = f"/v1{path.quoted()}"
-        self._max_bytes = max_bytes
-        self._is_own = is_own
-        self.name = f"/{path.account}/{path.container}/{path.object}"
-        self.head = ObjectHead("", None, is_manifest=False)
-
-    def identify(self) -> ModelIdentity:
-        """The model's identity, if the caller may GET the package.
-
-        Raises:
-            RightsError: as Swift answers the caller's own GET.
-            PackageError: a manifest, or too short to be a package.
-            TooLargeError: ``package_too_large``.
-        """
-        response, request = self._get_response("HEAD")
-        drain_and_close(response)
-        if not response.is_success:
-            raise refusal(response.status_int, "model", self.name)
-        self.head = ObjectHead.from_response(response, request)
-        return self.identity_from_head(self.head)
-
-    def open(self, identity: ModelIdentity) -> ObjectBody | None:
-        """Opens the package's bytes; None if its version has changed.
-
-        Raises:
-            RightsError: the caller may no longer read it.
-        """
-        response, _ = self._get_response("GET")
-        if not response.is_success:
-            drain_and_close(response)
-            raise refusal(response.status_int, "model", self.name)
-        head = ObjectHead.from_response(response)
-        try:
-            now = self.identity_from_head(head)
-        except HapiError:
-            close_if_possible(response.app_iter)
-            raise
-        if now != identity:
-            close_if_possible(response.app_iter)
-            return None
-        return ObjectBody(response, identity.length_bytes, self.name, head.md5)
-
-    def _get_response(self, method: str) -> tuple[Response, Request]:
-        if self._is_own:
-            request = source_request(self._env, method)
-        else:
-            request = model_request(self._env, method, self._url)
-        return request.get_response(self._app), request
-
-    def identity_from_head(self, head: ObjectHead) -> ModelIdentity:
-        """The model's identity, by an authorised HEAD of the package.
-
-        Raises:
-            PackageError: a manifest, or too short to be a package.
-            TooLargeError: ``package_too_large``.
-        """
-        if head.is_manifest:
-            # The HEAD of a manifest authorises none of its segments.
-            raise PackageError(
-                "package_is_manifest",
-                f"the model {self.name} is a large-object manifest; upload "
-                "the package as one object",
-                object_name=self.name,
-            )
-        length = head.length_bytes or 0
-        if length < MIN_PACKAGE_BYTES or not head.etag:
-            raise PackageError(
-                "bad_package",
-                f"the model {self.name} has {length} bytes and is not a "
-                "model package",
-                object_name=self.name,
-            )
-        if length > self._max_bytes:
-            raise TooLargeError(
-                "package_too_large",
-                f"the model {self.name} has {length} bytes; at most "
-                f"{self._max_bytes} are allowed here",
-                object_name=self.name,
-                details={"max_package_bytes": self._max_bytes},
-            )
-        return ModelIdentity(
-            account=self._path.account,
-            container=self._path.container,
-            object=self._path.object,
-            etag=head.etag,
-            length_bytes=length,
-        )

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 from hapi_middleware.metrics import Metrics
-from hapi_middleware.requests.subrequests import ObjectBody, Package
+from hapi_middleware.requests.package import Package
+from hapi_middleware.requests.subrequests import ObjectBody
 from hapi_protocol.errors import (
     PACKAGE_REFUSED,
     ConflictError,
@@ -92,7 +93,7 @@ class PackageUploader:
         for _ in range(MAX_VERSIONS):
             body = self._package.open(identity)
             if body is None:
-                identity = self._package.identify()
+                identity = self._package.identify_again()
                 continue
             self._metrics.count("model_uploads")
             try:

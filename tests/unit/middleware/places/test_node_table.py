@@ -1,4 +1,4 @@
-"""What the proxies of a host know of object servers."""
+"""Faults and queues of object servers, as the proxies of a host know them."""
 
 import pytest
 
