@@ -51,7 +51,7 @@ def missing_requirements() -> list[str]:
         return ["root"]
     tried = (
         (["true"], "the right to make network namespaces (CAP_SYS_ADMIN)"),
-        (_veth("one", "two"), "CAP_NET_ADMIN and the kernel's veth"),
+        (veth("one", "two"), "CAP_NET_ADMIN and the kernel's veth"),
         (
             ["tc", "qdisc", "add", "dev", "lo", "root", *tbf(1e6)],
             "the kernel's tbf traffic shaping (sch_tbf)",
@@ -68,7 +68,7 @@ def missing_requirements() -> list[str]:
     return []
 
 
-def _veth(name: str, peer: str, namespace: str | None = None) -> list[str]:
+def veth(name: str, peer: str, namespace: str | None = None) -> list[str]:
     made = ["ip", "link", "add", "name", name, "type", "veth"]
     there = [] if namespace is None else ["netns", namespace]
     return [*made, "peer", "name", peer, *there]
@@ -161,7 +161,7 @@ class Link:
     def __init__(self, storage: Namespace, client: Namespace) -> None:
         self._ends = (storage, client)
         self.bytes_per_second: float | None = None
-        storage.run(_veth(INTERFACE, INTERFACE, str(client.pid)))
+        storage.run(veth(INTERFACE, INTERFACE, str(client.pid)))
         for end, address in zip(
             self._ends, (STORAGE_ADDRESS, CLIENT_ADDRESS), strict=True
         ):
