@@ -19,6 +19,7 @@ COMMANDS: Mapping[str, str] = MappingProxyType(
         "memory": "predicted over measured memory of forward passes",
         "fairness": "shares of accounts that use one worker",
         "attacks": "a neighbour's waiting times next to dear images",
+        "object_chaos": "faults under jobs whose object servers compute",
         "census": "models that can be split, packaged and cut",
     }
 )
