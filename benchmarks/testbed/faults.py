@@ -9,6 +9,7 @@ import re
 import secrets
 import shutil
 import signal
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ from benchmarks.testbed.storage_hosts import (
     StorageHosts,
 )
 
-REST_SECONDS = 5.0
+REST_SECONDS, RETRY_SECONDS = 5.0, 1.0
 """Least time between two faults of one host or process."""
 WEIGHTS = (50, 150)
 LEFT_OUT = "left out"
@@ -88,15 +89,17 @@ def schedule(
         target = chance.choice(KINDS[name].targets)
         duration = chance.uniform(*KINDS[name].seconds)
         dice = chance.randrange(2**32)
-        hit = _hit(target)
-        if all(free_at.get(each, 0) <= at for each in hit):
-            found.append(Fault(at, name, target, duration, dice))
-            free_at |= dict.fromkeys(hit, at + duration + REST_SECONDS)
-            at += chance.uniform(*gap_seconds)
+        hit = occupied(target)
+        if any(free_at.get(each, 0) > at for each in hit):
+            at += RETRY_SECONDS
+            continue
+        found.append(Fault(at, name, target, duration, dice))
+        free_at |= dict.fromkeys(hit, at + duration + REST_SECONDS)
+        at += chance.uniform(*gap_seconds)
     return found
 
 
-def _hit(target: str) -> set[str]:
+def occupied(target: str) -> set[str]:
     """Names of the hosts and processes that a fault occupies."""
     if target == "key":
         return {*STORAGE, *_PROXIES}
@@ -123,15 +126,30 @@ class Faults:
     ) -> None:
         self._swift, self._puts, self._old = swift, puts, old
         self._flipped: dict[Path, bytes] = {}
+        self._locks = {
+            name: threading.Lock()
+            for kind in KINDS.values()
+            for target in kind.targets
+            for name in occupied(target)
+        }
 
-    def of(self, fault: Fault) -> contextlib.AbstractContextManager[str]:
-        """A block in which the fault lasts; its value has the details."""
-        if KINDS[fault.kind].harms and (unhealed := self.unhealed()):
-            return contextlib.nullcontext(f"{LEFT_OUT}: {len(unhealed)} sick")
-        if fault.target in _WORKERS and not self._swift.with_filter:
-            return contextlib.nullcontext(f"{LEFT_OUT}: no workers")
-        effect = contextlib.contextmanager(getattr(self, fault.kind))
-        return effect(fault.target, random.Random(fault.dice))
+    @contextlib.contextmanager
+    def of(self, fault: Fault) -> Iterator[str]:
+        """Harms within its block; yields details.
+
+        It begins when earlier faults of the same hosts have been undone.
+        """
+        with contextlib.ExitStack() as stack:
+            for name in sorted(occupied(fault.target)):
+                stack.enter_context(self._locks[name])
+            if KINDS[fault.kind].harms and (sick := self.unhealed()):
+                yield f"{LEFT_OUT}: {len(sick)} sick"
+            elif fault.target in _WORKERS and not self._swift.with_filter:
+                yield f"{LEFT_OUT}: no workers"
+            else:
+                effect = contextlib.contextmanager(getattr(self, fault.kind))
+                chance = random.Random(fault.dice)
+                yield stack.enter_context(effect(fault.target, chance))
 
     def unhealed(self) -> list[str]:
         """Objects of which a replica is missing, old or damaged."""

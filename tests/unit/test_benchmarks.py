@@ -2,6 +2,7 @@
 
 import copy
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from benchmarks.ratios import (
 )
 from benchmarks.record import SuiteRecord, begin, load, missing
 from benchmarks.report import write_rst
+from benchmarks.testbed.faults import KINDS, occupied, schedule
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORD = ROOT / "benchmarks" / "results" / "two-cores.json"
@@ -34,6 +36,22 @@ def test_rounds_are_paired_and_rotated():
     assert [rotated("abc", n)[0] for n in range(4)] == ["a", "b", "c", "a"]
     progress = [(0.0, 0.0), (2.0, 20.0)]
     assert rate_between([progress, progress], 0.5, 1.5) == 20.0
+
+
+def test_faults_of_one_host_do_not_overlap():
+    found, same, other = (
+        schedule(seed, 36000.0, (5.0, 10.0)) for seed in (1, 1, 2)
+    )
+    assert found == same != other
+    assert {each.kind for each in found} == set(KINDS)
+    for name in ("o1", "o1-worker", "p1-proxy", "rings"):
+        times = [
+            (each.at, each.at + each.seconds)
+            for each in found
+            if name in occupied(each.target)
+        ]
+        assert len(times) > 1
+        assert all(end < begin for (_, end), (begin, _) in pairwise(times))
 
 
 @pytest.mark.parametrize(
