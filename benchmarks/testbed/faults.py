@@ -137,11 +137,14 @@ class Faults:
     def of(self, fault: Fault) -> Iterator[str]:
         """Harms within its block; yields details.
 
-        It begins when earlier faults of the same hosts have been undone.
+        It is left out if an earlier fault of its hosts takes too long.
         """
         with contextlib.ExitStack() as stack:
             for name in sorted(occupied(fault.target)):
-                stack.enter_context(self._locks[name])
+                if not self._locks[name].acquire(timeout=REST_SECONDS):
+                    yield f"{LEFT_OUT}: {name} is busy"
+                    return
+                stack.callback(self._locks[name].release)
             if KINDS[fault.kind].harms and (sick := self.unhealed()):
                 yield f"{LEFT_OUT}: {len(sick)} sick"
             elif fault.target in _WORKERS and not self._swift.with_filter:

@@ -359,12 +359,14 @@ class StorageHosts:
         kind = "object" if host.name in STORAGE else "proxy"
         words = ["-m", "swift.cli.reload", str(host.servers[kind].pid)]
         command = host.namespace.command([sys.executable, *words])
-        subprocess.run(
-            command,
-            check=True,
-            stdout=subprocess.DEVNULL,
-            timeout=START_SECONDS,
-        )
+        with (self.logs / f"{host.name}-reload.log").open("ab") as log:
+            subprocess.run(
+                command,
+                check=True,
+                stdout=log,
+                stderr=log,
+                timeout=START_SECONDS,
+            )
 
     # -- rings, daemons, replicas -----------------------------------------
 
