@@ -691,7 +691,8 @@ def test_package_is_looked_at_once_a_second_and_rights_each_time(near):
     finally:
         stranger.close()
     assert refused.status_code == 403, refused.text
-    assert refused.json()["details"]["object_role"] == "model"
+    assert "your own GET" in refused.json()["message"]
+    assert model in refused.json()["message"]
 
 
 # -- faults ------------------------------------------------------------------

@@ -16,6 +16,7 @@ from swift.common.middleware import catch_errors, gatekeeper, proxy_logging
 
 from filter_under_test import MODEL, SHARD, SOURCE, annotation
 from hapi_middleware.concurrency import SEND_BUFFER_BYTES, connect_unix
+from hapi_middleware.requests.package import KnownPackages
 from hapi_protocol.errors import make_error
 from stub_worker import break_off
 
@@ -165,6 +166,7 @@ def test_incomplete_package_is_503_and_not_stored(world):
 
 
 def test_package_refused_before_it_is_sent_to_its_end_is_reported(world):
+    world.use(known_packages=KnownPackages())
     world.swift.put(MODEL, BIG)
     world.worker.refuse_model = make_error("bad_package", "no zip")
 
