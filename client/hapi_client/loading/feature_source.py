@@ -37,7 +37,7 @@ from hapi_client.swift.retry import is_retryable
 from hapi_client.swift.transport import CancelScope
 from hapi_protocol.data_index import Span
 from hapi_protocol.encodings import Encoding
-from hapi_protocol.errors import ClientError, HapiError
+from hapi_protocol.errors import ClientError, HapiError, SourceChangedError
 from hapi_protocol.feature_reader import read_features
 from hapi_protocol.feature_stream import (
     CLOCK_STAGES,
@@ -160,9 +160,16 @@ class FeatureSource:
         """
         attempts = self._breaker.attempts(self._limits.backoff.attempts)
         if attempts:
-            loaded = self._try_pushdown(
-                span, scope, training, attempts, expect_hit
-            )
+            try:
+                loaded = self._try_pushdown(
+                    span, scope, training, attempts, expect_hit
+                )
+            except SourceChangedError:
+                if not span.is_group:
+                    raise
+                # A request for many objects names no versions, and a replica
+                # may be old.  Raw reads name them, or find the change.
+                return self._load_raw(span, scope, training)
             if loaded is not None:
                 return self._check_failures(loaded, scope, training)
         return self._fall_back(span, scope, training)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from hapi_protocol.errors import HapiError, SourceChangedError
+from hapi_protocol.errors import (
+    HapiError,
+    SourceChangedError,
+    UnavailableError,
+)
 
 BROKEN_SEGMENT = (
-    "a segment of this large object was replaced or deleted after its "
-    "manifest was written; upload the object again, then run 'hapi index' for "
-    "the data set"
+    "a segment of this large object is not that of its manifest.  Either a "
+    "replica is old, which Swift's replicator mends, or the segment was "
+    "replaced or deleted; then upload the object again, and run 'hapi index' "
+    "for the data set"
 )
 
 
@@ -37,5 +42,10 @@ def unreadable(error: HapiError, container: str, name: str) -> HapiError:
         )
     elif error.status == 409 and error.code == "job_conflict":
         # Swift's answer for the first segment; later ones break the body off.
-        error.message = f"{path} cannot be read (409): {BROKEN_SEGMENT}"
+        return UnavailableError(
+            "source_damaged",
+            f"{path} cannot be read (409): {BROKEN_SEGMENT}",
+            object_name=path,
+            trans_id=error.trans_id,
+        )
     return error

@@ -20,6 +20,7 @@ from hapi_middleware.metrics import Metrics, metric_name
 from hapi_middleware.places.computer import BUSY
 from hapi_middleware.places.node_table import NodeTable
 from hapi_middleware.worker.feature_stream import JobBody
+from hapi_middleware.worker.worker_client import HANGS
 from hapi_protocol.backend import BACKEND_VERSION, METHOD, STEP_JOB
 from hapi_protocol.errors import (
     PACKAGE_REFUSED,
@@ -38,6 +39,12 @@ _MAX_REFUSAL_BYTES = 1024
 _STALE = (404, 412, 422)
 """Statuses of an object server that does not have the object as it was named;
 another one may have it."""
+LONGEST_SECONDS = 3600.0
+"""Longest time for which a worker that refuses a model is not sent it."""
+BRIEF_SECONDS = 2.0
+_BRIEF = ("lost", "worker")
+"""Faults that cost little to meet again, and that end with a restart: they
+begin with two seconds, which double each time."""
 
 _Message = TypeVar("_Message", bound=JsonMessage)
 
@@ -217,7 +224,7 @@ class NodeClient:
 
     def _lost(self, node: Node, error: BaseException) -> UnavailableError:
         if isinstance(error, Timeout):
-            return self._fault(node, "silent", "is silent", repr(error))
+            return self._fault(node, "silent", "is silent", f"{error}")
         return self._fault(node, "lost", "cannot be reached", repr(error))
 
     def _refused(
@@ -259,7 +266,10 @@ class NodeClient:
             self.noted_damage(node, error)
         if error.code == "worker_unavailable" and not is_degraded(error):
             return self._fault(
-                node, "worker", "has no worker that answers", error.message
+                node,
+                "silent" if error.details.get(HANGS) else "worker",
+                "has no worker that answers",
+                error.message,
             )
         if error.code in BUSY:
             self._count(node, "busy")
@@ -276,7 +286,11 @@ class NodeClient:
         self._logger.error(
             "hapi: the object server %s has a damaged replica: %s", node, error
         )
-        self._leave_out(node, node.name)
+        self.table.leave_out(
+            *node.address,
+            node.name,
+            seconds=self._config.object_suppress_seconds,
+        )
 
     def noted_degraded(self, node: Node, model: str, error: HapiError) -> None:
         """Sends a package no more for a while to one that does not take it."""
@@ -285,6 +299,7 @@ class NodeClient:
             *node.address,
             model,
             seconds=self._config.object_suppress_seconds,
+            longest=LONGEST_SECONDS,
         )
         self._logger.warning(
             "hapi: the worker of the object server %s does not take the model "
@@ -306,18 +321,18 @@ class NodeClient:
             log = (
                 self._logger.debug if error.is_absent else self._logger.warning
             )
+            longest = self._config.object_suppress_seconds
+            first = min(BRIEF_SECONDS, longest) if kind in _BRIEF else longest
+            seconds = self.table.back_off(
+                *node.address, *part, seconds=first, longest=longest
+            )
             log(
                 "hapi: the object server %s %s; it is not asked for %g s",
                 node,
                 error.reason,
-                self._config.object_suppress_seconds,
+                seconds,
             )
-        self._leave_out(node, *part)
         return error
-
-    def _leave_out(self, node: Node, *part: object) -> None:
-        seconds = self._config.object_suppress_seconds
-        self.table.leave_out(*node.address, *part, seconds=seconds)
 
     def _count(self, node: Node, kind: str) -> None:
         self._metrics.count(f"node.{kind}")
@@ -418,6 +433,7 @@ class NodeExchange:
     def granted(self, grant: JobGrant) -> None:
         """Counts a job until the exchange ends."""
         table, address = self._client.table, self._node.address
+        table.forgive(*address)
         table.told(address, grant.jobs)
         self._at_end.enter_context(table.running(address))
 

@@ -11,7 +11,6 @@ from hapi_middleware.shared_table import SharedTable, shared_table
 
 Address = tuple[str, int]
 
-MAX_BACK_OFF_SECONDS = 3600.0
 TOLD_SECONDS = 5.0
 """Age at which a worker's own number of jobs is of no use any more."""
 COMPUTED_SECONDS = 3600.0
@@ -44,19 +43,22 @@ class NodeTable:
         """Asks for something no more for ``seconds``."""
         self._shared.put(_key(fault), self._clock() + seconds, seconds)
 
-    def back_off(self, *fault: object, seconds: float) -> float:
+    def back_off(
+        self, *fault: object, seconds: float, longest: float
+    ) -> float:
         """Leaves something out, each time for twice as long.
 
         Args:
             fault: its parts.
-            seconds: for the first time; an hour at most.
+            seconds: for the first time.
+            longest: for all others.
 
         Returns:
             The seconds.
         """
         before = self._shared.get(_key(fault))
         if before is not None and before.value > 0:
-            seconds = min(2 * before.value, MAX_BACK_OFF_SECONDS)
+            seconds = max(seconds, min(2 * before.value, longest))
         self.leave_out(*fault, seconds=seconds)
         return seconds
 

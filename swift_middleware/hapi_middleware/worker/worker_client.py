@@ -44,6 +44,8 @@ from hapi_protocol.job_messages import (
 )
 from hapi_protocol.profiles import MAX_PROFILE_BYTES, ModelProfile
 
+HANGS = "hangs"
+"""Detail of an error: the worker does not answer at all."""
 REASON_SECONDS = 1.0
 """Longest wait for the reason of a broken answer."""
 
@@ -142,6 +144,7 @@ class WorkerClient:
                 f"{seconds:g} s: it is stopped, or hangs; see hapi-worker's "
                 "log, and restart it",
                 retry_after=RETRY_SECONDS,
+                details={HANGS: True},
             ) from error
 
     def put_model(

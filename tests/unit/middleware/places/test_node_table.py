@@ -3,7 +3,6 @@
 import pytest
 
 from hapi_middleware.places.node_table import (
-    MAX_BACK_OFF_SECONDS,
     TOLD_SECONDS,
     NodeTable,
 )
@@ -42,13 +41,16 @@ def test_faults_end_and_are_of_their_part_only(table, clock):
 def test_each_refusal_lasts_twice_as_long_until_it_is_forgiven(table, clock):
     waits = []
     for _ in range(9):
-        waits.append(table.back_off(*NODE, "model", seconds=60.0))
+        waits.append(
+            table.back_off(*NODE, "model", seconds=60.0, longest=3600.0)
+        )
         clock.now += waits[-1]
         assert not table.is_left_out(*NODE, "model")
     assert waits[:3] == [60.0, 120.0, 240.0]
-    assert waits[-1] == MAX_BACK_OFF_SECONDS
+    assert waits[-1] == 3600.0
     table.forgive(*NODE, "model")
-    assert table.back_off(*NODE, "model", seconds=60.0) == 60.0
+    again = table.back_off(*NODE, "model", seconds=60.0, longest=3600.0)
+    assert again == 60.0
 
 
 def test_processes_of_a_host_learn_together(clock):
