@@ -53,8 +53,8 @@ from benchmarks.record import write_results
 NODES = (1, 10, 100, 1000)
 SPANS = 60_000
 QUICK_NODES, QUICK_SPANS = 10, 500
-ONE_JOB: Mapping[str, list[Any]] = {"jobs": [1], "head_cache_seconds": [1.0]}
-"""All nodes for one job, whose requests keep the package's HEAD."""
+ONE_JOB: Mapping[str, list[Any]] = {"jobs": [1]}
+"""All nodes for one job."""
 
 
 def cases(**choices: Iterable[Any]) -> list[Row]:

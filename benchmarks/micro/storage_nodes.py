@@ -69,8 +69,8 @@ class Settings:
     jobs: int = _option(0, "jobs; 0: one for each ten nodes")
     shards: int = _option(1400, "shards of a job; 0: one for each span")
     flows: int = _option(8, "spans under way, for each node")
-    slack: int = _option(HASH, "jobs that a node may have more; -1: any")
-    head_cache_seconds: float = _option(0.0, "life of a package's HEAD")
+    slack: int = _option(2, "jobs that a node may have more; -1: any")
+    head_cache_seconds: float = _option(1.0, "life of a package's HEAD")
     cached: float = _option(0.0, "part of the spans in the page cache")
     dead: float = _option(0.0, "part of the nodes, half of them silent")
 
@@ -143,7 +143,7 @@ class Proxy:
     ) -> None:
         self.told, self.suppressed = told, suppressed
         self.cpu = Station()
-        self.head_until: dict[int, float] = {}
+        self.head_until = 0.0
         self.sent: Counter[tuple[Node, float]] = Counter()
 
     def known_jobs(self, node: Node, now: float) -> int:
@@ -239,9 +239,9 @@ class Simulation:
             proxy = self._random.choice(self._proxies)
             yield self._serve(proxy.cpu, s.proxy_request_seconds)
             yield self._head([node for node, _ in span.replicas])
-            if proxy.head_until.get(job, 0.0) <= self._now:
+            if proxy.head_until <= self._now:
                 yield self._head(self._owners)
-                proxy.head_until[job] = self._now + s.head_cache_seconds
+                proxy.head_until = self._now + s.head_cache_seconds
             node, disk = yield from self._find(span, proxy)
             yield from self._compute(span, proxy, node, disk)
             yield self._serve(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import random
 import re
 import secrets
@@ -208,10 +207,9 @@ class Faults:
     def disk_full(self, target: str, _: random.Random) -> Iterator[str]:
         host, device = target.split("-")
         path = self._swift.hosts[host].device(device) / "full"
-        space = os.statvfs(path.parent)
-        with path.open("wb") as file:
-            num_bytes = space.f_bavail * space.f_frsize
-            os.posix_fallocate(file.fileno(), 0, num_bytes)
+        with path.open("wb") as file, contextlib.suppress(OSError):
+            while True:  # others write at the same time
+                file.write(bytes(1 << 16))
         yield ""
         path.unlink()
 

@@ -95,6 +95,7 @@ ONLY_WORKERS = Settings(
     node_rate=6400.0,
     package_losses=0.0,
     shards=0,
+    slack=HASH,
 )
 
 
