@@ -84,7 +84,7 @@ def test_replaced_segment_of_a_large_object(
     changed = place.object_name(f"segments/{number}")
     connection.put(CONTAINER, changed, io.BytesIO(b"x" * half), half)
     with pytest.raises(
-        HapiError, match="a segment of this large object was replaced or dele"
+        HapiError, match="or the segment was replaced or deleted; then upload"
     ):
         epoch(place, connection, cut)
 

@@ -29,6 +29,7 @@ import torch
 
 from access_lines import used
 from caller import Caller
+from hapi_client.data.indexing import update_index
 from hapi_client.doctor.check_runner import FAILURE, OK, WARNING
 from hapi_client.doctor.node_checks import node_findings
 from hapi_client.swift.swift_url import Location
@@ -1085,6 +1086,45 @@ def test_stale_replica_does_not_end_an_epoch(near, samples):
         412,
         "source_changed",
     )
+
+
+@pytest.mark.parametrize("kind", ["loose", "segments"])
+def test_old_replicas_of_parts_do_not_end_an_epoch(near, kind):
+    """Nothing in the request names the version of each part."""
+    container = f"/AUTH_test/near-{kind}"
+    near.owner.put(container, headers={"X-Storage-Policy": "replicated"})
+    place = Location(f"near-{kind}", "train")
+
+    def put_old(name, content, old):
+        path = f"{container}/{place.object_name(name)}"
+        near.owner.put(path, old)
+        make_stale(near, path, content)
+        return path
+
+    photos = [data for data, _ in jpegs(24, seed=11)]
+    if kind == "loose":
+        count = 12
+        for number in range(count):
+            name = f"class-{number % 2}/{number:02d}.jpg"
+            put_old(name, photos[number], photos[number + count])
+    else:
+        data = shard(20, size=80)
+        count, half = 20, len(data) // 2
+        manifest = []
+        for number, part in enumerate((data[:half], data[half:])):
+            path = put_old(f"parts/{number}", part, bytes(half))
+            manifest.append({"path": path.removeprefix("/AUTH_test")})
+        near.owner.put(
+            f"{container}/{place.object_name('0.tar')}?multipart-manifest=put",
+            json.dumps(manifest).encode(),
+        )
+    with connected(near.cluster) as connection:
+        until(lambda: update_index(connection, place))
+        for cut in ("freeze", "stream"):
+            with small_job(place, connection=connection, cut=cut) as job:
+                for epoch_number in range(3):
+                    loader = job.loader(epoch_number)
+                    assert sum(len(each) for _, each in loader) == count
 
 
 def test_damaged_replica_is_put_aside_and_left_for_another_place(near):

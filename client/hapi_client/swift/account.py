@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from itertools import count
 from typing import Any, BinaryIO, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
@@ -30,8 +29,6 @@ from hapi_protocol.headers import ByteRange, ModelPath
 
 LIST_LIMIT = 10_000
 LAST_PART_RATIO = 8
-REPLICAS = 3
-"""Replicas of an object, as most clusters have them."""
 """Length of a range divided by that of its last part. For ranges that take
 half a second or more, the last part takes longer than one more request."""
 
@@ -390,22 +387,18 @@ class SwiftAccount:
     ) -> ResponseBody:
         if etag is not None:
             headers = {**headers, "If-Match": f'"{etag}"'}
-        for number in count(1):
-            try:
-                return self._open(
-                    "GET",
-                    self._url(container, name),
-                    headers,
-                    object_name=f"{container}/{name}",
-                    seconds=seconds,
-                )
-            except HapiError as error:
-                if error.status == 409 and number < REPLICAS:
-                    continue  # an old replica of a segment
-                if etag is None:
-                    raise
-                raise unreadable(error, container, name) from error
-        raise AssertionError("unreachable")
+        try:
+            return self._open(
+                "GET",
+                self._url(container, name),
+                headers,
+                object_name=f"{container}/{name}",
+                seconds=seconds,
+            )
+        except HapiError as error:
+            if etag is None:
+                raise
+            raise unreadable(error, container, name) from error
 
     def put(
         self,

@@ -36,6 +36,8 @@ from hapi_protocol.errors import (
 
 logger = logging.getLogger(__name__)
 
+OTHER_REPLICAS = 3
+"""Times that a large object is asked for again."""
 _TAG = re.compile(rb"<[^>]*>")
 
 
@@ -178,6 +180,13 @@ class HttpClient:
 
         token = self.auth.token()
         body = send(token)
+        for _ in range(OTHER_REPLICAS):
+            if body.status != 409 or method != "GET":
+                break
+            # The large object has an old replica of a segment; Swift reads
+            # any of them.
+            body.close()
+            body = send(token)
         if body.status == 401:
             body.close()
             if source is not None:
