@@ -1113,11 +1113,18 @@ def test_old_replicas_of_parts_do_not_end_an_epoch(near, kind):
         manifest = []
         for number, part in enumerate((data[:half], data[half:])):
             path = put_old(f"parts/{number}", part, bytes(half))
-            manifest.append({"path": path.removeprefix("/AUTH_test")})
-        near.owner.put(
-            f"{container}/{place.object_name('0.tar')}?multipart-manifest=put",
-            json.dumps(manifest).encode(),
-        )
+            manifest.append(
+                {
+                    "path": path.removeprefix("/AUTH_test"),
+                    "etag": hashlib.md5(part).hexdigest(),
+                    "size_bytes": len(part),
+                }
+            )
+        url = f"{container}/{place.object_name('0.tar')}"
+        url += "?multipart-manifest=put"
+        body = json.dumps(manifest).encode()
+        # It is refused while Swift looks at an old replica.
+        until(lambda: near.owner.request("PUT", url, data=body).ok)
     with connected(near.cluster) as connection:
         until(lambda: update_index(connection, place))
         for cut in ("freeze", "stream"):

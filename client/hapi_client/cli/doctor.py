@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from hapi_client.cli.context import (
@@ -37,6 +38,7 @@ from hapi_protocol.printable import printable
 
 EXIT_FAILURE = 1
 _COLORS = {OK: "green", WARNING: "yellow", FAILURE: "red", SKIPPED: ""}
+_ORDER = {state: number for number, state in enumerate(_COLORS)}
 
 
 def doctor_command(
@@ -73,9 +75,10 @@ def doctor_command(
     """Check everything that push-down needs, and name the remedies.
 
     Prints one line per check: ok, warning, failure with its remedy, or
-    skipped because an earlier check failed. A shard of one sample is stored
-    in the container of the model packages (created if needed), processed by
-    the worker and deleted again. Exits with 1 if a check failed.
+    skipped because an earlier check failed; with --nodes, a table of the
+    object servers, each of which tries to take a model. A shard of one sample
+    is stored in the container of the model packages (created if needed),
+    processed by the worker and deleted again. Exits with 1 if a check failed.
 
     Examples:
 
@@ -91,7 +94,7 @@ def doctor_command(
     read, list, etags; with --nodes: the address of each object server.
     """
     if nodes is not None:
-        _report(node_findings(nodes), json_path)
+        _report(node_findings(nodes), json_path, _print_table)
         return
     options = DoctorOptions(
         data=parse_location(data) if data else None,
@@ -99,14 +102,15 @@ def doctor_command(
         seconds=timeout,
     )
     doctor = Doctor(lambda: find_login(context).credentials(), options)
-    _report(doctor.findings(), json_path)
+    _report(doctor.findings(), json_path, _print_lines)
 
 
-def _report(found: Iterator[Finding], json_path: JsonOutput | None) -> None:
-    findings = []
-    for finding in found:
-        _print(finding)
-        findings.append(finding)
+def _report(
+    found: Iterator[Finding],
+    json_path: JsonOutput | None,
+    show: Callable[[Iterator[Finding]], list[Finding]],
+) -> None:
+    findings = show(found)
     counts = Counter(each.state for each in findings)
     typer.echo(
         f"{counts[OK]} ok, {counts[WARNING]} warnings, "
@@ -117,6 +121,26 @@ def _report(found: Iterator[Finding], json_path: JsonOutput | None) -> None:
     write_json(json_path, {"ok": is_ok, "checks": checks})
     if not is_ok:
         raise typer.Exit(EXIT_FAILURE)
+
+
+def _print_lines(found: Iterator[Finding]) -> list[Finding]:
+    """Prints each finding when it is made."""
+    findings = []
+    for finding in found:
+        _print(finding)
+        findings.append(finding)
+    return findings
+
+
+def _print_table(found: Iterator[Finding]) -> list[Finding]:
+    """Prints findings by object server, the bad ones last."""
+    findings = sorted(found, key=lambda each: (_ORDER[each.state], each.check))
+    table = Table("object server", "state", "found", "remedy")
+    for each in findings:
+        texts = map(printable, (each.check, each.state, each.found))
+        table.add_row(*texts, each.remedy, style=_COLORS[each.state])
+    Console(highlight=False).print(table)
+    return findings
 
 
 def _print(finding: Finding) -> None:

@@ -15,14 +15,22 @@ from hapi_client.doctor.check_runner import FAILURE, OK, WARNING, Finding
 
 CHECK = "nodes"
 _MODULE = "hapi_middleware.places.node_check"
-_ABSENT_REMEDY = (
-    "if it is to compute, add the filter hapi_object to its pipeline and "
-    "restart it (docs, Operating)"
-)
-_FAILED_REMEDY = (
-    "look for this address in the log of the object server: its worker must "
-    "run, and proxies and object servers need the same key, release and time"
-)
+_REMEDIES = {
+    "absent": (
+        "if it is to compute, add the filter hapi_object to its pipeline and "
+        "restart it (docs, Operating)"
+    ),
+    "degraded": (
+        "its worker cannot take models: see the worker's log there for what "
+        "the host refuses (TMPDIR, TasksMax, SELinux, permissions)"
+    ),
+    "draining": "its worker is ending; wait for its start",
+    "lost": "start the object server, or let this host reach its port",
+    "refused": "give both hosts one release, one key, and the right time",
+    "silent": "restart what hangs there: the object server or hapi-worker",
+    "worker": "start hapi-worker there",
+}
+_OTHER_REMEDY = "look for this host in the log of the object server"
 
 
 def node_findings(conf: Path) -> Iterator[Finding]:
@@ -61,10 +69,10 @@ def node_findings(conf: Path) -> Iterator[Finding]:
 
 
 def _finding(answer: dict[str, Any]) -> Finding:
-    state, remedy = {
-        "computes": (OK, ""),
-        "absent": (WARNING, _ABSENT_REMEDY),
-    }.get(answer["state"], (FAILURE, _FAILED_REMEDY))
+    state, remedy = OK, ""
+    if answer["state"] != "computes":
+        state = WARNING if answer["state"] == "absent" else FAILURE
+        remedy = _REMEDIES.get(answer["state"], _OTHER_REMEDY)
     devices, policies = answer["devices"], ", ".join(answer["policies"])
     found = f"{len(devices)} devices of {policies}: {answer['found']}"
     return Finding(state, found, remedy, check=answer["node"])

@@ -28,7 +28,6 @@ from hapi_protocol.signatures import read_keys
 
 CONCURRENCY = 32
 COMPUTES = "computes"
-ABSENT = "absent"
 FAILED = "failed"
 _USE = "egg:swift-hapi#hapi"
 _PATH = "/.hapi/nodes/status"
@@ -43,7 +42,8 @@ class NodeAnswer:
         node: its address.
         devices: names of its devices in the rings.
         policies: names of the storage policies that use them.
-        state: ``computes``, ``absent`` (it has no filter) or ``failed``.
+        state: ``computes``, or why not: a kind of :class:`NodeError`, a
+            state of the worker, or ``failed``.
         found: the worker's state, or the reason.
         worker: opaque name of its worker, as in ``X-Hapi-Worker``.
     """
@@ -130,12 +130,11 @@ def _ask(
     try:
         status = NodeComputer(client, node, None, metrics).get_status()
     except NodeError as error:
-        answer.state = ABSENT if error.is_absent else FAILED
-        answer.found = error.reason
+        answer.state, answer.found = error.kind, error.reason
     except HapiError as error:
         answer.found = error.message
     else:
-        answer.state = COMPUTES if status.state == "ok" else FAILED
+        answer.state = COMPUTES if status.state == "ok" else status.state
         answer.worker = status.worker
         answer.found = (
             f"release {status.release}, {', '.join(status.devices)}, "

@@ -41,6 +41,7 @@ _STALE = (404, 412, 422)
 another one may have it."""
 LONGEST_SECONDS = 3600.0
 """Longest time for which a worker that refuses a model is not sent it."""
+ABSENT, DEGRADED = "absent", "degraded"
 BRIEF_SECONDS = 2.0
 _BRIEF = ("lost", "worker")
 """Faults that cost little to meet again, and that end with a restart: they
@@ -81,19 +82,17 @@ class NodeError(UnavailableError):
     Args:
         problem: what is wrong, for users.
         reason: details for operators, which may name hosts.
-        is_absent: it has no filter.
+        kind: last word of the metric that counts it.
     """
 
-    def __init__(
-        self, problem: str, reason: str, *, is_absent: bool = False
-    ) -> None:
+    def __init__(self, problem: str, reason: str, kind: str) -> None:
         super().__init__(
             "worker_unavailable",
             f"an object server {problem}; retry",
             retry_after=RETRY_SECONDS,
         )
         self.reason = f"{problem}: {reason}"
-        self.is_absent = is_absent
+        self.kind = kind
 
 
 class NodeClient:
@@ -253,9 +252,9 @@ class NodeClient:
         if status in (405, 501):
             return self._fault(
                 node,
-                "absent",
+                ABSENT,
                 "does not compute",
-                f"{reason}: no filter there",
+                f"status {status}: no filter there",
             )
         return self._fault(node, "refused", "refuses the request", reason)
 
@@ -294,7 +293,7 @@ class NodeClient:
 
     def noted_degraded(self, node: Node, model: str, error: HapiError) -> None:
         """Sends a package no more for a while to one that does not take it."""
-        self._count(node, "degraded")
+        self._count(node, DEGRADED)
         seconds = self.table.back_off(
             *node.address,
             model,
@@ -316,11 +315,10 @@ class NodeClient:
         """Notes a fault of an object server, or of a part of it, and asks it
         no more for a while."""
         self._count(node, kind)
-        error = NodeError(problem, reason, is_absent=kind == "absent")
+        error = NodeError(problem, reason, kind)
         if not self.table.is_left_out(*node.address, *part):
-            log = (
-                self._logger.debug if error.is_absent else self._logger.warning
-            )
+            is_usual = kind == ABSENT
+            log = self._logger.debug if is_usual else self._logger.warning
             longest = self._config.object_suppress_seconds
             first = min(BRIEF_SECONDS, longest) if kind in _BRIEF else longest
             seconds = self.table.back_off(

@@ -24,6 +24,7 @@ from hapi_middleware.places.computer import (
     Work,
 )
 from hapi_middleware.places.node_client import (
+    DEGRADED,
     Node,
     NodeClient,
     NodeError,
@@ -218,7 +219,7 @@ class NodeComputer(Computer):
         table, name = self._client.table, f"{model.path} {model.etag}"
         fault = (*self._node.address, name)
         if table.is_left_out(*fault):
-            raise NodeError("does not take the model", model.path)
+            raise NodeError("does not take the model", model.path, DEGRADED)
         try:
             yield
         except HapiError as error:
@@ -226,7 +227,9 @@ class NodeComputer(Computer):
             if is_degraded(error) or (self._has_refused and not is_kept):
                 self._client.noted_degraded(self._node, name, error)
                 reason = error.message
-                raise NodeError("does not take the model", reason) from error
+                raise NodeError(
+                    "does not take the model", reason, DEGRADED
+                ) from error
             raise
         table.forgive(*fault)
 
