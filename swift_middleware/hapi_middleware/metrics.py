@@ -19,17 +19,9 @@ metric                         kind    meaning
 ``hapi.sent_bytes``            counter bytes of features sent to clients
 ``hapi.places.proxy``          counter jobs that this host's worker began
 ``hapi.places.object``         counter jobs that an object server began
-``hapi.node.stale``            counter object servers without the object, or
-                                       with another version of it
-``hapi.node.silent``           counter object servers that were silent for
-                                       ``object_silence_seconds``
-``hapi.node.lost``             counter object servers that broke off, or could
-                                       not be reached
-``hapi.node.worker``           counter object servers whose worker is away, or
-                                       does not answer them
-``hapi.node.absent``           counter object servers without the filter
-``hapi.node.refused``          counter object servers that refused a request,
-                                       because of its signature or release
+``hapi.node.<kind>``           counter faults of object servers, by kind
+``hapi.node.<kind>.<node>``    counter of these, on ``<node>``: its address in
+                                       the ring, as ``10-0-0-1_6200``
 ``hapi.model_uploads``         counter packages sent to the worker
 ``hapi.model_upload.timing``   timing  upload of a package that it accepted
 ``hapi.grant.timing``          timing  until a job was granted, with the wait
@@ -51,12 +43,28 @@ metric                         kind    meaning
 ``hapi.cache.with_errors``     counter not cached: rows with errors
 ============================== ======= =======================================
 
+============  ==========================================================
+``<kind>``    the object server
+============  ==========================================================
+``silent``    was silent for ``object_silence_seconds``, or its worker did
+              not answer it for two seconds
+``lost``      could not be reached, or broke off
+``worker``    has no worker that answers
+``busy``      has a worker without a place for the job
+``degraded``  has a worker that does not take the package
+``device``    has a device that is not mounted
+``damaged``   has a damaged replica
+``stale``     does not have the object, or has another version of it
+``absent``    does not have the filter
+``refused``   refused the request, because of its signature or release
+============  ==========================================================
+
 The filter of object servers counts ``hapi_object.jobs``,
-``hapi_object.models`` (packages received), ``hapi_object.worker_silent``
-(pings that the worker has not answered in two seconds),
-``hapi_object.not_here`` (objects that are not there as named),
-``hapi_object.refused`` (requests without a good signature), and streams, bytes
-and timings by the names above.
+``hapi_object.models`` (packages received), ``hapi_object.worker_away``,
+``worker_busy`` and ``worker_degraded`` (errors of a worker that does not
+answer, has no place, or takes no packages), ``hapi_object.not_here`` (objects
+that are not there as named), ``hapi_object.refused`` (requests without a good
+signature), and streams, bytes and timings by the names above.
 
 Each request counts once among the nine kinds that follow ``hapi.requests``,
 when it ends.  ``<code>`` is one of :data:`hapi_protocol.errors.CODES`.  Bytes
