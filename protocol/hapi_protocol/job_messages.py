@@ -205,7 +205,8 @@ class JobGrant(JsonMessage):
         numerics_tag: numerics class, versions and device kind, part of the
             feature ETag.
         lifetime_seconds: time after which an unused grant lapses.
-        jobs: jobs that run and wait at the worker, this one included.
+        jobs: jobs that run and wait at the worker, this one included; None
+            from a worker of an earlier release.
     """
 
     NAME = "job grant"
@@ -215,7 +216,7 @@ class JobGrant(JsonMessage):
     model_digest: str | None
     numerics_tag: str
     lifetime_seconds: float
-    jobs: int = 1
+    jobs: int | None = None
 
 
 @dataclass(frozen=True)

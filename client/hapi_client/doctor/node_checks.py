@@ -18,7 +18,7 @@ _MODULE = "hapi_middleware.places.node_check"
 _REMEDIES = {
     "absent": (
         "if it is to compute, add the filter hapi_object to its pipeline and "
-        "restart it (docs, Operating)"
+        "restart it (docs, Compute on the object servers)"
     ),
     "degraded": (
         "its worker cannot take models: see the worker's log there for what "
@@ -42,8 +42,9 @@ def node_findings(conf: Path) -> Iterator[Finding]:
     if find_spec("swift") is None:
         yield Finding(
             FAILURE,
-            "Swift is not installed here",
-            "run it on the host of a proxy",
+            "Swift is not installed in this Python",
+            f"run 'python3 -m {_MODULE} {conf}' on the host of a proxy, with "
+            "the Python of Swift",
             check=CHECK,
         )
         return

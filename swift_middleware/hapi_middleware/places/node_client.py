@@ -432,7 +432,7 @@ class NodeExchange:
         """Counts a job until the exchange ends."""
         table, address = self._client.table, self._node.address
         table.forgive(*address)
-        table.told(address, grant.jobs)
+        table.told(address, grant.jobs or 1)
         self._at_end.enter_context(table.running(address))
 
     def send(self, body: JobBody) -> None:

@@ -111,7 +111,7 @@ class WorkerClient:
             return WorkerStatus(
                 worker=self._opaque_name(),
                 state=str(fields["status"]),
-                problem=str(fields["problem"]),
+                problem=str(fields.get("problem", "")),  # earlier releases
                 release=str(fields["version"]),
                 devices=tuple(
                     name for name, used in fields["devices"].items() if used
