@@ -38,14 +38,14 @@ def scheduled_seconds(pid: int) -> float:
     return nanoseconds * 1e-9
 
 
-def status_bytes(key: str) -> int:
-    """A size in this process's ``/proc/self/status``, such as ``VmHWM``.
+def status_bytes(key: str, pid: int | str = "self") -> int:
+    """A size in a process's ``/proc/PID/status``, such as ``VmHWM``.
 
     Raises:
         ValueError: there is no such entry.
     """
-    for line in Path("/proc/self/status").read_text().splitlines():
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         name, _, value = line.partition(":")
         if name == key:
             return int(value.split()[0]) * 1024
-    raise ValueError(f"/proc/self/status has no {key}")
+    raise ValueError(f"/proc/{pid}/status has no {key}")

@@ -44,6 +44,7 @@ from swift.common.utils import set_swift_dir
 os.register_at_fork(after_in_child=die_with(os.getpid()))
 # Before the storage policies are imported, which are read only once.
 set_swift_dir({etc!r})
+{prepare}
 
 from swift.proxy.server import main
 
@@ -68,6 +69,7 @@ class SideProxy:
         folder: new folder for configuration, script and log.
         changes: options of the proxy's configuration by section.
         without: filters that are removed from its pipeline.
+        prepare: Python that it runs before it starts.
         start: starts a command, as ``subprocess.Popen`` does.
     """
 
@@ -78,6 +80,7 @@ class SideProxy:
         changes: Changes | None = None,
         *,
         without: Sequence[str] = (),
+        prepare: str = "",
         start: Start = _start,
     ) -> None:
         self._paths = ClusterPaths(directory)
@@ -97,6 +100,7 @@ class SideProxy:
                 python=sys.executable,
                 path=[entry or os.getcwd() for entry in sys.path],
                 etc=str(self._paths.etc),
+                prepare=prepare,
             )
         )
         self._script.chmod(0o700)

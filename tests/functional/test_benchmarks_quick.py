@@ -121,6 +121,7 @@ def test_accuracy_without_cifar_is_not_measured(photographs, tmp_path):
         pytest.param("memory", "cells", False, marks=needs_minutes),
         pytest.param("worker", "cells", True, marks=needs_minutes),
         pytest.param("fairness", "scenarios", True, marks=needs_minutes),
+        pytest.param("places", "storage_bytes", True, marks=needs_minutes),
     ],
 )
 def test_command_measures_and_writes_json(
