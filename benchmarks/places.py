@@ -18,15 +18,17 @@ figures        each with ``proxy``, ``object`` and ``ratio``:
   span_p50_seconds     from a request for four samples to its last byte;
                        also p99
   samples_per_second   of the four clients
-storage_bytes  for each kind of object, bytes for all of a shard's spans from
-               object servers to proxies and back; here both proxies may use
-               the worker of their host (``object, proxy`` and ``proxy``).
+storage_bytes  for each kind of object, bytes from object servers to proxies
+               and back, for three spans, or for one index or 60 objects; here
+               both proxies may use the worker of their host (``object, proxy``
+               and ``proxy``).
                ``features``: bytes that the client gets
 healthcheck    seconds to answer /healthcheck of an object server with no, one
                and two jobs that read objects of 200 MB there; ``cpu_share``:
                its part of the CPU seconds of all object servers
 growth         resident bytes and open descriptors of processes after 500 and
-               after 5,000 more requests; ``series``: bytes at each tenth
+               after 5,000 more requests, most for one sample; ``series``:
+               bytes at each tenth
 choice         samples per second of 12 clients, with the shorter queue and
                with the hash alone.  Workers may run for a part of the time, as
                with a CPU quota: ``equal`` a quarter of a core for each,
@@ -88,20 +90,21 @@ from benchmarks.testbed.shards import find_tars, write_shards
 from benchmarks.testbed.worker_process import package_model, temporary_folder
 from hapi_cluster import Cluster
 from hapi_cluster.configs import BACKEND_HOST
+from hapi_protocol.headers import HEADER_IF_SOURCE_ETAG
 
-ROUNDS, BYTES_ROUNDS = 5, 2
+ROUNDS, BYTES_ROUNDS, BYTES_SPANS = 5, 2, 3
 PATHS = ("proxy", "object")
 WORKERS = tuple(f"{name}-worker" for name in OBJECT_SERVERS)
 PLAIN = {"without": ("keymaster", "encryption")}
 HASH_ALONE = "import hapi_middleware.places.places as it; it.SLACK = 10**6"
 MODEL = ("mobilenet_v3_small", "avgpool")
-SHARDS, SHARD_SAMPLES = 8, 60
+SHARDS, SHARD_SAMPLES = 4, 60
 INDEX = {"X-Hapi-Index": "true"}
 FLOWS = 4
 MB = 1e6
 LARGE_BYTES, POLL_SECONDS = 200_000_000, 0.005
 HEALTH_SECONDS = 5.0
-CHOOSERS, CHOICE_SECONDS, CHOICE_WARM_SECONDS = 12, 6.0, 2.0
+CHOOSERS, CHOICE_SECONDS, CHOICE_WARM_SECONDS = 12, 5.0, 1.5
 PROXY_OF = {"shorter_queue": "object", "hash_alone": "hash"}
 QUOTA_SECONDS = 0.1
 """Period of a quota; that of Linux's ``cpu.max``."""
@@ -190,6 +193,7 @@ class Bench:
             self._shards.append(path)
             self._source_bytes += len(shard.content)
             self._spans += shard.spans(path, etag, self._model)
+        self._shard = shard
         encrypting_url = self._proxies["counted-proxy"].url
         self._kinds = store_kinds(user, shard, self._model, encrypting_url)
 
@@ -220,7 +224,7 @@ class Bench:
             for name in spent
         }
         seconds = []
-        spans = self._spans[::2]
+        spans = self._spans
         before = self._cpu_seconds(path)
         for span in spans:
             begun = time.monotonic()
@@ -273,7 +277,7 @@ class Bench:
         """Bytes of each kind; the first round brings packages."""
         found: dict[str, Any] = {}
         for kind, all_asks in self._kinds.items():
-            asks = all_asks[: max(1, len(all_asks) // self._speed)]
+            asks = all_asks[: max(1, BYTES_SPANS // self._speed)]
             rounds = []
             for number in range(count + 1):
                 order = random.Random(number).sample(asks, len(asks))
@@ -367,12 +371,16 @@ class Bench:
 
     def growth(self) -> dict[str, Any]:
         """Memory and descriptors of all processes during many requests."""
-        asks = [
-            each
-            for kind, asks in self._kinds.items()
-            if kind not in NOT_MIXED
-            for each in asks
-        ]
+        asks = []
+        for kind, spans in self._kinds.items():
+            etag = spans[0].headers.get(HEADER_IF_SOURCE_ETAG)
+            if kind in NOT_MIXED:
+                continue
+            asks += (
+                self._shard.spans(spans[0].path, etag, self._model, 1)
+                if etag
+                else spans
+            )
         random.Random(0).shuffle(asks)
         endless = itertools.cycle(asks)
         pids = {

@@ -22,6 +22,7 @@ from swiftclient.client import get_auth
 from hapi_cluster import Cluster
 from hapi_cluster.configs import BACKEND_HOST
 from hapi_middleware.places.places import spread
+from hapi_protocol.headers import HEADER_IF_SOURCE_ETAG
 from hapi_protocol.shards import iter_samples
 
 SPAN_SAMPLES = 4
@@ -184,17 +185,21 @@ class Shard:
         ]
 
     def spans(
-        self, path: str, etag: str, model: Mapping[str, str]
+        self,
+        path: str,
+        etag: str,
+        model: Mapping[str, str],
+        samples: int = SPAN_SAMPLES,
     ) -> list[Ask]:
         """Requests for all samples, some at a time."""
         found = []
-        for first in range(0, len(self.ends), SPAN_SAMPLES):
-            last = min(first + SPAN_SAMPLES, len(self.ends)) - 1
+        for first in range(0, len(self.ends), samples):
+            last = min(first + samples, len(self.ends)) - 1
             begin, end = self.ends[first][0], self.ends[last][1]
             headers = {
                 "X-Hapi-Samples": f"{first}-{last}",
                 "X-Hapi-Range": f"bytes={begin}-{end - 1}",
-                "X-Hapi-If-Source-Etag": etag.strip('"'),
+                HEADER_IF_SOURCE_ETAG: etag.strip('"'),
             }
             found.append(Ask(path, {**model, **headers}))
         return found
