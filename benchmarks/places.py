@@ -73,14 +73,13 @@ from benchmarks.micro.object_kinds import (
     SPAN_SAMPLES,
     TIMEOUT_SECONDS,
     Ask,
-    CountedLink,
     Shard,
     User,
-    place_devices,
     store_kinds,
 )
 from benchmarks.ratios import ratio, rotated, summary
 from benchmarks.record import write_results
+from benchmarks.testbed.counted_links import CountedLink, place_devices
 from benchmarks.testbed.process_resources import (
     scheduled_seconds,
     status_bytes,
