@@ -10,7 +10,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
@@ -28,6 +29,10 @@ from hapi_protocol.headers import ByteRange
 
 MAX_MANIFEST_BYTES = 8 * 1024**2
 """Default of Swift's ``max_manifest_size``."""
+MAX_KEPT_SEGMENTS = 1000
+"""Default of Swift's ``max_manifest_segments``; 1 MB of memory."""
+MAX_KEPT = 16
+_MANIFESTS: OrderedDict[tuple[str, str], list[dict[str, Any]]] = OrderedDict()
 
 
 @dataclass(frozen=True)
@@ -84,7 +89,7 @@ def find_elsewhere(
     if head.link_target:
         found = head.link_target, part
     elif head.is_static_manifest and part is not None:
-        manifest = _read_manifest(app, env)
+        manifest = _known_manifest(app, env, name, etag)
         segment = find_segment(manifest, etag, part)
         if segment is None:
             return None
@@ -135,28 +140,61 @@ def find_segment(
         None if the part lies in several segments, in one that is itself a
         range or a large object, or the manifest is that of another ETag.
     """
-    digest = hashlib.md5(usedforsecurity=False)
+    if any(each.get("sub_slo") for each in manifest):
+        return None
+    if manifest_etag(manifest) != etag:
+        return None
     first = 0
-    found: Segment | None = None
     for each in manifest:
-        if each.get("sub_slo"):
-            return None
-        if "data" in each:
-            data = base64.b64decode(each["data"])
-            text = hashlib.md5(data, usedforsecurity=False).hexdigest()
-            length = len(data)
-        elif each.get("range"):
-            start, _, end = str(each["range"]).partition("-")
-            text = f"{each['hash']}:{each['range']};"
-            length = int(end) - int(start) + 1
-        else:
-            text, length = str(each["hash"]), int(each["bytes"])
-            if first <= part.first and part.last < first + length:
-                inner = ByteRange(part.first - first, part.last - first)
-                found = Segment(str(each["name"]), text, inner)
-        digest.update(text.encode())
+        text, length = _text_and_length(each)
+        is_whole = "data" not in each and not each.get("range")
+        if is_whole and first <= part.first and part.last < first + length:
+            inner = ByteRange(part.first - first, part.last - first)
+            return Segment(str(each["name"]), text, inner)
         first += length
-    return found if digest.hexdigest() == etag else None
+    return None
+
+
+def manifest_etag(manifest: Iterable[Mapping[str, Any]]) -> str:
+    """ETag of the large object, as Swift makes it of its segments."""
+    texts = [_text_and_length(each)[0] for each in manifest]
+    return _md5("".join(texts).encode())
+
+
+def _text_and_length(each: Mapping[str, Any]) -> tuple[str, int]:
+    """Part of the ETag's text for a segment, and the segment's length."""
+    if "data" in each:
+        data = base64.b64decode(each["data"])
+        return _md5(data), len(data)
+    if each.get("range"):
+        start, _, end = str(each["range"]).partition("-")
+        text = f"{each['hash']}:{each['range']};"
+        return text, int(end) - int(start) + 1
+    return str(each["hash"]), int(each["bytes"])
+
+
+def _md5(data: bytes) -> str:
+    return hashlib.md5(data, usedforsecurity=False).hexdigest()
+
+
+def _known_manifest(
+    app: Any, env: Env, name: str, etag: str
+) -> Sequence[Mapping[str, Any]]:
+    """The segments of the client's object, which it may read.
+
+    Each span of an epoch asks for them.  One ETag stands for the same lengths
+    and ETags of segments; who may read a segment is asked each time.
+    """
+    key = name, etag
+    manifest = _MANIFESTS.get(key)
+    if manifest is None:
+        manifest = _read_manifest(app, env)
+        is_right = manifest_etag(manifest) == etag
+        if is_right and len(manifest) <= MAX_KEPT_SEGMENTS:
+            _MANIFESTS[key] = manifest
+            while len(_MANIFESTS) > MAX_KEPT:
+                _MANIFESTS.popitem(last=False)
+    return manifest
 
 
 def _read_manifest(app: Any, env: Env) -> list[dict[str, Any]]:
