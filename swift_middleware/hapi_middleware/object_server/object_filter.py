@@ -83,6 +83,9 @@ proxy's ``object_silence_seconds``."""
 SEEN_BUCKETS = 1 << 17
 """Room for a million signatures, of 25 MB: those of a minute at 5,000 requests
 per second take a third of it."""
+AUDIT_BUCKETS = 64
+AUDIT_SECONDS = 600.0
+"""Shortest time between two reads of one object to find its damage."""
 _PREFIX = "hapi_object"
 
 StartResponse = Callable[..., Any]
@@ -167,6 +170,7 @@ class ObjectMiddleware:
         self._metrics = Metrics(logger, _PREFIX)
         self._watch = WorkerWatch(self._metrics, logger)
         self._auditing = False
+        self._audits = shared_table("audits", AUDIT_BUCKETS)
         self._worker = WorkerClient(
             config.worker_socket,
             config.worker_connect_timeout,
@@ -220,7 +224,7 @@ class ObjectMiddleware:
             self._config.beat_seconds,
             self._logger,
             ping=lambda: self._worker.ping(PING_SECONDS),
-            failed=partial(self._watch.failed, _address(env)),
+            failed=partial(self._watch.failed, _address(env), request.step),
         )
         return Response(
             status=200,
@@ -352,7 +356,11 @@ class ObjectMiddleware:
             finally:
                 self._auditing = False
 
-        if not self._auditing:
+        # A client's own checksums may be wrong, and an object may be large.
+        now = time.monotonic()
+        if not self._auditing and self._audits.put_new(
+            env["PATH_INFO"], now + AUDIT_SECONDS, now
+        ):
             self._auditing = True
             Task(audit)
 

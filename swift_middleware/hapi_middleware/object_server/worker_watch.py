@@ -8,6 +8,7 @@ from typing import Any
 
 from hapi_middleware.metrics import Metrics
 from hapi_middleware.places.computer import BUSY
+from hapi_protocol.backend import STEP_MODEL
 from hapi_protocol.errors import PACKAGE_REFUSED, HapiError
 
 LOG_SECONDS = 60.0
@@ -36,15 +37,18 @@ class WorkerWatch:
         self._state = ""
         self._logged: dict[str, float] = {}
 
-    def failed(self, address: str, error: HapiError) -> None:
+    def failed(self, address: str, step: str, error: HapiError) -> None:
         """Notes an error of the worker.
 
         Args:
             address: of this object server.
+            step: the step that failed.  A package that cannot be validated
+                says nothing of the worker.
             error: any error; most are not of the worker's state.
         """
         state = _state_of(error)
-        if not state:
+        is_package = step == STEP_MODEL and state == _AWAY
+        if not state or is_package:
             return
         self._metrics.count(f"worker_{state}")
         if state != self._state and self._may_log(state):

@@ -21,7 +21,12 @@ from hapi_middleware.places.computer import BUSY
 from hapi_middleware.places.node_table import NodeTable
 from hapi_middleware.worker.feature_stream import JobBody
 from hapi_middleware.worker.worker_client import HANGS
-from hapi_protocol.backend import BACKEND_VERSION, METHOD, STEP_JOB
+from hapi_protocol.backend import (
+    BACKEND_VERSION,
+    METHOD,
+    STEP_JOB,
+    STEP_MODEL,
+)
 from hapi_protocol.errors import (
     PACKAGE_REFUSED,
     AnnotationError,
@@ -263,7 +268,11 @@ class NodeClient:
         client may know of it."""
         if error.code == "source_damaged" and step == STEP_JOB:
             self.noted_damage(node, error)
-        if error.code == "worker_unavailable" and not is_degraded(error):
+        # The validation of a package says nothing of the worker.
+        is_package = step == STEP_MODEL and not error.details.get(HANGS)
+        if error.code == "worker_unavailable" and not (
+            is_package or is_degraded(error)
+        ):
             return self._fault(
                 node,
                 "silent" if error.details.get(HANGS) else "worker",
@@ -282,6 +291,8 @@ class NodeClient:
     def noted_damage(self, node: Node, error: HapiError) -> None:
         """Asks another replica from now on, until this one is put aside."""
         self._count(node, "damaged")
+        if self.has_damaged(node):
+            return  # requests at the same time count once
         self._logger.error(
             "hapi: the object server %s has a damaged replica: %s", node, error
         )
@@ -294,6 +305,8 @@ class NodeClient:
     def noted_degraded(self, node: Node, model: str, error: HapiError) -> None:
         """Sends a package no more for a while to one that does not take it."""
         self._count(node, DEGRADED)
+        if self.table.is_left_out(*node.address, model):
+            return  # requests at the same time count once
         seconds = self.table.back_off(
             *node.address,
             model,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
@@ -14,6 +15,7 @@ from swift.common.storage_policy import POLICIES, REPL_POLICY
 from hapi_middleware.config import PLACE_OBJECT, PLACE_PROXY, FilterConfig
 from hapi_middleware.metrics import Metrics
 from hapi_middleware.places.computer import (
+    BUSY,
     DAMAGED,
     ELSEWHERE,
     Computer,
@@ -44,6 +46,10 @@ SLACK = 2
 """Jobs by which another replica's queue must be shorter to be asked first.
 The rate is that of 0 and 1, and fewer spans leave their pages and their
 coalescing partner (simulated: docs, Many storage nodes)."""
+QUEUED_SECONDS = 10.0
+"""Time after which no other queue is waited for: half of the default of the
+worker's ``queue_seconds``."""
+
 _T = TypeVar("_T")
 
 
@@ -133,6 +139,7 @@ class Computers:
         ask: Callable[[Computer], _T],
         may_repeat: Callable[[], bool] = lambda: True,
     ) -> _T:
+        started = time.monotonic()
         errors: list[HapiError] = []
         damaged: list[HapiError] = []
         for place in self._in_order():
@@ -146,6 +153,9 @@ class Computers:
                 errors.append(error)
                 if len(damaged) > 1 or not may_repeat():
                     raise
+                has_queued = time.monotonic() - started > QUEUED_SECONDS
+                if error.code in BUSY and has_queued:
+                    break  # one queue has been waited for
         if damaged:
             raise damaged[0]
         if not errors:
@@ -299,7 +309,7 @@ class Places:
         nodes = [
             Node(each, partition, stored.name, policy.idx)
             for each in self._in_order(
-                devices, stored.name, first_byte, policy
+                devices, stored.name, first_byte, policy, reads=True
             )
         ]
         return [each for each in nodes if not client.has_damaged(each)]
@@ -320,19 +330,26 @@ class Places:
         ring = self._ring(policy)
         partition, devices = ring.get_nodes(*name[1:].split("/", 2))
         first_byte = part.first if part else 0
-        primaries = self._in_order(devices, name, first_byte, policy)
+        in_order = partial(
+            self._in_order,
+            name=name,
+            first_byte=first_byte,
+            policy=policy,
+            reads=False,
+        )
+        primaries = in_order(devices)
         others = islice(ring.get_more_nodes(partition), MAX_OTHERS)
         known: list[Any] = []
         unknown: list[Any] = []
         seen = {(each["ip"], each["port"]) for each in devices}
         for each in others:
             address = each["ip"], each["port"]
-            if address in seen or self._is_left_out(each):
+            if address in seen or client.table.is_left_out(*address):
                 continue
             seen.add(address)
             is_known = client.table.has_computed(address)
             (known if is_known else unknown).append(each)
-        known = self._in_order(known, name, first_byte, policy)
+        known = in_order(known)
         return [
             self._computer(Node(each, partition, name, policy.idx), None)
             for each in (*primaries, *known, *unknown[:MAX_UNKNOWN])
@@ -360,11 +377,30 @@ class Places:
         name: str,
         first_byte: int,
         policy: Any,
+        *,
+        reads: bool,
     ) -> list[Any]:
-        """Devices that may be asked for a span, first choice first."""
+        """Devices that may be asked for a span, first choice first.
+
+        Args:
+            devices: devices of a ring.
+            name: ``/account/container/object``.
+            first_byte: of the span.
+            policy: the storage policy.
+            reads: the devices themselves are read, not only their servers
+                sent bytes.
+        """
         assert self._client is not None, "devices are asked with a client"
         table = self._client.table
-        asked = [each for each in devices if not self._is_left_out(each)]
+        asked = [
+            each
+            for each in devices
+            if not (
+                self._is_left_out(each)
+                if reads
+                else table.is_left_out(each["ip"], each["port"])
+            )
+        ]
         asked.sort(key=lambda each: spread(name, first_byte, each["id"]))
         jobs = {
             each["id"]: table.jobs((each["ip"], each["port"]))

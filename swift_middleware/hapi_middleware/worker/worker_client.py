@@ -232,9 +232,19 @@ class WorkerClient:
             return error
         if not usage.reason:
             return error
-        return make_error(
+        reason = make_error(
             usage.reason,
-            "the worker broke off its answer; its log has the reason",
+            f"the worker broke off its answer: {usage.reason}",
+            trans_id=trans_id,
+            retry_after=RETRY_SECONDS,
+        )
+        if reason.status >= 500:
+            return reason
+        # The text is in the worker's log alone.  Clients read the object
+        # themselves after this error, and find out more.
+        return UnavailableError(
+            "service_unavailable",
+            f"{reason.message}; read the object itself to see why",
             trans_id=trans_id,
             retry_after=RETRY_SECONDS,
         )

@@ -8,10 +8,15 @@ import pytest
 
 from hapi_middleware.config import FilterConfig
 from hapi_middleware.metrics import Metrics
-from hapi_middleware.places.node_client import Node, NodeClient
+from hapi_middleware.places.node_client import (
+    LONGEST_SECONDS,
+    Node,
+    NodeClient,
+)
 from hapi_middleware.places.node_computer import NodeComputer
 from hapi_middleware.places.node_table import NodeTable
 from hapi_middleware.shared_table import SharedTable
+from hapi_protocol.backend import STEP_JOB, STEP_MODEL
 from hapi_protocol.errors import TooSlowError, UnavailableError
 from hapi_protocol.job_messages import ModelIdentity
 
@@ -121,3 +126,26 @@ def test_absent_object_server_is_not_asked_for_a_while():
         computer.find_model(MODEL, "tx")
     assert client.table.is_left_out(*address)
     assert log.counts == counted("lost", address)
+
+
+def test_refusals_at_the_same_time_count_once(silent):
+    """Twelve requests for one package made a minute an hour."""
+    computer, client, _ = computer_of(silent)
+    refusal = UnavailableError("worker_unavailable", "no space")
+    node = computer._node
+    for _ in range(12):
+        client.noted_degraded(node, "model", refusal)
+    again = client.table.back_off(
+        *silent, "model", seconds=1.0, longest=LONGEST_SECONDS
+    )
+    assert again == 2 * FilterConfig().object_suppress_seconds
+
+
+def test_package_that_cannot_be_validated_is_no_fault_of_the_server(silent):
+    """Others compute there with models that it has."""
+    computer, client, _ = computer_of(silent)
+    refusal = UnavailableError("worker_unavailable", "it was killed")
+    assert client.noted(computer._node, STEP_MODEL, refusal) is refusal
+    assert not client.table.is_left_out(*silent)
+    assert client.noted(computer._node, STEP_JOB, refusal) is not refusal
+    assert client.table.is_left_out(*silent)

@@ -91,6 +91,15 @@ def test_nobody_to_ask_is_told_when_to_retry():
     assert caught.value.retry_after
 
 
+def test_only_one_queue_is_waited_for(monkeypatch):
+    """Each place has a queue of 20 s; three took a minute."""
+    monkeypatch.setattr("hapi_middleware.places.places.QUEUED_SECONDS", 0.0)
+    full = error("queue_full", 5.0)
+    assert ask(full, full, "c") == ("queue_full", [1, 0, 0])
+    # What fails at once does not count.
+    assert ask(error("worker_unavailable"), "b") == ("b", [1, 1])
+
+
 def test_spans_are_spread_evenly_and_stay_where_they_are():
     devices = range(3)
     spans = [
