@@ -12,7 +12,7 @@ from hapi_client.data.index import load_index
 from hapi_client.swift.account import ObjectInfo
 from hapi_client.swift.connection import Connection
 from hapi_client.swift.credentials import Credentials
-from hapi_client.swift.http_client import ConnectionOptions
+from hapi_client.swift.http_client import OTHER_REPLICAS, ConnectionOptions
 from hapi_client.swift.retry import Backoff
 from hapi_client.swift.swift_url import Location
 from hapi_client.swift.transport import CancelScope
@@ -130,7 +130,18 @@ def test_request_without_retry_is_sent_once(swift, connection):
     assert len(swift.requests) == 1
 
 
-@pytest.mark.parametrize("status", [400, 403, 404, 409, 413, 422])
+def test_large_object_with_an_old_replica_of_a_segment_is_read_again(
+    swift, connection
+):
+    swift.script(*[Answer(409)] * 2, Answer(200, b"whole"))
+    assert read(connection) == b"whole"
+    swift.script(*[Answer(409)] * 9)
+    with pytest.raises(HapiError, match="409"):
+        connection.open("c", "o")
+    assert len(swift.requests) == 3 + 1 + OTHER_REPLICAS
+
+
+@pytest.mark.parametrize("status", [400, 403, 404, 413, 422])
 def test_refusals_are_not_retried(swift, connection, status):
     swift.script(Answer(status))
     with pytest.raises(HapiError) as caught:
