@@ -618,26 +618,32 @@ def test_object_server_without_the_filter_stays_untouched(near):
     assert_near(near, near.get(path))
 
 
-def test_model_of_other_bytes_is_never_used_under_its_name(near, direct):
-    """The worker maps an identity to bytes that it has hashed itself."""
+def send_package(near, direct, identity, content=b""):
+    """The last frame of an object server's answer to a package."""
     path, etag, replica = direct
-    claimed = replace(package_of(near), etag="f" * 32, length_bytes=5)
     status, frames = ask(
         near,
         replica,
         path,
         etag,
         step=STEP_MODEL,
-        message=ModelOrder(claimed).to_body(),
+        message=ModelOrder(identity).to_body(),
+        after=content,
     )
     assert status == 200
-    assert frames[-1][0] is Kind.ERROR
-    assert "0 of 5 bytes" in read_error(frames[-1][1]).message
+    return frames[-1]
+
+
+def test_model_of_other_bytes_is_never_used_under_its_name(near, direct):
+    """The worker maps an identity to bytes that it has hashed itself."""
+    claimed = replace(package_of(near), etag="f" * 32, length_bytes=5)
+    kind, payload = send_package(near, direct, claimed)
+    assert kind is Kind.ERROR
+    assert "5 bytes are missing" in read_error(payload).message
 
 
 def test_other_bytes_with_a_captured_order_are_not_used(near, direct):
     """And the owner's package is taken afterwards."""
-    path, etag, replica = direct
     good = package_bytes(small_parts(seed=81).frozen)
     bad = package_bytes(small_parts(seed=82).frozen)
     assert len(good) == len(bad)
@@ -648,19 +654,9 @@ def test_other_bytes_with_a_captured_order_are_not_used(near, direct):
         etag=hashlib.md5(good).hexdigest(),
         length_bytes=len(good),
     )
-    order = ModelOrder(identity).to_body()
     for content, kind in ((bad, Kind.ERROR), (good, Kind.END)):
-        status, frames = ask(
-            near,
-            replica,
-            path,
-            etag,
-            step=STEP_MODEL,
-            message=order,
-            after=content,
-        )
-        assert status == 200
-        assert frames[-1][0] is kind
+        assert send_package(near, direct, identity, content)[0] is kind
+    *_, replica = direct
     log = near.log(f"{replica.server}-worker")
     assert digest_of(small_parts(seed=81).frozen)[:12] in log
     assert digest_of(small_parts(seed=82).frozen)[:12] not in log

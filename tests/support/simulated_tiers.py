@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from scipy.optimize import linprog
 
+from clock import Clock
 from hapi_client.metrics.window_metrics import WindowMetrics
 from hapi_client.planning.cache_tracker import CacheTracker
 from hapi_client.planning.cost_estimators import CostEstimators
@@ -33,14 +34,6 @@ from hapi_splitter.planner.resource_use import (
 
 WIDTH = 4
 NUM_SAMPLES = 10**9
-
-
-@dataclass
-class Clock:
-    now: float = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @dataclass(frozen=True)

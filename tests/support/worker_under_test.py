@@ -150,16 +150,6 @@ def assert_features(reader: FeatureStreamReader, wanted: torch.Tensor) -> None:
     )
 
 
-class Clock:
-    """A clock that the test sets."""
-
-    def __init__(self, now: float = 100.0) -> None:
-        self.now = now
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def refusal(
     ask: Callable[..., object], *arguments: Any, **options: Any
 ) -> HapiError:

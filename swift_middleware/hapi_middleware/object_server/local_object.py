@@ -110,7 +110,7 @@ class LocalObject:
             raise
         head = ObjectHead.from_response(response)
         self._body = ObjectBody(
-            response,
+            response.app_iter,
             expected,
             wanted.name,
             None if part else head.md5,

@@ -7,10 +7,9 @@ worker is asked, unless a proxy with the cluster's key has signed it.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,7 @@ from hapi_middleware.object_server.local_object import (
 )
 from hapi_middleware.object_server.worker_watch import WorkerWatch
 from hapi_middleware.requests.annotation_request import Env
+from hapi_middleware.requests.subrequests import ObjectBody
 from hapi_middleware.shared_table import shared_table
 from hapi_middleware.worker.feature_stream import JobBody
 from hapi_middleware.worker.worker_client import WorkerClient
@@ -61,13 +61,11 @@ from hapi_protocol.frames import Kind
 from hapi_protocol.job_messages import (
     JobGrant,
     JobRequest,
-    ModelIdentity,
     ProfileRequest,
     Usage,
 )
 from hapi_protocol.json_messages import MAX_MESSAGE_BYTES
 from hapi_protocol.printable import printable
-from hapi_protocol.sample_checks import etag_md5
 from hapi_protocol.signatures import (
     SignedRequest,
     Verifier,
@@ -114,30 +112,6 @@ class RequestBytes:
 
     def close(self) -> None:
         """Does nothing: the server reads or drops the rest."""
-
-
-def package_of(
-    model: ModelIdentity, chunks: Iterable[bytes]
-) -> Iterator[bytes]:
-    """The bytes of a package; the last ones only if all have its ETag.
-
-    Raises:
-        UnavailableError: while iterating, if they are others.
-    """
-    count = 0
-    digest = hashlib.md5(usedforsecurity=False)
-    held = b""
-    for chunk in chunks:
-        if held:
-            yield held
-        held = chunk
-        count += len(chunk)
-        digest.update(chunk)
-    if count != model.length_bytes:
-        raise _broken_off(f"{count} of {model.length_bytes} bytes came")
-    if digest.hexdigest() != etag_md5(model.etag, is_manifest=False):
-        raise _broken_off("they have not the ETag of the package")
-    yield held
 
 
 def _broken_off(reason: str) -> UnavailableError:
@@ -294,7 +268,13 @@ class ObjectMiddleware:
         def store(send: Send) -> None:
             self._metrics.count("models")
             send(Kind.READY, b"")
-            package = package_of(model, RequestBytes(env["wsgi.input"]))
+            package = ObjectBody(
+                RequestBytes(env["wsgi.input"]),
+                model.length_bytes,
+                model.path,
+                # The proxy has signed it.
+                model.etag,
+            )
             self._worker.put_model(model, package, trans_id)
             send(Kind.ANSWER, b"")
 

@@ -10,6 +10,7 @@ from hapi_middleware.metrics import Metrics
 from hapi_middleware.places.computer import BUSY
 from hapi_protocol.backend import STEP_MODEL
 from hapi_protocol.errors import PACKAGE_REFUSED, HapiError
+from hapi_protocol.printable import printable
 
 LOG_SECONDS = 60.0
 """Shortest time between two lines on one state."""
@@ -56,7 +57,7 @@ class WorkerWatch:
                 "hapi_object: the worker of %s is %s: %s",
                 address,
                 state,
-                error.message,
+                printable(error.message),
             )
         self._state = state
 

@@ -132,12 +132,12 @@ class NodeClient:
         """True if a device of a ring, or its server, is not asked now."""
         address = device["ip"], device["port"]
         return self.table.is_left_out(*address) or self.table.is_left_out(
-            *address, device["device"]
+            *address, "device", device["device"]
         )
 
     def has_damaged(self, node: Node) -> bool:
         """True if a replica was damaged a while ago."""
-        return self.table.is_left_out(*node.address, node.name)
+        return self.table.is_left_out(*node.address, "object", node.name)
 
     def open(
         self, node: Node, step: str, message: JsonMessage, trans_id: str
@@ -243,6 +243,7 @@ class NodeClient:
                 "device",
                 "has a device that is not mounted",
                 str(device),
+                "device",
                 device,
             )
         if status in _STALE:
@@ -284,7 +285,7 @@ class NodeClient:
             self._logger.debug(
                 "hapi: the worker of the object server %s is busy: %s",
                 node,
-                error,
+                printable(str(error)),
             )
         return error
 
@@ -294,10 +295,13 @@ class NodeClient:
         if self.has_damaged(node):
             return  # requests at the same time count once
         self._logger.error(
-            "hapi: the object server %s has a damaged replica: %s", node, error
+            "hapi: the object server %s has a damaged replica: %s",
+            node,
+            printable(str(error)),
         )
         self.table.leave_out(
             *node.address,
+            "object",
             node.name,
             seconds=self._config.object_suppress_seconds,
         )
@@ -305,10 +309,11 @@ class NodeClient:
     def noted_degraded(self, node: Node, model: str, error: HapiError) -> None:
         """Sends a package no more for a while to one that does not take it."""
         self._count(node, DEGRADED)
-        if self.table.is_left_out(*node.address, model):
+        if self.table.is_left_out(*node.address, "model", model):
             return  # requests at the same time count once
         seconds = self.table.back_off(
             *node.address,
+            "model",
             model,
             seconds=self._config.object_suppress_seconds,
             longest=LONGEST_SECONDS,
@@ -319,7 +324,7 @@ class NodeClient:
             node,
             printable(model),
             seconds,
-            error,
+            printable(str(error)),
         )
 
     def _fault(
@@ -340,7 +345,7 @@ class NodeClient:
             log(
                 "hapi: the object server %s %s; it is not asked for %g s",
                 node,
-                error.reason,
+                printable(error.reason),
                 seconds,
             )
         return error

@@ -217,7 +217,7 @@ class NodeComputer(Computer):
             yield
             return
         table, name = self._client.table, f"{model.path} {model.etag}"
-        fault = (*self._node.address, name)
+        fault = (*self._node.address, "model", name)
         if table.is_left_out(*fault):
             raise NodeError("does not take the model", model.path, DEGRADED)
         try:

@@ -165,7 +165,7 @@ class ObjectReader:
         if length > self._max_bytes:
             message = too_large_message(length, self._max_bytes)
             return FetchedObject(entry.failed(413, message), is_readable=True)
-        body = ObjectBody(response, length, name, head.md5)
+        body = ObjectBody(response.app_iter, length, name, head.md5)
         return FetchedObject(entry, is_readable=True, pieces=deque(body))
 
 

@@ -140,7 +140,9 @@ class Package:
         if now != identity:
             close_if_possible(response.app_iter)
             return None
-        return ObjectBody(response, identity.length_bytes, self.name, head.md5)
+        return ObjectBody(
+            response.app_iter, identity.length_bytes, self.name, head.md5
+        )
 
     def _get_response(self, method: str) -> tuple[Response, Request]:
         if self._is_own:

@@ -190,7 +190,11 @@ def _known_manifest(
     if manifest is None:
         manifest = _read_manifest(app, env)
         is_right = manifest_etag(manifest) == etag
-        if is_right and len(manifest) <= MAX_KEPT_SEGMENTS:
+        # Data in a manifest may be megabytes.
+        is_small = len(manifest) <= MAX_KEPT_SEGMENTS and not any(
+            "data" in each for each in manifest
+        )
+        if is_right and is_small:
             _MANIFESTS[key] = manifest
             while len(_MANIFESTS) > MAX_KEPT:
                 _MANIFESTS.popitem(last=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -126,13 +126,13 @@ def bare_etag(value: str) -> str:
 
 
 class ObjectBody:
-    """The bytes of one GET answer; can be iterated once.
+    """The bytes of one object, for instance of a GET; can be iterated once.
 
     The last bytes come only if all together have the right digest.
 
     Args:
-        response: the answer.
-        length_bytes: its length.
+        chunks: the bytes as they come; closed with the body.
+        length_bytes: their number.
         name: ``/account/container/object``.
         md5: MD5 that the bytes must have; None if it is not known.
 
@@ -144,13 +144,13 @@ class ObjectBody:
 
     def __init__(
         self,
-        response: Response,
+        chunks: Iterable[bytes],
         length_bytes: int,
         name: str,
         md5: str | None = None,
     ) -> None:
         self.length_bytes = length_bytes
-        self._response = response
+        self._chunks = chunks
         self._name = name
         self._md5 = md5
 
@@ -159,7 +159,7 @@ class ObjectBody:
         digest = hashlib.md5(usedforsecurity=False)
         held = b""
         try:
-            for chunk in self._response.app_iter:
+            for chunk in self._chunks:
                 missing -= len(chunk)
                 if missing < 0:
                     break
@@ -181,7 +181,7 @@ class ObjectBody:
             yield held
 
     def close(self) -> None:
-        close_if_possible(self._response.app_iter)
+        close_if_possible(self._chunks)
 
     def _incomplete(self, reason: str) -> UnavailableError:
         return _unavailable(
@@ -294,7 +294,7 @@ class Source:
             close_if_possible(response.app_iter)
             raise
         md5 = None if part else head.md5
-        return ObjectBody(response, expected or 0, self._name, md5)
+        return ObjectBody(response.app_iter, expected or 0, self._name, md5)
 
     def _check(
         self,

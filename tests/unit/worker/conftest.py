@@ -2,7 +2,8 @@
 
 import pytest
 
-from worker_under_test import Clock, running_worker, small_package
+from clock import Clock
+from worker_under_test import running_worker, small_package
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clock import Clock
 from hapi_client.loading.circuit_breaker import (
     SUCCESSES_PER_STEP,
     PushdownCircuitBreaker,
@@ -11,7 +12,6 @@ from hapi_client.loading.circuit_breaker import (
 )
 from hapi_client.swift.retry import Backoff
 from hapi_protocol.errors import make_error
-from simulated_tiers import Clock
 
 
 @given(st.integers(1, 200), st.floats(0, 1, exclude_max=True))

@@ -2,12 +2,12 @@
 
 import pytest
 
+from clock import Clock
 from hapi_client.planning.cache_tracker import CacheTracker
 from hapi_protocol.data_index import IndexRow, Span
 from hapi_protocol.feature_identity import cache_key, feature_etag
 from hapi_protocol.transforms import Training
 from hapi_splitter.planner.cache_plan import CacheState
-from simulated_tiers import Clock
 
 DEEP = (9, "float32")
 EARLY = (3, "float32")

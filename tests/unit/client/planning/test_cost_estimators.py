@@ -2,6 +2,7 @@
 
 import pytest
 
+from clock import Clock
 from hapi_client.metrics.window_metrics import WindowMetrics
 from hapi_client.planning.cost_estimators import CostEstimators
 from hapi_client.planning.link_estimator import LINK_GROWTH, LinkEstimator
@@ -10,7 +11,7 @@ from hapi_splitter.planner.plan import Option
 from hapi_splitter.planner.problem import UNITS, UNSEEN_LINK
 from hapi_splitter.planner.resource_use import resource_use, scaled
 from problems import problem_of
-from simulated_tiers import BALANCED, PUSH, RAW, Clock, SimulatedJob
+from simulated_tiers import BALANCED, PUSH, RAW, SimulatedJob
 
 
 def estimators(train_on_cpu=True, **options):

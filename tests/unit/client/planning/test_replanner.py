@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clock import Clock
 from hapi_client.metrics.window_metrics import WindowMetrics
 from hapi_client.planning.cache_tracker import CacheTracker
 from hapi_client.planning.inputs import RemainingWork
@@ -24,7 +25,6 @@ from simulated_tiers import (
     BALANCED,
     PUSH,
     RAW,
-    Clock,
     SimulatedJob,
     Truth,
     joint_optimum,

@@ -2,18 +2,12 @@
 
 import pytest
 
+from clock import Clock
 from hapi_middleware.cache.buffer import (
     MIN_BYTES_PER_SECOND,
     SILENT_SECONDS,
     Buffer,
 )
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self):
-        return self.now
 
 
 @pytest.fixture

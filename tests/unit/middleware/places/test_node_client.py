@@ -17,25 +17,30 @@ from hapi_middleware.places.node_computer import NodeComputer
 from hapi_middleware.places.node_table import NodeTable
 from hapi_middleware.shared_table import SharedTable
 from hapi_protocol.backend import STEP_JOB, STEP_MODEL
-from hapi_protocol.errors import TooSlowError, UnavailableError
+from hapi_protocol.errors import (
+    TooSlowError,
+    UnavailableError,
+    make_error,
+)
 from hapi_protocol.job_messages import ModelIdentity
 
 MODEL = ModelIdentity("AUTH_a", "c", "o", "etag", 100)
 
 
 class Log:
-    """Counts what the filter reports, and drops the rest."""
+    """Keeps what the filter reports."""
 
     def __init__(self):
         self.counts = Counter()
+        self.lines = []
 
     def update_stats(self, name, amount):
         self.counts[name] += amount
 
-    def warning(self, *_):
-        pass
+    def warning(self, text, *values):
+        self.lines.append(text % values)
 
-    debug = warning
+    debug = error = warning
 
 
 @pytest.fixture
@@ -136,7 +141,7 @@ def test_refusals_at_the_same_time_count_once(silent):
     for _ in range(12):
         client.noted_degraded(node, "model", refusal)
     again = client.table.back_off(
-        *silent, "model", seconds=1.0, longest=LONGEST_SECONDS
+        *silent, "model", "model", seconds=1.0, longest=LONGEST_SECONDS
     )
     assert again == 2 * FilterConfig().object_suppress_seconds
 
@@ -149,3 +154,12 @@ def test_package_that_cannot_be_validated_is_no_fault_of_the_server(silent):
     assert not client.table.is_left_out(*silent)
     assert client.noted(computer._node, STEP_JOB, refusal) is not refusal
     assert client.table.is_left_out(*silent)
+
+
+def test_names_of_objects_forge_no_line_of_the_log(silent):
+    computer, client, log = computer_of(silent)
+    error = make_error("source_damaged", "/AUTH_a/c/x\nhapi: all is well")
+    client.noted(computer._node, STEP_JOB, error)
+    client.noted_degraded(computer._node, "/AUTH_a/c/m\nhapi: so", error)
+    assert len(log.lines) == 2
+    assert not any("\n" in line for line in log.lines)

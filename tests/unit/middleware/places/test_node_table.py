@@ -2,6 +2,7 @@
 
 import pytest
 
+from clock import Clock
 from hapi_middleware.places.node_table import (
     TOLD_SECONDS,
     NodeTable,
@@ -9,13 +10,6 @@ from hapi_middleware.places.node_table import (
 from hapi_middleware.shared_table import SharedTable
 
 NODE, OTHER = ("10.0.0.1", 6200), ("10.0.0.2", 6200)
-
-
-class Clock:
-    now = 1000.0
-
-    def __call__(self):
-        return self.now
 
 
 @pytest.fixture

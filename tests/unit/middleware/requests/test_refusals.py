@@ -187,7 +187,7 @@ def test_object_limit_applies_to_the_range(world):
 
 def test_object_with_more_bytes_than_announced_breaks_off():
     response = Response(app_iter=iter([b"abc", b"de", b"f"]))
-    chunks = iter(ObjectBody(response, 4, "/a/c/o"))
+    chunks = iter(ObjectBody(response.app_iter, 4, "/a/c/o"))
 
     assert next(chunks) == b"abc"
     with pytest.raises(UnavailableError, match="-1 bytes"):

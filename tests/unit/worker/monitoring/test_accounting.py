@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from clock import Clock
 from hapi_protocol.errors import NotFoundError, TooSlowError, UnavailableError
 from hapi_protocol.job_messages import Usage
 from hapi_worker.monitoring.accounting import (
@@ -18,7 +19,7 @@ from hapi_worker.monitoring.accounting import (
 )
 from photos import shard, with_corrupt_member
 from waiting import until
-from worker_under_test import Clock, in_two, job_for, pieces, running_worker
+from worker_under_test import in_two, job_for, pieces, running_worker
 
 NUM_SAMPLES = 40
 SHORT = 0.05

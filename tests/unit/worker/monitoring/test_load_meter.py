@@ -4,6 +4,7 @@ import threading
 
 import pytest
 
+from clock import Clock
 from hapi_worker.monitoring.load_meter import (
     MAX_ACCOUNTS,
     NUM_SLOTS,
@@ -15,7 +16,6 @@ from hapi_worker.monitoring.load_meter import (
 )
 from hapi_worker.scheduling.fair_pool import DEVICE, FairPool
 from hapi_worker.scheduling.fair_queue import Ledger
-from worker_under_test import Clock
 
 
 @pytest.mark.parametrize("offset", [0.0, 0.1, 0.3, 123.45])
