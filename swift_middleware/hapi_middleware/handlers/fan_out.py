@@ -25,7 +25,7 @@ from hapi_middleware.handlers.merged_rows import (
 )
 from hapi_middleware.metrics import StreamReporter
 from hapi_middleware.places.computer import ELSEWHERE, Work
-from hapi_middleware.places.node_client import Node
+from hapi_middleware.places.node_faults import Node
 from hapi_middleware.places.places import Computers, Places
 from hapi_middleware.requests.multi_object_reads import (
     FramedObjects,

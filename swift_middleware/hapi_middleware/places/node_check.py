@@ -21,8 +21,9 @@ from swift.common.wsgi import loadcontext, loadwsgi
 from hapi_middleware.concurrency import map_ahead
 from hapi_middleware.config import PLACE_OBJECT, FilterConfig
 from hapi_middleware.metrics import Metrics
-from hapi_middleware.places.node_client import Node, NodeClient, NodeError
+from hapi_middleware.places.node_client import NodeClient
 from hapi_middleware.places.node_computer import NodeComputer
+from hapi_middleware.places.node_faults import Node, NodeError
 from hapi_protocol.errors import HapiError
 from hapi_protocol.signatures import read_keys
 

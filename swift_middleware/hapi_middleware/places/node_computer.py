@@ -23,12 +23,12 @@ from hapi_middleware.places.computer import (
     Granted,
     Work,
 )
-from hapi_middleware.places.node_client import (
+from hapi_middleware.places.node_client import NodeClient
+from hapi_middleware.places.node_exchange import NodeExchange
+from hapi_middleware.places.node_faults import (
     DEGRADED,
     Node,
-    NodeClient,
     NodeError,
-    NodeExchange,
     is_degraded,
 )
 from hapi_middleware.requests.package import Package
@@ -225,7 +225,7 @@ class NodeComputer(Computer):
         except HapiError as error:
             is_kept = error.code not in ELSEWHERE or error.code in BUSY
             if is_degraded(error) or (self._has_refused and not is_kept):
-                self._client.noted_degraded(self._node, name, error)
+                self._client.faults.noted_degraded(self._node, name, error)
                 reason = error.message
                 raise NodeError(
                     "does not take the model", reason, DEGRADED

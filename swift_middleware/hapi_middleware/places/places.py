@@ -23,8 +23,9 @@ from hapi_middleware.places.computer import (
     LocalComputer,
     Work,
 )
-from hapi_middleware.places.node_client import RETRY_SECONDS, Node, NodeClient
+from hapi_middleware.places.node_client import NodeClient
 from hapi_middleware.places.node_computer import NodeComputer
+from hapi_middleware.places.node_faults import RETRY_SECONDS, Node
 from hapi_middleware.requests.package import Package
 from hapi_middleware.requests.stored_parts import StoredPart
 from hapi_middleware.requests.subrequests import ObjectHead
@@ -312,7 +313,7 @@ class Places:
                 devices, stored.name, first_byte, policy, reads=True
             )
         ]
-        return [each for each in nodes if not client.has_damaged(each)]
+        return [each for each in nodes if not client.faults.has_damaged(each)]
 
     def _sent_bytes(
         self, name: str, policy_index: int | None, part: ByteRange | None
@@ -367,7 +368,7 @@ class Places:
     def _is_left_out(self, device: Mapping[str, Any]) -> bool:
         assert self._client is not None, "devices are asked with a client"
         proxy = getattr(self._app, "_pipeline_final_app", None)
-        return self._client.is_left_out(device) or bool(
+        return self._client.faults.is_left_out(device) or bool(
             proxy and proxy.error_limited(device)
         )
 

@@ -8,12 +8,9 @@ import pytest
 
 from hapi_middleware.config import FilterConfig
 from hapi_middleware.metrics import Metrics
-from hapi_middleware.places.node_client import (
-    LONGEST_SECONDS,
-    Node,
-    NodeClient,
-)
+from hapi_middleware.places.node_client import NodeClient
 from hapi_middleware.places.node_computer import NodeComputer
+from hapi_middleware.places.node_faults import LONGEST_SECONDS, Node
 from hapi_middleware.places.node_table import NodeTable
 from hapi_middleware.shared_table import SharedTable
 from hapi_protocol.backend import STEP_JOB, STEP_MODEL
@@ -139,7 +136,7 @@ def test_refusals_at_the_same_time_count_once(silent):
     refusal = UnavailableError("worker_unavailable", "no space")
     node = computer._node
     for _ in range(12):
-        client.noted_degraded(node, "model", refusal)
+        client.faults.noted_degraded(node, "model", refusal)
     again = client.table.back_off(
         *silent, "model", "model", seconds=1.0, longest=LONGEST_SECONDS
     )
@@ -150,16 +147,20 @@ def test_package_that_cannot_be_validated_is_no_fault_of_the_server(silent):
     """Others compute there with models that it has."""
     computer, client, _ = computer_of(silent)
     refusal = UnavailableError("worker_unavailable", "it was killed")
-    assert client.noted(computer._node, STEP_MODEL, refusal) is refusal
+    assert client.faults.noted(computer._node, STEP_MODEL, refusal) is refusal
     assert not client.table.is_left_out(*silent)
-    assert client.noted(computer._node, STEP_JOB, refusal) is not refusal
+    assert (
+        client.faults.noted(computer._node, STEP_JOB, refusal) is not refusal
+    )
     assert client.table.is_left_out(*silent)
 
 
 def test_names_of_objects_forge_no_line_of_the_log(silent):
     computer, client, log = computer_of(silent)
     error = make_error("source_damaged", "/AUTH_a/c/x\nhapi: all is well")
-    client.noted(computer._node, STEP_JOB, error)
-    client.noted_degraded(computer._node, "/AUTH_a/c/m\nhapi: so", error)
+    client.faults.noted(computer._node, STEP_JOB, error)
+    client.faults.noted_degraded(
+        computer._node, "/AUTH_a/c/m\nhapi: so", error
+    )
     assert len(log.lines) == 2
     assert not any("\n" in line for line in log.lines)
