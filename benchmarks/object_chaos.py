@@ -6,9 +6,9 @@ Needs root: six hosts in network namespaces, four of them with an object
 server, two devices and a worker, make a Swift with the policies "replicated"
 (3) and "ec21".  Four jobs of two accounts read epoch after epoch: each sample
 must come exactly once, with the features computed beforehand.  Plain requests
-run at the same time; --without-filter sends them under the same faults to the
-same Swift without HAPI.  The exit status is 1 if an epoch failed or a sample
-was wrong, missing or double.
+run at the same time; with --without-filter they meet the same faults of the
+same Swift without HAPI, whose objects the jobs read whole.  The exit status is
+1 if an epoch failed or a sample was wrong, missing or double.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import requests
 from swiftclient.client import Connection, get_auth
 
@@ -93,6 +94,7 @@ class PlainTraffic:
 
     def __init__(self, swift: StorageHosts) -> None:
         self.counts: Counter[str] = Counter()
+        self.seconds: list[float] = []
         self._data = os.urandom(PLAIN_BYTES)
         self._stored: list[str] = []
         self._stop = threading.Event()
@@ -140,6 +142,7 @@ class PlainTraffic:
             if not self._stored:
                 return
             name = self._stored.pop(0)
+        begun = time.monotonic()
         try:
             answer = self._send(method, name, number, data)
             found = str(answer.status_code)
@@ -150,6 +153,7 @@ class PlainTraffic:
         except requests.RequestException as error:
             found = type(error).__name__
         self.counts[f"{method} {found}"] += 1
+        self.seconds.append(time.monotonic() - begun)
 
     def __enter__(self) -> PlainTraffic:
         self._thread.start()
@@ -168,7 +172,7 @@ class Run:
         self._note = clock()
         self._stop = threading.Event()
         self._begun = time.monotonic()
-        self._swift = StorageHosts(not options.without_filter)
+        self._swift = StorageHosts()
         self._puts: dict[str, Callable[[], object]] = {}
         self._faults = Faults(self._swift, self._puts, FOLDER / "old")
         self._entries: list[Entry] = []
@@ -182,13 +186,13 @@ class Run:
             stack.callback(self._swift.stop)
             tars = {name: self._tars(name) for name in JOBS}
             self._store_all(tars)
-            jobs: dict[str, Remote] = {}
-            if self._swift.with_filter:
-                for name in JOBS:
-                    jobs[name] = stack.enter_context(self._started(name))
-                with ThreadPoolExecutor(len(JOBS)) as pool:
-                    prepare = partial(self._prepare, jobs, tars)
-                    list(pool.map(prepare, JOBS))
+            jobs = {
+                name: stack.enter_context(self._started(name)) for name in JOBS
+            }
+            with ThreadPoolExecutor(len(JOBS)) as pool:
+                list(pool.map(partial(self._prepare, jobs, tars), JOBS))
+            if self._options.without_filter:
+                self._swift.remove_filter()
             with PlainTraffic(self._swift) as traffic:
                 self._begun = time.monotonic()
                 self._note("faults begin")
@@ -204,6 +208,10 @@ class Run:
             "epochs": epochs,
             "faults": self._entries,
             "plain": dict(sorted(traffic.counts.items())),
+            "plain_seconds": {
+                f"p{percent}": float(np.percentile(traffic.seconds, percent))
+                for percent in (50, 99)
+            },
             "passes": self._num_passes,
             "unhealed": unhealed,
             "tracebacks": _tracebacks(self._swift.logs),
@@ -286,6 +294,7 @@ class Run:
             data=[f"swift://{each}" for each in places],
             tars=[str(each) for each in tars[name]],
             freeze=freeze,
+            cut=0 if self._options.without_filter else "freeze",
             seed=len(freeze),
         )
         self._note(f"{name}: {samples} samples")
@@ -461,7 +470,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add = parser.add_argument
     add("--seconds", type=float, help=f"of faults (default {SECONDS:g})")
     add("--seed", type=int, default=0, help="of the faults (default 0)")
-    add("--without-filter", action="store_true", help="plain requests only")
+    add("--without-filter", action="store_true", help="a Swift without HAPI")
     add("--logs", type=Path, help="folder to which the logs are copied")
     options = parse(parser, argv)
     if options.seconds is None:

@@ -57,6 +57,7 @@ class CheckedJob:
         data: list[str],
         tars: list[str],
         freeze: str,
+        cut: str | int,
         seed: int,
     ) -> int:
         """Indexes the data and makes the job; returns the samples."""
@@ -78,7 +79,7 @@ class CheckedJob:
             labels=number_of,
             seed=seed,
             config=JobConfig(
-                cut="freeze",
+                cut=cut,
                 read=ReadConfig(
                     cache_memory_bytes=0,
                     num_threads=2,

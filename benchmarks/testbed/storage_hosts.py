@@ -204,11 +204,11 @@ class Host:
 class StorageHosts:
     """The hosts, serving until :meth:`stop`.
 
-    ``with_filter`` is False for the same Swift without filters and workers.
+    ``with_filter`` is False after :meth:`remove_filter`.
     """
 
-    def __init__(self, with_filter: bool) -> None:
-        self.with_filter = with_filter
+    def __init__(self) -> None:
+        self.with_filter = True
         self.keys = [secrets.token_urlsafe(48)]
         self.logs = FOLDER / "logs"
         self._suffix = secrets.token_hex(8)
@@ -232,6 +232,17 @@ class StorageHosts:
             self._start(host)
         for server in self.servers.values():
             server.await_answer()
+
+    def remove_filter(self) -> None:
+        """Makes it the same Swift without filters and workers."""
+        self.with_filter = False
+        for host in self.hosts.values():
+            if worker := host.servers.pop("worker", None):
+                worker.end(signal.SIGTERM)
+            for kind in set(host.servers) & {"object", "proxy"}:
+                host.servers[kind].end(signal.SIGTERM)
+                self._start_swift(host, kind)
+                host.servers[kind].await_answer()
 
     def stop(self) -> None:
         """Ends all servers and namespaces."""
@@ -271,7 +282,7 @@ class StorageHosts:
             kinds += ["account", "container"]
         for kind in kinds:
             self._start_swift(host, kind)
-        if self.with_filter and host.name != PROXIES[-1]:
+        if host.name != PROXIES[-1]:
             socket = host.folder / "worker.sock"
             options = {"socket": str(socket), **WORKER}
             conf = host.configure("hapi-worker.conf", {"hapi-worker": options})
