@@ -103,7 +103,7 @@ FLOWS = 4
 MB = 1e6
 LARGE_BYTES, POLL_SECONDS = 200_000_000, 0.005
 HEALTH_SECONDS = 5.0
-CHOOSERS, CHOICE_SECONDS, CHOICE_WARM_SECONDS = 12, 5.0, 1.5
+CHOOSERS, CHOICE_SECONDS, CHOICE_WARM_SECONDS = 12, 20.0, 1.5
 PROXY_OF = {"shorter_queue": "object", "hash_alone": "hash"}
 QUOTA_SECONDS = 0.1
 """Period of a quota; that of Linux's ``cpu.max``."""
@@ -432,7 +432,7 @@ class Bench:
         order = random.Random(seed).sample(self._spans, len(self._spans))
         spans = itertools.cycle(order)
         lock = threading.Lock()
-        speed = min(self._speed, 2)  # a few spans with any quota
+        speed = min(self._speed, 8)  # a few spans with any quota
         begin = time.monotonic() + CHOICE_WARM_SECONDS / speed
         end = begin + CHOICE_SECONDS / speed
 
