@@ -18,7 +18,7 @@ from picture import CLIENT, EDGE, INK, OURS, PLAIN, SOFT, STORAGE, Picture
 
 def architecture() -> Picture:
     """Draws the two tiers, their processes and the messages."""
-    picture = Picture(840, 470, "The two tiers and their processes")
+    picture = Picture(840, 550, "The two tiers and their processes")
     picture.text(150, 34, "Training job", bold=True, size=16)
     picture.text(585, 34, "Proxy host of Swift", bold=True, size=16)
     picture.box(20, 48, 260, 320, ("#fff8f0", CLIENT[1]), dashed=True)
@@ -40,37 +40,46 @@ def architecture() -> Picture:
     )
     picture.label(366, 84, 78, 58, "auth", "s3api …")
     picture.label(470, 84, 104, 58, "hapi", "the filter", colours=OURS)
-    picture.label(660, 84, 146, 58, "copy … slo …", "proxy app")
+    picture.label(694, 84, 112, 58, "copy … slo …", "proxy app")
     picture.arrow((444, 113), (470, 113), both=True)
-    picture.arrow((574, 113), (660, 113), both=True)
-    picture.label(
-        570,
-        398,
-        250,
-        58,
-        "object servers",
-        "on hosts of their own; replicas or EC",
+    picture.arrow((574, 104), (694, 104), both=True)
+    _worker(picture, 366, 276)
+    picture.arrow((512, 142), (512, 276), both=True, colour=OURS[1])
+    for number, text in enumerate(("bytes down,", "features up")):
+        y = 206 + 19 * number
+        picture.text(502, y, text, anchor="end", size=13, colour=SOFT)
+
+    picture.box(350, 400, 470, 132, ("#f6f9ff", STORAGE[1]), dashed=True)
+    picture.text(585, 520, "Host of an object server", bold=True, size=16)
+    _worker(picture, 366, 416)
+    picture.label(660, 416, 146, 76, "object-server", "hapi_object", "disks")
+    picture.arrow((630, 454), (660, 454), both=True, colour=OURS[1])
+    picture.arrow(
+        (574, 126), (676, 126), (676, 416), both=True, colour=OURS[1]
     )
-    picture.arrow((733, 142), (733, 398), both=True)
-    picture.arrow((522, 142), (522, 268), both=True, colour=OURS[1])
-    picture.text(512, 200, "unix socket", anchor="end", colour=OURS[1])
-    picture.text(512, 219, "bytes down,", anchor="end", size=13, colour=SOFT)
-    picture.text(512, 238, "features up", anchor="end", size=13, colour=SOFT)
-    picture.label(
-        366,
-        268,
-        340,
-        84,
-        "hapi-worker (torch)",
-        "decode → batch → layers before the cut → encode",
-        "owns GPUs or cores; no credentials, no network",
-        colours=OURS,
-    )
+    for number, text in enumerate(("or: jobs", "down,", "features", "up")):
+        y = 190 + 19 * number
+        picture.text(666, y, text, anchor="end", size=13, colour=SOFT)
+    picture.arrow((750, 142), (750, 416), both=True)
+    picture.text(760, 390, "objects", anchor="start", size=13, colour=SOFT)
     picture.arrow((260, 104), (366, 104), colour=CLIENT[1])
     picture.text(315, 97, "GET", size=13, colour=CLIENT[1])
     picture.arrow((366, 124), (260, 124), colour=STORAGE[1])
     picture.text(315, 143, "stream", size=13, colour=STORAGE[1])
     return picture
+
+
+def _worker(picture: Picture, x: float, y: float) -> None:
+    picture.label(
+        x,
+        y,
+        264,
+        76,
+        "hapi-worker (torch)",
+        "decode → layers before the cut",
+        "owns GPUs or cores; no credentials",
+        colours=OURS,
+    )
 
 
 STEPS = (
@@ -269,46 +278,29 @@ def placement() -> Picture:
     picture = Picture(800, 400, "Processes on each kind of host")
     picture.label(20, 20, 760, 40, "clients, and a load balancer", bold=True)
     hosts = (
-        ("proxy and storage, GPU", True, True, "on the GPUs"),
-        ("proxy only, no GPU", True, False, "on cores"),
-        ("storage only", False, True, None),
+        ("proxy and storage", "proxy-server", "object-server"),
+        ("proxy only", "proxy-server", ""),
+        ("storage only", "", "object-server"),
     )
-    for number, (name, proxy, storage, device) in enumerate(hosts):
+    for number, (name, proxy, storage) in enumerate(hosts):
         x = 20 + 262 * number
+        middle = x + 118
         picture.box(x, 96, 236, 286, ("#f6f9ff", STORAGE[1]), dashed=True)
-        picture.text(x + 118, 366, name, bold=True)
+        picture.text(middle, 369, name, bold=True)
+        boxes = [(212, "hapi-worker", "on GPUs or cores")]
         if proxy:
-            picture.arrow((x + 118, 60), (x + 118, 112), both=True)
-            picture.label(
-                x + 16,
-                112,
-                204,
-                52,
-                "proxy-server",
-                "… auth hapi copy …",
-                colours=OURS,
-            )
-        if device:
+            picture.arrow((middle, 60), (middle, 112), both=True)
             picture.arrow(
-                (x + 118, 164), (x + 118, 212), both=True, colour=OURS[1]
+                (middle, 164), (middle, 212), both=True, colour=OURS[1]
             )
-            picture.text(
-                x + 128,
-                193,
-                "unix socket",
-                anchor="start",
-                size=13,
-                colour=OURS[1],
-            )
-            picture.label(
-                x + 16, 212, 204, 52, "hapi-worker", device, colours=OURS
-            )
+            boxes.append((112, proxy, "… auth hapi copy …"))
         if storage:
-            picture.label(
-                x + 16, 284, 204, 52, "object servers", "account, container"
+            picture.arrow(
+                (middle, 264), (middle, 290), both=True, colour=OURS[1]
             )
-        if not proxy:
-            picture.text(x + 118, 190, "nothing to install", colour=SOFT)
+            boxes.append((290, storage, "… recon hapi_object"))
+        for y, *lines in boxes:
+            picture.label(x + 16, y, 204, 52, *lines, colours=OURS)
     return picture
 
 
