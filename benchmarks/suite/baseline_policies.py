@@ -27,6 +27,7 @@ from hapi_splitter.planner.problem import (
     CLIENT_DEVICE,
     SERVER_CPU,
     SERVER_DEVICE,
+    Route,
 )
 
 HAPI_SERVER_BATCH = 25
@@ -54,7 +55,7 @@ class PolicyInputs:
     input_bytes: int
     cut_bytes: Mapping[int, int]
     parameter_bytes: int
-    unpack_seconds: Mapping[tuple[int, str], float]
+    unpack_seconds: Mapping[Route, float]
     server_device: str = ""
 
     @property
@@ -236,7 +237,7 @@ def _sc24_seconds(
     batch = facts.batch_size
     waves = math.ceil(batch / _HAPI_WAVE_SAMPLES)
     unpack = problem.seconds_for(
-        facts.unpack_seconds[option.cut, option.encoding], CLIENT_CPU
+        facts.unpack_seconds[option.route], CLIENT_CPU
     )
     one_wave = (batch / waves) * sum(
         problem.seconds(option, name) for name in facts.server_stages

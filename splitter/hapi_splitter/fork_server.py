@@ -300,7 +300,10 @@ class _Server:
         """By process id of the child."""
 
     def handle(self) -> bool:
-        """Waits for a request or a child's end; False: the user ended."""
+        """Waits for a request or an exiting child.
+
+        Returns False if the client process has exited.
+        """
         ready = select.select([self._control, self._readable], [], [])[0]
         if self._readable in ready:
             self._readable.recv(1 << 16)

@@ -83,8 +83,8 @@ class SimulatedMetrics:
         return taken
 
 
-RAW = (0, "raw")
-PUSH = (9, "float32")
+RAW = Route(0, "raw")
+PUSH = Route(9, "float32")
 BALANCED = Truth(
     link={RAW: 110e3, PUSH: 2e3},
     server={RAW: 0.3e-3, PUSH: 12e-3},
@@ -128,7 +128,7 @@ class SimulatedJob:
             pushdown_concurrency=lambda: WIDTH, train_on_cpu=True
         )
         self.scheduler: RouteScheduler[Route] = RouteScheduler(
-            {(0, "raw"): 1.0}
+            {RAW: 1.0}
         )
         self.metrics = SimulatedMetrics(clock)
         random = np.random.default_rng(seed)
@@ -308,7 +308,7 @@ def _observation(
         reading_flows=4.0,
         reading_bytes=round(count * job.use(truth.link)),
         blocked_share=0.0,
-        raw_read_seconds=weights.get((0, "raw"), 0.0) * 4 * seconds,
+        raw_read_seconds=weights.get(RAW, 0.0) * 4 * seconds,
         push_seconds=streams * seconds,
         pushed_samples=round(sum(pushed.values()) * count),
         server_cpu_seconds=sum(

@@ -232,7 +232,7 @@ def parse_cut(cut: str) -> int | str:
 
 
 def describe_cut(job: TransferJob) -> str:
-    """Describes what is pushed down, as the end of a line."""
+    """Returns a phrase such as "cut 3 of 12"."""
     if job.cut == "auto":
         return f"the plan chooses among {count_text(job.num_cuts, 'cut')}"
     if job.cut == 0:

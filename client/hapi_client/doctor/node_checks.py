@@ -65,7 +65,7 @@ def node_findings(conf: Path) -> Iterator[Finding]:
         errors.seek(0)
         problem = errors.read().strip()
     if process.returncode:
-        reason = problem.splitlines()[-1] if problem else "it says nothing"
+        reason = problem.splitlines()[-1] if problem else "no error output"
         yield Finding(FAILURE, reason, "see 'hapi doctor --help'", check=CHECK)
 
 

@@ -62,12 +62,13 @@ _NO_PROBE = Finding(
 )
 _WORKER_REMEDIES: Mapping[str | int, str] = {
     "worker_unavailable": "ask the operator to start hapi-worker on the "
-    "proxy's host and to check worker_socket and allowed_users; jobs stream",
+    "proxy's host and to check worker_socket and allowed_users; jobs fall "
+    "back to raw reads",
     "too_slow": "the worker hangs or is overloaded: ask the operator to run "
-    "'hapi worker status'; jobs stream",
+    "'hapi worker status'; jobs fall back to raw reads",
     "draining": "the worker is about to stop; try again",
     "compute_not_allowed": "ask the operator to add your account to "
-    "allowed_accounts of the filter; jobs stream",
+    "allowed_accounts of the filter; jobs fall back to raw reads",
     "": "ask the operator to search the logs of proxy and worker for the "
     "transaction",
 }
@@ -240,7 +241,7 @@ class Doctor:
                 {
                     "no_hapi": "ask the operator to add the filter to the "
                     "pipeline, and to let /info through (docs, Operating); "
-                    "jobs stream",
+                    "jobs fall back to raw reads",
                     "": "ask the operator to check /info (expose_info)",
                 },
             ),
@@ -248,7 +249,10 @@ class Doctor:
                 "versions",
                 self._compare_versions,
                 ("filter",),
-                {"": "install client and filter of one release; jobs stream"},
+                {
+                    "": "install client and filter of one release; jobs fall "
+                    "back to raw reads"
+                },
             ),
             Check("limits", self._describe_limits, ("filter",)),
             Check("cache", lambda: cache_text(self._hapi), ("filter",)),
@@ -322,7 +326,7 @@ class Doctor:
             return Finding(
                 WARNING,
                 f"it is running but busy: {error.message}",
-                "try again; jobs stream meanwhile",
+                "try again; jobs fall back to raw reads meanwhile",
                 error.trans_id,
             )
         return f"{text} in {_since(started)}"

@@ -56,7 +56,7 @@ class FeaturePipeline:
             ``swift://container/shard-{000..031}.tar``, or a list of these;
             or a mapping of splits to them, ``train`` among them.
         batch_size: samples of a step, of all ranks together.
-        seed: of the order of samples; not negative.
+        seed: seed of the sample order; not negative.
         labels: class name or key to integer, or a function of the key; None
             for the integers of the index; ``"optional"`` for those that
             it has, and -1 for samples without.
@@ -151,7 +151,7 @@ class FeaturePipeline:
                     train,
                     partial(
                         self._push,
-                        (frozen.cut_number(cut), self.encodings[0]),
+                        Route(frozen.cut_number(cut), self.encodings[0]),
                         swift.models_container,
                     ),
                 )

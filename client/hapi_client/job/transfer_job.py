@@ -52,7 +52,7 @@ class TransferJob(FeaturePipeline):
         batch_size: samples of a step, of all ranks together.
         transform: as for :func:`hapi_client.split_model`.
         labels: as for :class:`FeaturePipeline`.
-        seed: of the order of samples; not negative.
+        seed: seed of the sample order; not negative.
         config: the other options.
 
     Raises:

@@ -63,7 +63,7 @@ class PushdownCircuitBreaker:
         self._max_pause = max_pause_seconds
         self._pause = pause_seconds
         self._probe_at: float | None = None
-        """None while closed."""
+        """Time of the next probe; None while closed."""
         self._logged_at: float | None = None
         self._probing = False
         self._lock = threading.Lock()

@@ -54,6 +54,7 @@ from hapi_protocol.headers import (
 from hapi_protocol.summary import Summary
 from hapi_protocol.transforms import Training
 from hapi_splitter.encodings import decode as decode_features
+from hapi_splitter.planner.problem import Route
 
 logger = logging.getLogger(__name__)
 
@@ -291,7 +292,7 @@ class FeatureSource:
         if reader.summary.saturated:
             self._note_saturated(reader.summary.saturated)
         self._tracker.record(
-            (self._spec.cut, self._spec.encoding),
+            Route(self._spec.cut, self._spec.encoding),
             span,
             training,
             # The store does not cache features with errors, although the

@@ -32,7 +32,7 @@ MIN_RATIO = 0.9
 they are measured for :data:`MAX_SECONDS`, because the first read of a job has
 to connect too and is slower than those after it."""
 CANDIDATES = (1, 2)
-"""Numbers of reads that are tried instead of all."""
+"""Concurrency limits tried before the maximum."""
 MIN_SECONDS = 1.0
 """Minimum measuring time of a throughput."""
 MAX_SECONDS = 8.0

@@ -44,7 +44,7 @@ class Throughput:
             span_samples: samples of one span in flight.
         """
         in_flight = self.in_flight.get(route, 0.0) * span_samples
-        return in_flight + self.waiting.get(route[0], 0.0)
+        return in_flight + self.waiting.get(route.cut, 0.0)
 
     def span_seconds(self, route: Route, span_samples: int) -> float:
         """Returns the seconds until one more span of a route is finished.
@@ -59,5 +59,5 @@ class Throughput:
                 self.sample_seconds.get(route, 0.0) * span_samples,
                 self.link_seconds.get(route, 0.0) * in_flight,
             )
-            + self.suffix_seconds.get(route[0], 0.0) * pending
+            + self.suffix_seconds.get(route.cut, 0.0) * pending
         )

@@ -107,7 +107,7 @@ class MetricsCollector:
             if taken == RAW_ROUTE:
                 # Excludes failed attempts before the raw read.
                 seconds = report.raw_seconds or seconds
-            self._waiting[taken[0]] += num_samples
+            self._waiting[taken.cut] += num_samples
             if report.was_cached:
                 # The worker computed nothing, so there are no costs.
                 self._samples[route] += num_samples

@@ -126,7 +126,7 @@ class FrozenRegion(ClientRegion):
         }
 
     def trainable_tail(self) -> torch.nn.Module:
-        """Returns the tail to train, with a warning if there is nothing to."""
+        """Returns the tail, and warns if it has no trainable parameter."""
         if not any(each.requires_grad for each in self.tail.parameters()):
             logger.warning(
                 "freeze %r leaves nothing to train: no parameter after it has "

@@ -194,7 +194,7 @@ class CachedFeatures:
         stored_bytes: float,
         epochs: float,
     ) -> CachedFeatures:
-        """Returns what a job caches by default; each sample is computed once.
+        """Estimates the cached fraction under default settings.
 
         Args:
             region: frozen region of the model.

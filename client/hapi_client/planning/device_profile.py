@@ -28,6 +28,7 @@ from hapi_protocol.samples import SampleError
 from hapi_splitter.encodings import decode, encode
 from hapi_splitter.host_limits import allowed_cores, allowed_memory_bytes
 from hapi_splitter.planner.costs import CutFacts, SampleCosts, candidate_cuts
+from hapi_splitter.planner.problem import Route
 from hapi_splitter.profiling.profiler import prefix_outputs, profile_model
 
 
@@ -92,7 +93,7 @@ def _measure(
     decoded, decode_seconds = _decode(region, probe)
     chosen = set(candidate_cuts(facts, probe.bytes_each)) | set(cuts)
     features = _features(region, decoded, sorted(chosen))
-    wire_bytes: dict[tuple[int, str], float] = {}
+    wire_bytes: dict[Route, float] = {}
     encode_seconds, unpack_seconds = {}, {}
     deadline = time.monotonic() + ENCODING_SECONDS
     skipped = []
@@ -105,11 +106,11 @@ def _measure(
             skipped.append(cut)
             continue
         for encoding in encodings(facts[cut - 1].dtype):
-            key = cut, encoding
+            route = Route(cut, encoding)
             (
-                wire_bytes[key],
-                encode_seconds[key],
-                unpack_seconds[key],
+                wire_bytes[route],
+                encode_seconds[route],
+                unpack_seconds[route],
             ) = _measure_encoding(features[cut], encoding)
     return LocalFacts(
         cuts=facts,

@@ -222,8 +222,10 @@ class JobPlanner:
                 "no plan, raw reads for %.0f s more: %s", wait, error
             )
         except Exception:
-            logger.exception("a defect: no plan, raw reads only")
-            self.no_plan_reason = "a defect, see the log"
+            logger.exception(
+                "internal error while planning; continuing with raw reads"
+            )
+            self.no_plan_reason = "internal error, see the log"
             wait = self._longer_pause()
         if wait != POLL_SECONDS:
             self._settled.set()

@@ -126,7 +126,7 @@ def with_encodings(
     supported = {
         route: count
         for route, count in samples.wire_bytes.items()
-        if route[1] in encodings
+        if route.encoding in encodings
     }
     return replace(samples, wire_bytes=supported)
 

@@ -26,7 +26,7 @@ from hapi_protocol.profiles import BatchProfile, ModelProfile
 from hapi_splitter.host_limits import allowed_cores
 from hapi_splitter.numerics import numerics_tag
 from hapi_splitter.planner.costs import SampleCosts, candidate_cuts
-from hapi_splitter.planner.problem import RAW_ROUTE
+from hapi_splitter.planner.problem import RAW_ROUTE, Route
 
 COPY_SECONDS_PER_BYTE = 1e-9
 """Core-seconds of encoding or unpacking without compression."""
@@ -70,7 +70,7 @@ def observed_facts(
     all_flops = max(1, cuts[-1].flops)
     seconds = (0.0, *(layers * cut.flops / all_flops for cut in cuts))
     sizes = {
-        (cut, encoding): float(
+        Route(cut, encoding): float(
             Encoding.parse(encoding).sample_bytes(cuts[cut - 1].shape)
         )
         for cut in candidate_cuts(cuts, raw_bytes)

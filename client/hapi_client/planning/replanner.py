@@ -217,7 +217,7 @@ class Replanner:
         self._apply(problem, step(current, weights, self._max_moved), target)
 
     def _current_problem(self) -> Problem:
-        """Returns the current problem, and takes the cache's state."""
+        """Builds the current problem; stores the state of the cache for it."""
         problem = self._build(self._estimates.conditions())
         self._cache = self._tracker.state()
         self._metrics.set_link_seconds(

@@ -18,7 +18,7 @@ from hapi_client.reports.epoch_recorder import (
 from hapi_client.reports.epoch_report import EpochReport, epoch_name
 from hapi_client.reports.progress_bar import start_progress_bar
 from hapi_client.swift.traffic_counters import Traffic
-from hapi_splitter.planner.problem import Route, route_label
+from hapi_splitter.planner.problem import Route
 from hapi_splitter.units import percent_text
 
 
@@ -121,9 +121,8 @@ def current_plan_status(
 def _mix_label(weights: Mapping[Route, float]) -> str:
     """Formats weights like :attr:`hapi_splitter.planner.plan.Plan.label`."""
     if len(weights) == 1:
-        return route_label(*weights)
+        return next(iter(weights)).label
     parts = sorted(weights.items(), key=lambda part: -part[1])
     return " + ".join(
-        f"{percent_text(weight)} {route_label(route)}"
-        for route, weight in parts
+        f"{percent_text(weight)} {route.label}" for route, weight in parts
     )

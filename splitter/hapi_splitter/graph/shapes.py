@@ -346,7 +346,10 @@ def _check_indices(call: Call, bound: Bound, where: str) -> None:
 
 
 def _unchecked(indices: Value, where: str) -> PackageError:
-    """An index out of range would end a GPU's process."""
+    """Makes the error for indices of unknown range.
+
+    One out of range would end a GPU's process.
+    """
     if indices.bounds is None:
         known = ""
     else:

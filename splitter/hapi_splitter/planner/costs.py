@@ -28,6 +28,7 @@ from hapi_splitter.planner.problem import (
     Option,
     Problem,
     Resource,
+    Route,
 )
 from hapi_splitter.planner.resource_use import (
     CLIENT_DECODING,
@@ -105,9 +106,9 @@ class SampleCosts:
 
     raw_bytes: float
     decode_seconds: float
-    wire_bytes: Mapping[tuple[int, str], float]
-    encode_seconds: Mapping[tuple[int, str], float]
-    unpack_seconds: Mapping[tuple[int, str], float]
+    wire_bytes: Mapping[Route, float]
+    encode_seconds: Mapping[Route, float]
+    unpack_seconds: Mapping[Route, float]
     span_samples: float = MAX_SPAN_SAMPLES
 
 
@@ -304,7 +305,8 @@ class _Costs:
 
     def pushed(self, cut: int, encoding: str) -> Option:
         samples, server = self.samples, self.server
-        wire_bytes = samples.wire_bytes[cut, encoding]
+        route = Route(cut, encoding)
+        wire_bytes = samples.wire_bytes[route]
         work = {
             SERVING: self._serving(
                 samples.raw_bytes + wire_bytes,
@@ -312,11 +314,11 @@ class _Costs:
             ),
             SERVER_DECODING: self._on_server(
                 samples.decode_seconds
-                + _measured(samples.encode_seconds, cut, encoding, "encoding")
+                + _measured(samples.encode_seconds, route, "encoding")
             ),
             SERVER_LAYERS: server.seconds_per_sample(cut),
             CLIENT_DECODING: _measured(
-                samples.unpack_seconds, cut, encoding, "unpacking"
+                samples.unpack_seconds, route, "unpacking"
             ),
             **self._in_client(cut),
         }
@@ -414,16 +416,15 @@ def _check_profiles(
 
 
 def _measured(
-    seconds: Mapping[tuple[int, str], float],
-    cut: int,
-    encoding: str,
+    seconds: Mapping[Route, float],
+    route: Route,
     what: str,
 ) -> float:
-    if (cut, encoding) not in seconds:
+    if route not in seconds:
         raise ValueError(
-            f"{what} cut {cut} as {encoding} was not measured, its bytes were"
+            f"{what} {route.label} was not measured, its bytes were"
         )
-    return seconds[cut, encoding]
+    return seconds[route]
 
 
 def _lower_hull(

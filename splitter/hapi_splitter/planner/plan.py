@@ -223,7 +223,7 @@ def compare_precisions(
 
 
 def crossover_bandwidth(problem: Problem, chosen: Plan) -> float | None:
-    """Returns the bandwidth at which streaming and push-down change places.
+    """Returns the bandwidth at which both are equally fast.
 
     The nearest crossover is returned, in bytes per second. Faster links are
     searched first for a plan that pushes down, slower ones first for

@@ -12,7 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from typing import NamedTuple
 
 from hapi_protocol.encodings import COMPRESSIONS, DTYPES, Encoding
 from hapi_splitter.units import number_text, percent_text
@@ -20,16 +20,20 @@ from hapi_splitter.units import number_text, percent_text
 RAW = "raw"
 """Encoding of cut 0, the stored image."""
 
-Route: TypeAlias = tuple[int, str]
-"""A route: the cut and the encoding of a sample's features."""
 
-RAW_ROUTE: Route = (0, RAW)
+class Route(NamedTuple):
+    """The way of a sample: its cut, and the encoding of its features there."""
+
+    cut: int
+    encoding: str
+
+    @property
+    def label(self) -> str:
+        """Text for people: ``stream``, or such as ``cut 9 · uint8``."""
+        return f"cut {self.cut} · {self.encoding}" if self.cut else "stream"
 
 
-def route_label(route: Route) -> str:
-    """Returns text for people: ``stream``, or such as ``cut 9 · uint8``."""
-    cut, encoding = route
-    return f"cut {cut} · {encoding}" if cut else "stream"
+RAW_ROUTE = Route(0, RAW)
 
 
 LINK = "link"
@@ -111,12 +115,12 @@ class Option:
     @property
     def route(self) -> Route:
         """Cut and encoding, unique among the options of a problem."""
-        return self.cut, self.encoding
+        return Route(self.cut, self.encoding)
 
     @property
     def label(self) -> str:
-        """Text for people; see :func:`route_label`."""
-        return route_label(self.route)
+        """Text for people; see :attr:`Route.label`."""
+        return self.route.label
 
     @property
     def rounding(self) -> int:

@@ -149,7 +149,7 @@ class Computer(ABC):
         )
 
     def _with_package(self, work: Work, ask: Callable[[JobRequest], T]) -> T:
-        """Calls ``ask`` with the job, with its package in the place."""
+        """Calls ``ask``; uploads the package first if the worker lacks it."""
         job = work.job
         if work.package is None or job.model is None:
             return ask(job)

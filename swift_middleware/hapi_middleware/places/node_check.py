@@ -32,7 +32,7 @@ COMPUTES = "computes"
 FAILED = "failed"
 _USE = "egg:swift-hapi#hapi"
 _PATH = "/.hapi/nodes/status"
-"""No account has this name."""
+"""Probe path that no object can have: no account has this name."""
 
 
 @dataclass

@@ -48,14 +48,14 @@ from hapi_protocol.transforms import Training
 from hapi_splitter.encodings import decode as decode_features
 from hapi_splitter.encodings import encode
 from hapi_splitter.inputs.sample_format import SampleForm
-from hapi_splitter.planner.problem import RAW_ROUTE
+from hapi_splitter.planner.problem import RAW_ROUTE, Route
 from photos import tar_of
 
 SHAPE = (1, 2, 2)
 LIMITS = SpanLimits(5, Backoff(attempts=3, first_seconds=0, max_seconds=0))
 MODEL = ModelPath("AUTH_test", "models", "x.hapi")
 ONE, TWO = Training(seed=5, epoch=100), Training(seed=5, epoch=200)
-PUSHED = (2, "float32")
+PUSHED = Route(2, "float32")
 BUSY = UnavailableError("queue_full", "full", retry_after=0)
 
 

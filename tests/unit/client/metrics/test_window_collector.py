@@ -5,9 +5,9 @@ import pytest
 from hapi_client.metrics.window_collector import MetricsCollector
 from hapi_client.metrics.window_metrics import SpanMetrics
 from hapi_protocol.summary import Load
-from hapi_splitter.planner.problem import RAW_ROUTE
+from hapi_splitter.planner.problem import RAW_ROUTE, Route
 
-PUSHED = (3, "float16")
+PUSHED = Route(3, "float16")
 
 
 class ClockedCollector(MetricsCollector):

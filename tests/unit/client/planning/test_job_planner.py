@@ -67,7 +67,7 @@ def threads():
     ("error", "text"),
     [
         (ClientError("not_connected", "no proxy"), "no proxy"),
-        (RuntimeError("of ours"), "a defect: no plan, raw reads only"),
+        (RuntimeError("of ours"), "internal error while planning"),
     ],
 )
 def test_attempts_that_fail_are_logged_and_repeated(

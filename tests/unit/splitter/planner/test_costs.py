@@ -237,8 +237,8 @@ PACKED = replace(SAMPLES, unpack_seconds={})
         ({"server": FEWER}, "server's profile has 1 cuts, the region 3"),
         ({"client": IDLE}, "client's profile has reference_seconds 0.0"),
         ({"samples": BEYOND}, "cut 4 was measured, the region has 1 to 3"),
-        ({"samples": UNENCODED}, "encoding cut 2 as float32 was not measured"),
-        ({"samples": PACKED}, "unpacking cut 2 as float32 was not measured"),
+        ({"samples": UNENCODED}, "encoding cut 2 · float32 was not measured"),
+        ({"samples": PACKED}, "unpacking cut 2 · float32 was not measured"),
     ],
 )
 def test_inconsistent_measurements_are_refused(changes, message):
