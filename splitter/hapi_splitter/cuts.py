@@ -20,7 +20,7 @@ import torch
 from torch import fx
 
 from hapi_protocol.errors import UnsupportedError
-from hapi_splitter.graph.batch_independence import Batch, Value
+from hapi_splitter.graph.batch_independence import BatchPosition, Value
 from hapi_splitter.graph.batchnorm_folding import (
     Folding,
     fold,
@@ -111,7 +111,7 @@ def find_cuts(
 
 def cuttable(value: Value) -> bool:
     """True if a tensor is a batch of floating-point samples."""
-    return value.batch == Batch(0) and value.dtype in FLOATS
+    return value.batch == BatchPosition(0) and value.dtype in FLOATS
 
 
 def _sole_tensors(program: Program, values: Sequence[Value]) -> list[int]:

@@ -18,7 +18,7 @@ from swift.common.swob import Response
 from swift.common.utils import get_logger
 
 from hapi_middleware.cache.admin import CacheAdmin, is_cache_request
-from hapi_middleware.cache.store import FeatureCache
+from hapi_middleware.cache.store import StoreCache
 from hapi_middleware.concurrency import Timeout
 from hapi_middleware.config import FilterConfig
 from hapi_middleware.cors import with_cors_headers
@@ -30,7 +30,7 @@ from hapi_middleware.handlers.multi_object_handler import (
     parse_multi_request,
 )
 from hapi_middleware.handlers.profile_handler import ProfileHandler
-from hapi_middleware.metrics import Metrics
+from hapi_middleware.metrics import FilterMetrics
 from hapi_middleware.pipeline_check import check_pipeline_position
 from hapi_middleware.places.places import Places
 from hapi_middleware.requests.annotation_request import (
@@ -76,7 +76,7 @@ class HapiMiddleware:
 
     def __init__(self, app: Any, config: FilterConfig, logger: Any) -> None:
         self.logger = logger
-        metrics = Metrics(logger)
+        metrics = FilterMetrics(logger)
         worker = WorkerClient(
             config.worker_socket,
             config.worker_connect_timeout,
@@ -88,7 +88,7 @@ class HapiMiddleware:
             logger=logger,
             metrics=metrics,
             places=Places(app, config, worker, metrics, logger),
-            cache=FeatureCache(app, config, metrics, logger),
+            cache=StoreCache(app, config, metrics, logger),
             known_packages=KnownPackages(),
         )
 

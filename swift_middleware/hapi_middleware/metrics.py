@@ -92,7 +92,7 @@ def metric_name(ip: str, port: int) -> str:
     return f"{ip}_{port}".translate(str.maketrans(".:", "--"))
 
 
-class Metrics:
+class FilterMetrics:
     """The counters and timings of the table above.
 
     Args:
@@ -149,7 +149,7 @@ class StreamReporter:
     def __init__(self, name: str, logger: Any, prefix: str = "hapi") -> None:
         self._name = name
         self._logger = logger
-        self._metrics = Metrics(logger, prefix)
+        self._metrics = FilterMetrics(logger, prefix)
         self._thread_locals = logger.thread_locals
         self._requested = self._started = time.monotonic()
 

@@ -24,7 +24,7 @@ _ENTRY = struct.Struct("=Qdd")
 _BUCKET_BYTES = _ENTRIES * _ENTRY.size
 
 
-class Entry(NamedTuple):
+class SlotEntry(NamedTuple):
     """A number that a table has for a key.
 
     Attributes:
@@ -49,12 +49,12 @@ class SharedTable:
         os.ftruncate(self._file, num_buckets * _BUCKET_BYTES)
         self._bytes = mmap.mmap(self._file, num_buckets * _BUCKET_BYTES)
 
-    def get(self, key: str) -> Entry | None:
+    def get(self, key: str) -> SlotEntry | None:
         """The entry of a key, whether it has ended or not."""
         start, number = self._place(key)
         for found, until, value in self._bucket(start):
             if found == number:
-                return Entry(until, value)
+                return SlotEntry(until, value)
         return None
 
     def put(self, key: str, until: float, value: float = 0.0) -> None:

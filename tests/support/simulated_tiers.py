@@ -127,9 +127,7 @@ class SimulatedJob:
         self.estimates = CostEstimators(
             pushdown_concurrency=lambda: WIDTH, train_on_cpu=True
         )
-        self.scheduler: RouteScheduler[Route] = RouteScheduler(
-            {RAW: 1.0}
-        )
+        self.scheduler: RouteScheduler[Route] = RouteScheduler({RAW: 1.0})
         self.metrics = SimulatedMetrics(clock)
         random = np.random.default_rng(seed)
         self.replanner = Replanner(

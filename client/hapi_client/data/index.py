@@ -157,7 +157,7 @@ def store_index(
 
 
 @dataclass(frozen=True)
-class DataState:
+class IndexState:
     """A data set when the work on its index begins.
 
     Attributes:
@@ -169,7 +169,7 @@ class DataState:
     shards: frozenset[str]
 
     @classmethod
-    def of(cls, connection: Connection, location: Location) -> DataState:
+    def of(cls, connection: Connection, location: Location) -> IndexState:
         """Reads the state."""
         etag = _index_etag(connection, location)
         return cls(etag, _shards(connection, location))
@@ -192,7 +192,7 @@ def replace_index(
     connection: Connection,
     location: Location,
     index: DataIndex,
-    before: DataState,
+    before: IndexState,
 ) -> None:
     """Stores the index of a data set, unless another process has meanwhile.
 

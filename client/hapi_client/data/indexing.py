@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from hapi_client.data.index import (
     MAX_ATTEMPTS,
-    DataState,
+    IndexState,
     find_index,
     replace_index,
     store_index,
@@ -150,7 +150,7 @@ def update_index(
             f"{location} has no object ending in {SHARD_SUFFIX}, and no "
             "image or array",
         )
-    before = DataState.of(connection, location)
+    before = IndexState.of(connection, location)
     old = find_index(connection, location) or DataIndex(())
     source = options.labels or old.labels
     if not listing.groups:

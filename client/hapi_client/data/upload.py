@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
-from hapi_client.data.index import DataState, find_index, replace_index
+from hapi_client.data.index import IndexState, find_index, replace_index
 from hapi_client.data.indexing import (
     IndexOptions,
     checked_rows,
@@ -144,7 +144,7 @@ def upload(
     """
     folder = _class_folder(sources)
     connection.put_container(location.container)
-    before = DataState.of(connection, location)
+    before = IndexState.of(connection, location)
     old = find_index(connection, location) or DataIndex(())
     rows = labelled_rows(old)
     options = _options_like(location, old, options or IndexOptions())

@@ -14,8 +14,8 @@ from hapi_client.data.splits import TRAIN, DataSet
 from hapi_client.export.feature_writers import (
     Contents,
     FeatureWriter,
-    Rows,
-    Source,
+    SampleRows,
+    SampleSource,
     check_free_space,
     check_suffix,
     open_writer,
@@ -149,7 +149,7 @@ def _write(
                 for row in loader.rows
             ]
             writer.write(
-                Rows(
+                SampleRows(
                     found,
                     labels.cpu().numpy(),
                     features.float().cpu().numpy(),
@@ -160,10 +160,10 @@ def _write(
     return done
 
 
-def _sources(data: DataSet) -> Iterator[tuple[Source, IndexRow]]:
+def _sources(data: DataSet) -> Iterator[tuple[SampleSource, IndexRow]]:
     """Yields all samples in the order of the index."""
     for span, location in zip(data.spans, data.locations, strict=True):
         for row in span.rows:
             name = row.key if span.is_group else span.shard
             path = str(Location(span.container, name))
-            yield Source(row.key, path, str(location)), row
+            yield SampleSource(row.key, path, str(location)), row

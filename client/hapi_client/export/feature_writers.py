@@ -62,7 +62,7 @@ class Contents:
         return json.dumps(dict(self.about))
 
 
-class Source(NamedTuple):
+class SampleSource(NamedTuple):
     """The place of a sample in the store.
 
     Attributes:
@@ -77,7 +77,7 @@ class Source(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Rows:
+class SampleRows:
     """Some samples.
 
     Attributes:
@@ -86,7 +86,7 @@ class Rows:
         features: ``[n, *shape]`` float32.
     """
 
-    sources: Sequence[Source]
+    sources: Sequence[SampleSource]
     labels: npt.NDArray[np.int64]
     features: npt.NDArray[np.float32]
 
@@ -94,7 +94,7 @@ class Rows:
         return len(self.sources)
 
     @classmethod
-    def joined(cls, parts: Sequence[Rows]) -> Rows:
+    def joined(cls, parts: Sequence[SampleRows]) -> SampleRows:
         """Joins rows in the given order."""
         return cls(
             [each for part in parts for each in part.sources],
@@ -106,7 +106,7 @@ class Rows:
 class FeatureWriter(Protocol):
     """Writes rows to a file."""
 
-    def write(self, rows: Rows) -> None: ...
+    def write(self, rows: SampleRows) -> None: ...
 
 
 WriterContext: TypeAlias = AbstractContextManager[FeatureWriter]
@@ -134,9 +134,9 @@ class _TableWriter:
         self._group_rows = min(
             max(1, ROW_GROUP_BYTES // max(1, row_bytes)), MAX_GROUP_ROWS
         )
-        self._waiting: list[Rows] = []
+        self._waiting: list[SampleRows] = []
 
-    def write(self, rows: Rows) -> None:
+    def write(self, rows: SampleRows) -> None:
         self._waiting.append(rows)
         if sum(map(len, self._waiting)) >= self._group_rows:
             self.flush()
@@ -144,7 +144,7 @@ class _TableWriter:
     def flush(self) -> None:
         if not self._waiting:
             return
-        rows = Rows.joined(self._waiting)
+        rows = SampleRows.joined(self._waiting)
         self._waiting = []
         columns = [
             *(
@@ -170,7 +170,7 @@ def _schema(contents: Contents) -> pa.Schema:
         [
             *(
                 pa.field(name, pa.utf8(), nullable=False)
-                for name in Source._fields
+                for name in SampleSource._fields
             ),
             pa.field("label", pa.int64()),
             *names,
@@ -214,10 +214,10 @@ class _ArchiveWriter:
     def __init__(self, contents: Contents, staged: IO[bytes]) -> None:
         self._contents = contents
         self._staged = staged
-        self._sources: list[Source] = []
+        self._sources: list[SampleSource] = []
         self._labels: list[npt.NDArray[np.int64]] = []
 
-    def write(self, rows: Rows) -> None:
+    def write(self, rows: SampleRows) -> None:
         self._staged.write(np.ascontiguousarray(rows.features).data)
         self._sources += rows.sources
         self._labels.append(rows.labels)

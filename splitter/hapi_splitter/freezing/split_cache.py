@@ -30,7 +30,7 @@ from hapi_splitter.freezing.split_store import (
     memory_store,
 )
 from hapi_splitter.freezing.tail_call import TailPlan
-from hapi_splitter.graph.batch_independence import Batch, Value
+from hapi_splitter.graph.batch_independence import BatchPosition, Value
 from hapi_splitter.graph.operators import DTYPE_NAMES, DTYPES
 from hapi_splitter.graph.program import program_from_json
 from hapi_splitter.inputs.sample_format import InputTransform
@@ -282,7 +282,7 @@ def _value(
     return Value(
         tuple(shape),
         DTYPES[dtype],
-        batch and Batch(*batch),
+        batch and BatchPosition(*batch),
         data,
         bounds and tuple(bounds),
     )

@@ -34,7 +34,7 @@ class MixesSamplesError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class BatchPosition:
     """The batch position: ``dim`` has ``outer * B * inner`` entries."""
 
     dim: int
@@ -45,8 +45,8 @@ class Batch:
     def coefficient(self) -> int:
         return self.outer * self.inner
 
-    def moved_to(self, dim: int) -> Batch:
-        return Batch(dim, self.outer, self.inner)
+    def moved_to(self, dim: int) -> BatchPosition:
+        return BatchPosition(dim, self.outer, self.inner)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Value:
 
     shape: tuple[int, ...]
     dtype: torch.dtype
-    batch: Batch | None
+    batch: BatchPosition | None
     data: bool
     bounds: tuple[int, int] | None = None
 
@@ -84,7 +84,7 @@ class Value:
 
 Bound: TypeAlias = Mapping[str, Any]
 """Arguments by name; tensors as :class:`Value`, sizes as (B, constant)."""
-Rule: TypeAlias = Callable[[Bound], Batch | None]
+Rule: TypeAlias = Callable[[Bound], BatchPosition | None]
 
 _DIFFERENT_BATCHES = "its tensors have their batches in different dimensions"
 _NO_BATCH_DIM = "its input has no dimension for the batch"
@@ -98,7 +98,7 @@ def _only_first(bound: Bound) -> Value:
     return first
 
 
-def _batch_outside(value: Value, dims: Any) -> Batch | None:
+def _batch_outside(value: Value, dims: Any) -> BatchPosition | None:
     """Returns the batch, which must not be in one of ``dims``."""
     dims = (dims,) if isinstance(dims, int) else dims
     if value.batch is None:
@@ -108,13 +108,13 @@ def _batch_outside(value: Value, dims: Any) -> Batch | None:
     return value.batch
 
 
-def elementwise(bound: Bound) -> Batch | None:
+def elementwise(bound: Bound) -> BatchPosition | None:
     """Acts on single entries, after broadcasting."""
     values = tensors_of(bound)
     return broadcast(values, max(value.ndim for value in values))
 
 
-def broadcast(values: list[Value], ndim: int) -> Batch | None:
+def broadcast(values: list[Value], ndim: int) -> BatchPosition | None:
     """Aligns tensors at their last dimension."""
     batches = {
         value.batch.moved_to(value.batch.dim + ndim - value.ndim)
@@ -131,46 +131,46 @@ def broadcast(values: list[Value], ndim: int) -> Batch | None:
     return batches.pop() if batches else None
 
 
-def along(bound: Bound) -> Batch | None:
+def along(bound: Bound) -> BatchPosition | None:
     """Acts along ``dim`` or ``dims`` without reordering dimensions."""
     value = _only_first(bound)
     dims = bound["dim"] if "dim" in bound else bound["dims"]
     return _batch_outside(value, dims)
 
 
-def roll(bound: Bound) -> Batch | None:
+def roll(bound: Bound) -> BatchPosition | None:
     """Needs explicit dims: without them the flattened tensor is rolled."""
     if not bound["dims"] and bound["self"].batch:
         raise MixesSamplesError("it acts on all dimensions at once")
     return along(bound)
 
 
-def pad(bound: Bound) -> Batch | None:
+def pad(bound: Bound) -> BatchPosition | None:
     """Pads the last dimensions, of which the last one is the first pair."""
     widths = bound["pad"] if "pad" in bound else bound["padding"]
     return _batch_outside(bound["self"], tuple(range(-(len(widths) // 2), 0)))
 
 
-def cat(bound: Bound) -> Batch | None:
+def cat(bound: Bound) -> BatchPosition | None:
     """Joins tensors that have the batch in one position, or no batch."""
     return _single(
         {_batch_outside(value, bound["dim"]) for value in bound["tensors"]}
     )
 
 
-def stack(bound: Bound) -> Batch | None:
+def stack(bound: Bound) -> BatchPosition | None:
     """Joins tensors in a new dimension at ``dim``."""
     _single({value.batch for value in bound["tensors"]})
     return _insert_dim(bound["tensors"][0], bound["dim"])
 
 
-def _single(batches: set[Batch | None]) -> Batch | None:
+def _single(batches: set[BatchPosition | None]) -> BatchPosition | None:
     if len(batches) > 1:
         raise MixesSamplesError(_DIFFERENT_BATCHES)
     return batches.pop()
 
 
-def reduce(bound: Bound) -> Batch | None:
+def reduce(bound: Bound) -> BatchPosition | None:
     """Reduces ``dim``; an empty list means all dimensions."""
     value, dims = bound["self"], bound["dim"]
     dims = (dims,) if isinstance(dims, int) else dims
@@ -182,35 +182,35 @@ def reduce(bound: Bound) -> Batch | None:
     return batch.moved_to(batch.dim - sum(dim < batch.dim for dim in removed))
 
 
-def _leading(value: Value) -> Batch | None:
+def _leading(value: Value) -> BatchPosition | None:
     if value.batch and value.batch.dim != 0:
         raise MixesSamplesError("the batch is not its first dimension")
     return value.batch
 
 
-def image(bound: Bound) -> Batch | None:
+def image(bound: Bound) -> BatchPosition | None:
     """Reads ``[batch, channels, height, width]``; refuses unbatched images."""
     return _with_dims(bound, 4)
 
 
-def volume(bound: Bound) -> Batch | None:
+def volume(bound: Bound) -> BatchPosition | None:
     """Reads ``[batch, channels, depth, height, width]``."""
     return _with_dims(bound, 5)
 
 
-def columns(bound: Bound) -> Batch | None:
+def columns(bound: Bound) -> BatchPosition | None:
     """Reads ``[batch, channels or entries of a window, positions]``."""
     return _with_dims(bound, 3)
 
 
-def _with_dims(bound: Bound, ndim: int) -> Batch | None:
+def _with_dims(bound: Bound, ndim: int) -> BatchPosition | None:
     value = _only_first(bound)
     if value.batch and value.ndim != ndim:
         raise MixesSamplesError(_NO_BATCH_DIM)
     return _leading(value)
 
 
-def conv(bound: Bound) -> Batch | None:
+def conv(bound: Bound) -> BatchPosition | None:
     """Reads batched input, of the rank of the weights."""
     value = _only_first(bound)
     if value.ndim != bound["weight"].ndim:
@@ -218,7 +218,7 @@ def conv(bound: Bound) -> Batch | None:
     return _leading(value)
 
 
-def channelwise(bound: Bound) -> Batch | None:
+def channelwise(bound: Bound) -> BatchPosition | None:
     """Reads ``[batch, channels, ...]`` and constants per channel."""
     value = _only_first(bound)
     if value.batch and value.ndim < 2:
@@ -226,29 +226,29 @@ def channelwise(bound: Bound) -> Batch | None:
     return _leading(value)
 
 
-def layer_norm(bound: Bound) -> Batch | None:
+def layer_norm(bound: Bound) -> BatchPosition | None:
     """Normalises the last dimensions."""
     value = _only_first(bound)
     dims = tuple(range(-len(bound["normalized_shape"]), 0))
     return _batch_outside(value, dims)
 
 
-def linear(bound: Bound) -> Batch | None:
+def linear(bound: Bound) -> BatchPosition | None:
     """Contracts the last dimension."""
     value = _only_first(bound)
     return _batch_outside(value, -1)
 
 
-def embedding(bound: Bound) -> Batch | None:
+def embedding(bound: Bound) -> BatchPosition | None:
     """Reads a row of the weight per index, in a new last dimension."""
     weight, indices = bound["weight"], bound["indices"]
     if weight.batch:
         raise MixesSamplesError("its weights depend on the batch")
-    batch: Batch | None = indices.batch
+    batch: BatchPosition | None = indices.batch
     return batch
 
 
-def gather(bound: Bound) -> Batch | None:
+def gather(bound: Bound) -> BatchPosition | None:
     """Reads one entry along ``dim`` per index; all else is at one place."""
     value, index = bound["self"], bound["index"]
     if value.batch != index.batch:
@@ -256,7 +256,7 @@ def gather(bound: Bound) -> Batch | None:
     return _batch_outside(value, bound["dim"])
 
 
-def matmul(bound: Bound) -> Batch | None:
+def matmul(bound: Bound) -> BatchPosition | None:
     """Multiplies matrices; the batch leads, or is in the left one's rows."""
     left, right = tensors_of(bound)
     if min(left.ndim, right.ndim) < 2:
@@ -271,7 +271,7 @@ def matmul(bound: Bound) -> Batch | None:
     return broadcast([left, right], ndim)
 
 
-def attention(bound: Bound) -> Batch | None:
+def attention(bound: Bound) -> BatchPosition | None:
     """Reads queries, keys, values ``[..., length, features]`` and a mask."""
     values = tensors_of(bound)
     if min(value.ndim for value in values) < 2:
@@ -281,7 +281,7 @@ def attention(bound: Bound) -> Batch | None:
     return broadcast(values, max(value.ndim for value in values))
 
 
-def reshape(bound: Bound) -> Batch | None:
+def reshape(bound: Bound) -> BatchPosition | None:
     """Regroups dimensions in row-major order."""
     value, sizes = bound["self"], bound["shape"]
     growing = [i for i, size in enumerate(sizes) if size[0]]
@@ -300,10 +300,10 @@ def reshape(bound: Bound) -> Batch | None:
     outer = before // skipped
     if outer == 0 or coefficient % outer:
         raise MixesSamplesError("it moves entries from sample to sample")
-    return Batch(dim, outer, coefficient // outer)
+    return BatchPosition(dim, outer, coefficient // outer)
 
 
-def expand(bound: Bound) -> Batch | None:
+def expand(bound: Bound) -> BatchPosition | None:
     """Repeats entries; a constant may be repeated once per sample."""
     value: Value = bound["self"]
     sizes = bound["size"]
@@ -318,10 +318,10 @@ def expand(bound: Bound) -> Batch | None:
         return None
     if len(growing) > 1 or sizes[growing[0]] != (1, 0):
         raise MixesSamplesError("it repeats a constant more than per sample")
-    return Batch(growing[0])
+    return BatchPosition(growing[0])
 
 
-def permute(bound: Bound) -> Batch | None:
+def permute(bound: Bound) -> BatchPosition | None:
     """Reorders dimensions."""
     value: Value = bound["self"]
     if value.batch is None:
@@ -332,7 +332,7 @@ def permute(bound: Bound) -> Batch | None:
     return value.batch.moved_to(order.index(value.batch.dim))
 
 
-def transpose(bound: Bound) -> Batch | None:
+def transpose(bound: Bound) -> BatchPosition | None:
     """Exchanges two dimensions."""
     value = bound["self"]
     if value.batch is None:
@@ -343,24 +343,24 @@ def transpose(bound: Bound) -> Batch | None:
     return permute({"self": value, "dims": order})
 
 
-def unsqueeze(bound: Bound) -> Batch | None:
+def unsqueeze(bound: Bound) -> BatchPosition | None:
     """Inserts a dimension of size 1 at ``dim``."""
     return _insert_dim(bound["self"], bound["dim"])
 
 
-def _insert_dim(value: Value, dim: int) -> Batch | None:
+def _insert_dim(value: Value, dim: int) -> BatchPosition | None:
     if value.batch is None:
         return None
     dim %= value.ndim + 1
     return value.batch.moved_to(value.batch.dim + (dim <= value.batch.dim))
 
 
-def unfold(bound: Bound) -> Batch | None:
+def unfold(bound: Bound) -> BatchPosition | None:
     """Moves windows along ``dimension`` to a new last dimension."""
     return _batch_outside(bound["self"], bound["dimension"])
 
 
-def squeeze(bound: Bound) -> Batch | None:
+def squeeze(bound: Bound) -> BatchPosition | None:
     """Removes dimensions of ``dim`` that have size 1."""
     value = bound["self"]
     batch = _batch_outside(value, bound["dim"])
@@ -371,7 +371,7 @@ def squeeze(bound: Bound) -> Batch | None:
     return batch.moved_to(batch.dim - removed)
 
 
-def select(bound: Bound) -> Batch | None:
+def select(bound: Bound) -> BatchPosition | None:
     """Selects one index of ``dim`` and removes the dimension."""
     value = bound["self"]
     batch = _batch_outside(value, bound["dim"])

@@ -16,7 +16,7 @@ import torch
 
 from hapi_protocol.errors import PackageError
 from hapi_splitter.graph.batch_independence import (
-    Batch,
+    BatchPosition,
     Bound,
     MixesSamplesError,
     Value,
@@ -103,7 +103,9 @@ def infer(
     """
     every = dtype_bounds(form.dtype)
     values = {
-        INPUT: Value((1, *form.shape), form.dtype, Batch(0), True, every)
+        INPUT: Value(
+            (1, *form.shape), form.dtype, BatchPosition(0), True, every
+        )
     }
     _check_limits(values[INPUT], 0, limits, "the input")
     ids = {INPUT} if values[INPUT].num_elements <= MAX_IDS else set()

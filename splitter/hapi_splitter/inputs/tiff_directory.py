@@ -26,7 +26,7 @@ _SIZES: Mapping[int, int] = MappingProxyType(
 """Bytes of a value, if more than one."""
 
 
-class Entry(NamedTuple):
+class DirectoryEntry(NamedTuple):
     """An entry of a directory (TIFF 6.0, section 2).
 
     Attributes:
@@ -42,7 +42,7 @@ class Entry(NamedTuple):
     number: int | None
 
 
-def entries(data: bytes) -> Iterator[Entry]:
+def entries(data: bytes) -> Iterator[DirectoryEntry]:
     """Yields the entries of a file's first directory.
 
     Raises:
@@ -67,7 +67,7 @@ def entries(data: bytes) -> Iterator[Entry]:
                 (start,) = struct.unpack_from(order + offset, value)
                 value = data[start : start + 8].ljust(8, b"\0")
             (number,) = struct.unpack_from(order + _NUMBERS[kind], value)
-        yield Entry(tag, found, found * _SIZES.get(kind, 1), number)
+        yield DirectoryEntry(tag, found, found * _SIZES.get(kind, 1), number)
 
 
 def orientation(exif: bytes) -> int:

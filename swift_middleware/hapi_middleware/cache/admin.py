@@ -30,7 +30,7 @@ from swift.common.swob import Response
 from swift.common.utils import drain_and_close, split_path
 
 from hapi_middleware.cache.entries import entry_prefix, private_request
-from hapi_middleware.metrics import Metrics
+from hapi_middleware.metrics import FilterMetrics
 from hapi_middleware.requests.annotation_request import Env
 from hapi_middleware.requests.authorization import owner_refusal
 from hapi_middleware.requests.subrequests import SwiftAnswerError
@@ -90,7 +90,7 @@ class CacheAdmin:
         metrics: metrics of the filter.
     """
 
-    def __init__(self, app: Any, env: Env, metrics: Metrics) -> None:
+    def __init__(self, app: Any, env: Env, metrics: FilterMetrics) -> None:
         self._app = app
         self._metrics = metrics
         self._env = env

@@ -32,19 +32,19 @@ class Buffer:
     ) -> None:
         self.limit_bytes = limit_bytes
         self.clock = clock
-        self.reservations: set[Reservation] = set()
+        self.reservations: set[BufferReservation] = set()
         """Those with memory."""
 
     @property
     def used_bytes(self) -> int:
         return sum(each.num_bytes for each in self.reservations)
 
-    def reservation(self, account: str) -> Reservation:
+    def reservation(self, account: str) -> BufferReservation:
         """Returns a reservation of an account, without memory yet."""
-        return Reservation(self, account)
+        return BufferReservation(self, account)
 
 
-class Reservation:
+class BufferReservation:
     """The memory of one entry.
 
     Args:

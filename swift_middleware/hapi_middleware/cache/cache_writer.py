@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from hapi_middleware.cache.entries import pack
-from hapi_middleware.cache.store import FeatureCache
+from hapi_middleware.cache.store import StoreCache
 from hapi_middleware.concurrency import Task
 from hapi_middleware.worker.feature_stream import WorkerStream
 from hapi_protocol.errors import HapiError, InternalError
@@ -29,7 +29,7 @@ class CacheWriter:
 
     def __init__(
         self,
-        cache: FeatureCache,
+        cache: StoreCache,
         key: str,
         store: Callable[[bytes], None],
         payer: str,

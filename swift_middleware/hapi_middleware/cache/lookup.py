@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from hapi_middleware.cache.cache_writer import CacheWriter, CachingStream
 from hapi_middleware.cache.entries import MAX_NAME_BYTES, entry_name
-from hapi_middleware.cache.store import CacheEntryBody, FeatureCache
+from hapi_middleware.cache.store import CacheEntryBody, StoreCache
 from hapi_middleware.requests.annotation_request import Env, FeatureRequest
 from hapi_middleware.requests.authorization import is_owner
 from hapi_middleware.requests.subrequests import ObjectHead
@@ -40,7 +40,7 @@ class CacheLookup:
 
     def __init__(
         self,
-        cache: FeatureCache,
+        cache: StoreCache,
         env: Env,
         request: FeatureRequest,
         head: ObjectHead,

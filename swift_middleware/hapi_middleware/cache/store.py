@@ -14,7 +14,7 @@ from swift.common.swob import Request, Response
 from swift.common.utils import close_if_possible, drain_and_close
 from swift.proxy.controllers.base import get_container_info
 
-from hapi_middleware.cache.buffer import Buffer, Reservation
+from hapi_middleware.cache.buffer import Buffer, BufferReservation
 from hapi_middleware.cache.entries import (
     CONTENT_TYPE,
     DamagedEntryError,
@@ -23,7 +23,7 @@ from hapi_middleware.cache.entries import (
 )
 from hapi_middleware.concurrency import Task, Timeout
 from hapi_middleware.config import FilterConfig
-from hapi_middleware.metrics import Metrics
+from hapi_middleware.metrics import FilterMetrics
 from hapi_middleware.requests.annotation_request import Env
 from hapi_middleware.requests.authorization import SWIFT_SOURCE
 from hapi_protocol.errors import make_error
@@ -58,7 +58,9 @@ class CacheEntryBody:
             the client reads too slowly.
     """
 
-    def __init__(self, features: memoryview, reservation: Reservation) -> None:
+    def __init__(
+        self, features: memoryview, reservation: BufferReservation
+    ) -> None:
         self.length_bytes = len(features)
         self._remaining = features
         self._reservation = reservation
@@ -93,7 +95,7 @@ class CacheEntryBody:
         self.close()
 
 
-class FeatureCache:
+class StoreCache:
     """Reads and stores entries; failures go to log and metrics only.
 
     Args:
@@ -108,7 +110,11 @@ class FeatureCache:
     """
 
     def __init__(
-        self, app: Any, config: FilterConfig, metrics: Metrics, logger: Any
+        self,
+        app: Any,
+        config: FilterConfig,
+        metrics: FilterMetrics,
+        logger: Any,
     ) -> None:
         self.config = config
         self._metrics = metrics

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from hapi_middleware.cache.store import FeatureCache
+from hapi_middleware.cache.store import StoreCache
 from hapi_middleware.config import FilterConfig
-from hapi_middleware.metrics import Metrics
+from hapi_middleware.metrics import FilterMetrics
 from hapi_middleware.places.places import Places
 from hapi_middleware.requests.package import KnownPackages
 
@@ -29,7 +29,7 @@ class HandlerContext:
     app: Any
     config: FilterConfig
     logger: Any
-    metrics: Metrics
+    metrics: FilterMetrics
     places: Places
-    cache: FeatureCache
+    cache: StoreCache
     known_packages: KnownPackages

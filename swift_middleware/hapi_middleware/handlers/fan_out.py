@@ -18,13 +18,13 @@ from typing import Any
 from hapi_middleware.concurrency import map_ahead, sleep
 from hapi_middleware.handlers.access_log import UsageQuery
 from hapi_middleware.handlers.merged_rows import (
+    JobRows,
     JointReporter,
     MergedStream,
-    Rows,
     close_all,
 )
 from hapi_middleware.metrics import StreamReporter
-from hapi_middleware.places.computer import ELSEWHERE, Work
+from hapi_middleware.places.computer import ELSEWHERE, AuthorisedJob
 from hapi_middleware.places.node_faults import Node
 from hapi_middleware.places.places import Computers, Places
 from hapi_middleware.requests.multi_object_reads import (
@@ -56,7 +56,7 @@ Numbered = tuple[int, str]
 
 
 @dataclass
-class Group:
+class ObjectGroup:
     """Objects of one job.
 
     Attributes:
@@ -183,7 +183,7 @@ class FanOut:
         heads = map_ahead(self._reader.head, numbered, self._concurrency)
         return Window(numbered, list(heads))
 
-    def _groups(self, window: Window) -> list[Group]:
+    def _groups(self, window: Window) -> list[ObjectGroup]:
         """The jobs of a window; if all are the proxy's, so are later ones."""
         candidates = [
             self._nodes(name, head)
@@ -193,8 +193,8 @@ class FanOut:
         ]
         counts = Counter(each[0].address for each in candidates if each)
         chosen = {address for address, _ in counts.most_common(MAX_GROUPS)}
-        groups: dict[Any, Group] = {}
-        others = Group(None)
+        groups: dict[Any, ObjectGroup] = {}
+        others = ObjectGroup(None)
         for numbered, head, nodes in zip(
             window.numbered, window.heads, candidates, strict=True
         ):
@@ -202,7 +202,7 @@ class FanOut:
             if near and head is not None:
                 node = near[0]
                 key = node.address, node.policy_index
-                group = groups.setdefault(key, Group(node))
+                group = groups.setdefault(key, ObjectGroup(node))
                 if group.take(numbered, head, node):
                     continue
             others.numbered.append(numbered)
@@ -219,17 +219,17 @@ class FanOut:
             return []
         return self._places.nearest(f"{self._job.source_name}/{name}", head)
 
-    def _start(self, window: Window) -> list[Rows]:
+    def _start(self, window: Window) -> list[JobRows]:
         """Starts the jobs of a window side by side."""
         groups = self._groups(window)
         concurrency = max(1, self._concurrency // len(groups))
-        started: list[Rows] = []
+        started: list[JobRows] = []
 
-        def start(group: Group) -> None:
+        def start(group: ObjectGroup) -> None:
             self._reporter.adopt_thread()
             indices = [index for index, _ in group.numbered]
             stream = self._stream(group, concurrency)
-            started.append(Rows(stream, indices, self._reporter))
+            started.append(JobRows(stream, indices, self._reporter))
 
         try:
             for _ in map_ahead(start, groups, len(groups)):
@@ -239,7 +239,7 @@ class FanOut:
             raise
         return started
 
-    def _start_later(self, window: Window) -> list[Rows]:
+    def _start_later(self, window: Window) -> list[JobRows]:
         """Starts a window whose answer has begun, if need be later."""
         for _ in range(START_ATTEMPTS - 1):
             try:
@@ -250,7 +250,7 @@ class FanOut:
                 sleep(error.retry_after)
         return self._start(window)
 
-    def _stream(self, group: Group, concurrency: int) -> WorkerStream:
+    def _stream(self, group: ObjectGroup, concurrency: int) -> WorkerStream:
         if group.node is not None:
             storing = self._places.storing_many(group.node, group.stored)
             try:
@@ -261,7 +261,7 @@ class FanOut:
         return self._begin(self._computers, group, concurrency)
 
     def _begin(
-        self, computers: Computers, group: Group, concurrency: int
+        self, computers: Computers, group: ObjectGroup, concurrency: int
     ) -> WorkerStream:
         job = replace(
             self._job,
@@ -269,7 +269,7 @@ class FanOut:
             request_objects=self._job.num_objects,
         )
 
-        work = Work(
+        work = AuthorisedJob(
             job,
             lambda: FramedObjects(
                 self._reader.read, group.numbered, concurrency

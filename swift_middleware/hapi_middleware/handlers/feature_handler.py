@@ -22,7 +22,7 @@ from hapi_middleware.handlers.access_log import (
 )
 from hapi_middleware.handlers.context import HandlerContext
 from hapi_middleware.metrics import StreamReporter
-from hapi_middleware.places.computer import Granted, Work
+from hapi_middleware.places.computer import AuthorisedJob, Granted
 from hapi_middleware.places.places import Computers
 from hapi_middleware.requests.annotation_request import (
     Env,
@@ -205,7 +205,7 @@ class FeatureHandler:
 
         part = self._annotation.byte_range
         computers = self._next_to_bytes(computers, head, part)
-        work = Work(
+        work = AuthorisedJob(
             job,
             partial(self._source.open, head, part),
             is_repeatable=True,

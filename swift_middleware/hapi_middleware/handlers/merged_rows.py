@@ -33,7 +33,7 @@ from hapi_protocol.tee_stream import (
 )
 
 
-class Rows:
+class JobRows:
     """The rows of one job, read as soon as they come.
 
     Args:
@@ -119,7 +119,7 @@ class Rows:
             self._frames.put(error)
 
 
-def close_all(opened: Sequence[Rows]) -> None:
+def close_all(opened: Sequence[JobRows]) -> None:
     """Ends jobs, also if ending one of them fails."""
     with ExitStack() as stack:
         for each in opened:
@@ -144,8 +144,8 @@ class MergedStream:
 
     def __init__(
         self,
-        first: list[Rows],
-        windows: Iterator[list[Rows]],
+        first: list[JobRows],
+        windows: Iterator[list[JobRows]],
         reporter: JointReporter,
         usage_query: UsageQuery,
         on_close: Callable[[], None],
@@ -156,7 +156,7 @@ class MergedStream:
         self._reporter = reporter
         self._usage_query = usage_query
         self._on_close = on_close
-        self._open: list[Rows] = first
+        self._open: list[JobRows] = first
         self._sent_bytes = 0
         self._pieces = self._run(chain([first], windows))
 
@@ -196,7 +196,7 @@ class MergedStream:
             stack.callback(self._on_close)
             stack.callback(close_all, self._open)
 
-    def _run(self, windows: Iterator[list[Rows]]) -> Iterator[bytes]:
+    def _run(self, windows: Iterator[list[JobRows]]) -> Iterator[bytes]:
         summaries: list[bytes] = []
         last = b""
         for window in windows:

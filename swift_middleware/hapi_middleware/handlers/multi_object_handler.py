@@ -27,7 +27,7 @@ from hapi_middleware.handlers.access_log import (
 from hapi_middleware.handlers.context import HandlerContext
 from hapi_middleware.handlers.fan_out import FanOut
 from hapi_middleware.metrics import StreamReporter
-from hapi_middleware.places.computer import Work
+from hapi_middleware.places.computer import AuthorisedJob
 from hapi_middleware.places.places import Computers
 from hapi_middleware.requests.annotation_request import (
     Env,
@@ -306,7 +306,7 @@ class MultiObjectHandler:
             self._reader.read, enumerate(names), self._config.multi_concurrency
         )
 
-        work = Work(
+        work = AuthorisedJob(
             job,
             lambda: frames,
             is_repeatable=False,

@@ -19,7 +19,7 @@ from swift.common.utils import get_logger
 
 from hapi_middleware.concurrency import Task, Timeout
 from hapi_middleware.config import ObjectFilterConfig
-from hapi_middleware.metrics import Metrics, StreamReporter
+from hapi_middleware.metrics import FilterMetrics, StreamReporter
 from hapi_middleware.object_server.framed_answer import FramedAnswer, Send
 from hapi_middleware.object_server.local_object import (
     LocalObject,
@@ -141,7 +141,7 @@ class ObjectMiddleware:
         self._config = config
         self._verifier = verifier
         self._logger = logger
-        self._metrics = Metrics(logger, _PREFIX)
+        self._metrics = FilterMetrics(logger, _PREFIX)
         self._watch = WorkerWatch(self._metrics, logger)
         self._auditing = False
         self._audits = shared_table("audits", AUDIT_BUCKETS)

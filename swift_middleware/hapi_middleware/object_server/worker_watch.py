@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from hapi_middleware.metrics import Metrics
+from hapi_middleware.metrics import FilterMetrics
 from hapi_middleware.places.computer import BUSY
 from hapi_protocol.backend import STEP_MODEL
 from hapi_protocol.errors import PACKAGE_REFUSED, HapiError
@@ -28,7 +28,7 @@ class WorkerWatch:
 
     def __init__(
         self,
-        metrics: Metrics,
+        metrics: FilterMetrics,
         logger: Any,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

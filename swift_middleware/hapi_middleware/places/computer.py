@@ -10,7 +10,7 @@ from functools import partial
 from typing import ClassVar
 
 from hapi_middleware.config import PLACE_PROXY
-from hapi_middleware.metrics import Metrics, StreamReporter
+from hapi_middleware.metrics import FilterMetrics, StreamReporter
 from hapi_middleware.requests.package import Package
 from hapi_middleware.worker.feature_stream import JobBody, WorkerStream
 from hapi_middleware.worker.package_upload import (
@@ -54,7 +54,7 @@ intact."""
 
 
 @dataclass(frozen=True)
-class Work:
+class AuthorisedJob:
     """An authorised job, and where its bytes are.
 
     Attributes:
@@ -106,7 +106,7 @@ class Computer(ABC):
     KIND: ClassVar[str]
     MAX_UPLOADS: ClassVar[int] = 2
 
-    def __init__(self, store: PackageStore, metrics: Metrics) -> None:
+    def __init__(self, store: PackageStore, metrics: FilterMetrics) -> None:
         self._store = store
         self._metrics = metrics
 
@@ -118,7 +118,7 @@ class Computer(ABC):
 
     @abstractmethod
     def start(
-        self, work: Work, is_answered: Callable[[Granted], bool]
+        self, work: AuthorisedJob, is_answered: Callable[[Granted], bool]
     ) -> WorkerStream | None:
         """Starts a job and waits for its first features.
 
@@ -148,7 +148,9 @@ class Computer(ABC):
             request.model, ask
         )
 
-    def _with_package(self, work: Work, ask: Callable[[JobRequest], T]) -> T:
+    def _with_package(
+        self, work: AuthorisedJob, ask: Callable[[JobRequest], T]
+    ) -> T:
         """Calls ``ask``; uploads the package first if the worker lacks it."""
         job = work.job
         if work.package is None or job.model is None:
@@ -173,7 +175,7 @@ class LocalComputer(Computer):
 
     KIND = PLACE_PROXY
 
-    def __init__(self, worker: WorkerClient, metrics: Metrics) -> None:
+    def __init__(self, worker: WorkerClient, metrics: FilterMetrics) -> None:
         super().__init__(worker, metrics)
         self._worker = worker
 
@@ -184,7 +186,7 @@ class LocalComputer(Computer):
         return self._worker.find_model(identity, trans_id)
 
     def start(
-        self, work: Work, is_answered: Callable[[Granted], bool]
+        self, work: AuthorisedJob, is_answered: Callable[[Granted], bool]
     ) -> WorkerStream | None:
         """Starts a job, as :meth:`Computer.start`."""
         granted, started = self._grant(work), time.monotonic()
@@ -211,7 +213,7 @@ class LocalComputer(Computer):
     def _profile(self, request: ProfileRequest) -> ModelProfile:
         return self._worker.get_profile(request)
 
-    def _grant(self, work: Work) -> Granted:
+    def _grant(self, work: AuthorisedJob) -> Granted:
         def ask(job: JobRequest) -> JobGrant:
             with self._metrics.timed("grant"):
                 return self._worker.create_job(job)

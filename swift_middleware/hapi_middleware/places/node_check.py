@@ -20,7 +20,7 @@ from swift.common.wsgi import loadcontext, loadwsgi
 
 from hapi_middleware.concurrency import map_ahead
 from hapi_middleware.config import PLACE_OBJECT, FilterConfig
-from hapi_middleware.metrics import Metrics
+from hapi_middleware.metrics import FilterMetrics
 from hapi_middleware.places.node_client import NodeClient
 from hapi_middleware.places.node_computer import NodeComputer
 from hapi_middleware.places.node_faults import Node, NodeError
@@ -71,7 +71,7 @@ def check_nodes(conf: str) -> Iterator[NodeAnswer]:
     storage_policy.reload_storage_policies()
     keys = read_keys(Path(config.backend_key_file))
     logger = utils.get_logger({}, log_route="hapi")
-    metrics = Metrics(logger)
+    metrics = FilterMetrics(logger)
     client = NodeClient(config, keys, metrics, logger)
     ask = partial(_ask, client, metrics)
     yield from map_ahead(ask, _nodes(config).items(), CONCURRENCY)
@@ -117,7 +117,7 @@ def _nodes(config: FilterConfig) -> dict[tuple[str, int], list[Any]]:
 
 def _ask(
     client: NodeClient,
-    metrics: Metrics,
+    metrics: FilterMetrics,
     asked: tuple[tuple[str, int], list[Any]],
 ) -> NodeAnswer:
     _, devices = asked

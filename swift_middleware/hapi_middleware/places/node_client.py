@@ -9,7 +9,7 @@ from typing import Any
 
 from hapi_middleware.concurrency import http_connect
 from hapi_middleware.config import FilterConfig
-from hapi_middleware.metrics import Metrics
+from hapi_middleware.metrics import FilterMetrics
 from hapi_middleware.places.node_exchange import NodeExchange, chunk_of
 from hapi_middleware.places.node_faults import Node, NodeFaults
 from hapi_middleware.places.node_table import NodeTable
@@ -39,7 +39,7 @@ class NodeClient:
         self,
         config: FilterConfig,
         keys: Sequence[bytes],
-        metrics: Metrics,
+        metrics: FilterMetrics,
         logger: Any,
         table: NodeTable | None = None,
     ) -> None:

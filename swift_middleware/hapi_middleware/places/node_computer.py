@@ -12,16 +12,16 @@ from hapi_middleware.metrics import (
     OUTCOME_BROKEN,
     OUTCOME_DONE,
     OUTCOME_GONE,
-    Metrics,
+    FilterMetrics,
     StreamEnd,
     StreamReporter,
 )
 from hapi_middleware.places.computer import (
     BUSY,
     ELSEWHERE,
+    AuthorisedJob,
     Computer,
     Granted,
-    Work,
 )
 from hapi_middleware.places.node_client import NodeClient
 from hapi_middleware.places.node_exchange import NodeExchange
@@ -162,7 +162,7 @@ class NodeComputer(Computer):
         client: NodeClient,
         node: Node,
         stored: StoredPart | Sequence[StoredObject] | None,
-        metrics: Metrics,
+        metrics: FilterMetrics,
     ) -> None:
         super().__init__(self, metrics)
         self._client = client
@@ -194,7 +194,7 @@ class NodeComputer(Computer):
                 self._has_refused = opened.has_refused
 
     def start(
-        self, work: Work, is_answered: Callable[[Granted], bool]
+        self, work: AuthorisedJob, is_answered: Callable[[Granted], bool]
     ) -> WorkerStream | None:
         """Starts a job, as :meth:`.Computer.start`."""
         with self._giving(work.job.model):
@@ -236,7 +236,7 @@ class NodeComputer(Computer):
     def _start(
         self,
         job: JobRequest,
-        work: Work,
+        work: AuthorisedJob,
         is_answered: Callable[[Granted], bool],
     ) -> WorkerStream | None:
         with ExitStack() as stack:

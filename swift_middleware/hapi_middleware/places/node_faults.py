@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hapi_middleware.concurrency import HTTP_ERRORS, Timeout
-from hapi_middleware.metrics import Metrics, metric_name
+from hapi_middleware.metrics import FilterMetrics, metric_name
 from hapi_middleware.places.computer import BUSY
 from hapi_middleware.places.node_table import NodeTable
 from hapi_middleware.worker.worker_client import HANGS
@@ -92,7 +92,7 @@ class NodeFaults:
     def __init__(
         self,
         table: NodeTable,
-        metrics: Metrics,
+        metrics: FilterMetrics,
         logger: Any,
         *,
         silence_seconds: float,

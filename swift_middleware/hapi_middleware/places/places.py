@@ -13,15 +13,15 @@ from typing import Any, TypeVar
 from swift.common.storage_policy import POLICIES, REPL_POLICY
 
 from hapi_middleware.config import PLACE_OBJECT, PLACE_PROXY, FilterConfig
-from hapi_middleware.metrics import Metrics
+from hapi_middleware.metrics import FilterMetrics
 from hapi_middleware.places.computer import (
     BUSY,
     DAMAGED,
     ELSEWHERE,
+    AuthorisedJob,
     Computer,
     Granted,
     LocalComputer,
-    Work,
 )
 from hapi_middleware.places.node_client import NodeClient
 from hapi_middleware.places.node_computer import NodeComputer
@@ -69,7 +69,7 @@ class Computers:
     def __init__(
         self,
         places: Sequence[Computer],
-        metrics: Metrics,
+        metrics: FilterMetrics,
         others: Callable[[], Sequence[Computer]] = tuple,
     ) -> None:
         self._places = places
@@ -98,7 +98,7 @@ class Computers:
         return self._in_turn(lambda each: each.get_profile(request, package))
 
     def start(
-        self, work: Work, is_answered: Callable[[Granted], bool]
+        self, work: AuthorisedJob, is_answered: Callable[[Granted], bool]
     ) -> WorkerStream | None:
         """Starts a job, as :meth:`.Computer.start`."""
         is_granted = False
@@ -118,7 +118,7 @@ class Computers:
         )
 
     def begin(
-        self, work: Work, on_granted: Callable[[Granted], None]
+        self, work: AuthorisedJob, on_granted: Callable[[Granted], None]
     ) -> WorkerStream:
         """Starts a job whose answer is not known before.
 
@@ -191,7 +191,7 @@ class Places:
         app: Any,
         config: FilterConfig,
         worker: WorkerClient,
-        metrics: Metrics,
+        metrics: FilterMetrics,
         logger: Any,
     ) -> None:
         self._app = app

@@ -112,7 +112,7 @@ def find_elsewhere(
 
 
 @dataclass(frozen=True)
-class Segment:
+class ObjectSegment:
     """A part of a static large object that lies in one segment.
 
     Attributes:
@@ -128,7 +128,7 @@ class Segment:
 
 def find_segment(
     manifest: Sequence[Mapping[str, Any]], etag: str, part: ByteRange
-) -> Segment | None:
+) -> ObjectSegment | None:
     """The segment in which a part of a static large object lies.
 
     Args:
@@ -150,7 +150,7 @@ def find_segment(
         is_whole = "data" not in each and not each.get("range")
         if is_whole and first <= part.first and part.last < first + length:
             inner = ByteRange(part.first - first, part.last - first)
-            return Segment(str(each["name"]), text, inner)
+            return ObjectSegment(str(each["name"]), text, inner)
         first += length
     return None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
-from hapi_middleware.metrics import Metrics
+from hapi_middleware.metrics import FilterMetrics
 from hapi_middleware.requests.package import Package
 from hapi_middleware.requests.subrequests import ObjectBody
 from hapi_protocol.errors import (
@@ -45,7 +45,7 @@ class PackageUploader:
         self,
         worker: PackageStore,
         package: Package,
-        metrics: Metrics,
+        metrics: FilterMetrics,
         trans_id: str,
         max_uploads: int,
     ) -> None:

@@ -3,7 +3,7 @@
 import os
 import time
 
-from hapi_middleware.shared_table import Entry, SharedTable
+from hapi_middleware.shared_table import SharedTable, SlotEntry
 
 BUCKETS = 64
 
@@ -14,8 +14,8 @@ def test_entries_are_found_and_replaced():
     table.put("a", 10.0, 1.0)
     table.put("b", 11.0, 2.0)
     table.put("a", 12.0, 3.0)
-    assert table.get("a") == Entry(12.0, 3.0)
-    assert table.get("b") == Entry(11.0, 2.0)
+    assert table.get("a") == SlotEntry(12.0, 3.0)
+    assert table.get("b") == SlotEntry(11.0, 2.0)
 
 
 def test_full_bucket_loses_the_entry_that_ends_first():

@@ -16,8 +16,8 @@ from hapi_client.export import feature_writers
 from hapi_client.export.feature_writers import (
     SUFFIXES,
     Contents,
-    Rows,
-    Source,
+    SampleRows,
+    SampleSource,
     check_free_space,
     check_suffix,
     open_writer,
@@ -32,9 +32,9 @@ def rows(first, count, shape=(2, 3)):
     size = int(np.prod(shape))
     values = np.arange(first * size, (first + count) * size, dtype=np.float32)
     numbers = range(first, first + count)
-    return Rows(
+    return SampleRows(
         [
-            Source(
+            SampleSource(
                 f"s{number}", f"swift://c/d/{number % 2}.tar", "swift://c/d"
             )
             for number in numbers
@@ -72,7 +72,7 @@ def test_table_has_all_rows_in_order(
     write(path, [rows(0, 4), rows(4, 1), rows(5, 2)])
     found = table_of(path)
     expected = rows(0, 7)
-    for name in Source._fields:
+    for name in SampleSource._fields:
         assert found[name].to_pylist() == [
             getattr(each, name) for each in expected.sources
         ]
@@ -87,7 +87,7 @@ def test_table_has_all_rows_in_order(
 
     write(path, [rows(0, 4)], names=())
     assert table_of(path).column_names == [
-        *Source._fields,
+        *SampleSource._fields,
         "label",
         "features",
     ]
@@ -102,7 +102,7 @@ def test_archive_is_read_without_pickle(tmp_path, names):
         np.testing.assert_array_equal(found["features"], expected.features)
         np.testing.assert_array_equal(found["labels"], expected.labels)
         assert found["features"].dtype == np.float32
-        for name in Source._fields:
+        for name in SampleSource._fields:
             assert found[f"{name}s"].tolist() == [
                 getattr(each, name) for each in expected.sources
             ]

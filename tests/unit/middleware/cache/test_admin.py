@@ -13,11 +13,11 @@ from filter_under_test import ACCOUNT, OTHER, SOURCE, signed
 from hapi_middleware.cache import admin as cache_admin
 from hapi_middleware.cache.admin import CacheAdmin
 from hapi_middleware.cache.entries import entry_name
-from hapi_middleware.metrics import Metrics
+from hapi_middleware.metrics import FilterMetrics
 from hapi_middleware.requests.authorization import owner_refusal
 
 QUERY = "?hapi-cache"
-METRICS = Metrics(get_logger({}, log_route="hapi"))
+METRICS = FilterMetrics(get_logger({}, log_route="hapi"))
 
 
 def ask(world, method="GET", query="", path=f"/{ACCOUNT}", **others):

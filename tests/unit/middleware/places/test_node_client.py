@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from hapi_middleware.config import FilterConfig
-from hapi_middleware.metrics import Metrics
+from hapi_middleware.metrics import FilterMetrics
 from hapi_middleware.places.node_client import NodeClient
 from hapi_middleware.places.node_computer import NodeComputer
 from hapi_middleware.places.node_faults import LONGEST_SECONDS, Node
@@ -52,13 +52,13 @@ def computer_of(address, **options):
     client = NodeClient(
         FilterConfig(**options),
         [b"k" * 40],
-        Metrics(log),
+        FilterMetrics(log),
         log,
         NodeTable(SharedTable(8)),
     )
     facts = {"ip": address[0], "port": address[1], "device": "d1"}
     node = Node(facts, 7, "/AUTH_a/c/o", 0)
-    return NodeComputer(client, node, None, Metrics(log)), client, log
+    return NodeComputer(client, node, None, FilterMetrics(log)), client, log
 
 
 def test_silent_object_server_is_not_asked_for_a_while(silent):

@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 from scipy.stats import chisquare
 
-from hapi_middleware.metrics import Metrics
+from hapi_middleware.metrics import FilterMetrics
 from hapi_middleware.places.places import Computers, spread
 from hapi_protocol.errors import HapiError, UnavailableError, make_error
 
@@ -43,7 +43,7 @@ def error(code, retry_after=None):
 def ask(*answers):
     """Asks places in turn; returns the answer, and who was asked."""
     places = [Place(answer) for answer in answers]
-    computers = Computers(places, Metrics(Log()))
+    computers = Computers(places, FilterMetrics(Log()))
     try:
         found = computers.find_model(None, "")
     except HapiError as raised:
@@ -87,7 +87,7 @@ def test_places_are_asked_in_turn(answers, found, asked):
 
 def test_nobody_to_ask_is_told_when_to_retry():
     with pytest.raises(UnavailableError, match="object server") as caught:
-        Computers([], Metrics(Log())).find_model(None, "")
+        Computers([], FilterMetrics(Log())).find_model(None, "")
     assert caught.value.retry_after
 
 

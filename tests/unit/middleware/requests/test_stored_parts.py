@@ -8,7 +8,7 @@ import pytest
 from swift.common.swob import Request, Response
 
 from hapi_middleware.requests.stored_parts import (
-    Segment,
+    ObjectSegment,
     find_elsewhere,
     find_segment,
 )
@@ -37,9 +37,9 @@ ETAG = md5(
 @pytest.mark.parametrize(
     ("first", "last", "found"),
     [
-        (0, 99, Segment("/parts/a", md5("a"), ByteRange(0, 99))),
-        (20, 30, Segment("/parts/a", md5("a"), ByteRange(20, 30))),
-        (207, 215, Segment("/parts/b", md5("b"), ByteRange(1, 9))),
+        (0, 99, ObjectSegment("/parts/a", md5("a"), ByteRange(0, 99))),
+        (20, 30, ObjectSegment("/parts/a", md5("a"), ByteRange(20, 30))),
+        (207, 215, ObjectSegment("/parts/b", md5("b"), ByteRange(1, 9))),
         (99, 100, None),
         (120, 130, None),
         (201, 202, None),

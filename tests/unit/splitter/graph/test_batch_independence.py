@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from hapi_protocol.errors import PackageError
-from hapi_splitter.graph.batch_independence import Batch
+from hapi_splitter.graph.batch_independence import BatchPosition
 from hapi_splitter.graph.lowering import lower
 from hapi_splitter.graph.program import Affine, Call, Program, Ref
 from hapi_splitter.graph.shapes import infer
@@ -43,49 +43,49 @@ WINDOWS = ((2, 2), (1, 1), (0, 0), (1, 1))
 @pytest.mark.parametrize(
     ("calls", "expected"),
     [
-        ([("relu.default", (X,))], Batch(0)),
-        ([("permute.default", (X, (1, 0, 2)))], Batch(1)),
-        ([("transpose.int", (X, 0, -1))], Batch(2)),
-        ([("unsqueeze.default", (X, 0))], Batch(1)),
-        ([("reshape.default", (X, (Affine(4), 6)))], Batch(0, 1, 4)),
-        ([("reshape.default", (X, (Affine(24),)))], Batch(0, 1, 24)),
-        ([("reshape.default", (X, (B, 2, 12)))], Batch(0)),
-        (FLAT, Batch(0, 4, 1)),
+        ([("relu.default", (X,))], BatchPosition(0)),
+        ([("permute.default", (X, (1, 0, 2)))], BatchPosition(1)),
+        ([("transpose.int", (X, 0, -1))], BatchPosition(2)),
+        ([("unsqueeze.default", (X, 0))], BatchPosition(1)),
+        ([("reshape.default", (X, (Affine(4), 6)))], BatchPosition(0, 1, 4)),
+        ([("reshape.default", (X, (Affine(24),)))], BatchPosition(0, 1, 24)),
+        ([("reshape.default", (X, (B, 2, 12)))], BatchPosition(0)),
+        (FLAT, BatchPosition(0, 4, 1)),
         (
             [
                 *FLAT,
                 ("linear.default", (Ref(3), W, None)),
                 ("reshape.default", (Ref(4), (4, B, 6))),
             ],
-            Batch(1),
+            BatchPosition(1),
         ),
-        ([("mean.dim", (X, (1,), False, None))], Batch(0)),
-        ([("select.int", (X, 1, 0))], Batch(0)),
-        ([("linear.default", (X, W, None))], Batch(0)),
-        ([("matmul.default", (X, W))], Batch(0)),
-        ([("expand.default", (W, (B, 6, 6)))], Batch(0)),
-        ([("softmax.int", (X, -1, None))], Batch(0)),
-        ([("cat.default", ((X, X), 1))], Batch(0)),
+        ([("mean.dim", (X, (1,), False, None))], BatchPosition(0)),
+        ([("select.int", (X, 1, 0))], BatchPosition(0)),
+        ([("linear.default", (X, W, None))], BatchPosition(0)),
+        ([("matmul.default", (X, W))], BatchPosition(0)),
+        ([("expand.default", (W, (B, 6, 6)))], BatchPosition(0)),
+        ([("softmax.int", (X, -1, None))], BatchPosition(0)),
+        ([("cat.default", ((X, X), 1))], BatchPosition(0)),
         (
             [
                 ("unsqueeze.default", (X, 1)),
                 ("im2col.default", (Ref(2), *WINDOWS)),
                 ("col2im.default", (Ref(3), (4, 6), *WINDOWS)),
             ],
-            Batch(0),
+            BatchPosition(0),
         ),
-        ([("stack.default", ((X, X), 0))], Batch(1)),
-        ([("argmax.default", (X, 1, False))], Batch(0)),
-        ([("argmax.default", (X, 2, True))], Batch(0)),
-        ([("unfold.default", (X, 1, 2, 1))], Batch(0)),
-        ([("rms_norm.default", (X, (6,), None, None))], Batch(0)),
+        ([("stack.default", ((X, X), 0))], BatchPosition(1)),
+        ([("argmax.default", (X, 1, False))], BatchPosition(0)),
+        ([("argmax.default", (X, 2, True))], BatchPosition(0)),
+        ([("unfold.default", (X, 1, 2, 1))], BatchPosition(0)),
+        ([("rms_norm.default", (X, (6,), None, None))], BatchPosition(0)),
         (
             [
                 *FLAT,
                 ("argmax.default", (Ref(3), 1, True)),
                 ("gather.default", (Ref(3), 1, Ref(4))),
             ],
-            Batch(0, 4, 1),
+            BatchPosition(0, 4, 1),
         ),
         (
             [
@@ -93,7 +93,7 @@ WINDOWS = ((2, 2), (1, 1), (0, 0), (1, 1))
                 ("select.int", (W, 0, 0)),
                 ("where.self", (Ref(2), X, Ref(3))),
             ],
-            Batch(0),
+            BatchPosition(0),
         ),
     ],
 )
