@@ -16,7 +16,6 @@ from pathlib import Path
 
 from hapi_cluster import Cluster
 from hapi_cluster.errors import NotAClusterError
-from hapi_cluster.process_identity import ProcessIdentity
 
 PREFIX = "hapi-testbed-"
 _NAME = re.compile(rf"{PREFIX}(\d+)-(\d+)-\w+")
@@ -32,9 +31,7 @@ def memory_folder() -> Path:
 
 def new_folder() -> Path:
     """Creates a private folder of this process."""
-    identity = ProcessIdentity.of(os.getpid())
-    assert identity is not None
-    owner = f"{identity.pid}-{identity.start_ticks}-"
+    owner = f"{os.getpid()}-{_start_ticks(os.getpid())}-"
     return Path(tempfile.mkdtemp(prefix=PREFIX + owner, dir=memory_folder()))
 
 
@@ -43,8 +40,18 @@ def owner_lives(folder: Path) -> bool:
     found = _NAME.fullmatch(folder.name)
     if found is None:
         return False
-    owner = ProcessIdentity.of(int(found[1]))
-    return owner is not None and owner.start_ticks == int(found[2])
+    return _start_ticks(int(found[1])) == int(found[2])
+
+
+def _start_ticks(pid: int) -> int | None:
+    """Start time of a process, in clock ticks since boot."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    # The command's name, in brackets, may contain spaces and brackets.
+    state, *fields = stat.rpartition(") ")[2].split()
+    return None if state in "ZXx" else int(fields[18])
 
 
 def remove_stale() -> list[Path]:

@@ -12,7 +12,8 @@
     ├── PortBusyError          a fixed port is taken
     ├── AlreadyRunningError    the directory's cluster is running already
     ├── NotRunningError        the directory's cluster is not running
-    ├── StartError             a server did not start
+    ├── StartError             a server does not answer
+    ├── ServerEndedError       a server ended, and the cluster with it
     └── StopError              a process did not end
 
 Each has a ``message`` (what, with the value) and a ``remedy`` (what to do).
@@ -20,8 +21,6 @@ They are never sent over HTTP and so not in ``hapi_protocol.errors``.
 """
 
 from __future__ import annotations
-
-from collections.abc import Iterator, Mapping
 
 
 class ClusterError(Exception):
@@ -34,14 +33,6 @@ class ClusterError(Exception):
 
     def __str__(self) -> str:
         return f"{self.message}\n{self.remedy}"
-
-    def to_json(self) -> dict[str, str]:
-        """The error as JSON, for the supervisor's ready pipe."""
-        return {
-            "error": type(self).__name__,
-            "message": self.message,
-            "remedy": self.remedy,
-        }
 
 
 class SwiftMissingError(ClusterError):
@@ -81,21 +72,12 @@ class NotRunningError(ClusterError):
 
 
 class StartError(ClusterError):
-    """A server ended or did not answer in time while starting."""
+    """A server did not answer in time while starting."""
+
+
+class ServerEndedError(ClusterError):
+    """A server ended, and the cluster with it."""
 
 
 class StopError(ClusterError):
     """A process of the cluster did not end in time."""
-
-
-def error_from_json(value: Mapping[str, str]) -> ClusterError:
-    """Reads the result of :meth:`ClusterError.to_json`."""
-    classes = {cls.__name__: cls for cls in _subtree(ClusterError)}
-    cls = classes.get(value.get("error", ""), StartError)
-    return cls(value.get("message", ""), value.get("remedy", ""))
-
-
-def _subtree(cls: type[ClusterError]) -> Iterator[type[ClusterError]]:
-    yield cls
-    for subclass in cls.__subclasses__():
-        yield from _subtree(subclass)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
 import pwd
 import secrets
 import shutil
+import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from hapi_cluster.configs import (
     BACKEND_HOST,
@@ -20,34 +23,141 @@ from hapi_cluster.configs import (
     Secrets,
     render_all,
 )
-from hapi_cluster.errors import SettingsError, SocketPathError
+from hapi_cluster.errors import SettingsError, SocketPathError, StartError
+from hapi_cluster.logs import tail
 from hapi_cluster.paths import TEMPORARY_PREFIX, ClusterPaths
 from hapi_cluster.ports import PortReservation
+from hapi_cluster.preflight import check_xattrs
 from hapi_cluster.probes import answers, connects
-from hapi_cluster.server_process import ChildSpec
 from hapi_cluster.settings import (
     LAYOUTS,
     ClusterSettings,
     object_names,
 )
-from hapi_cluster.state import write_private
+from hapi_cluster.state import read_state, write_private
 
 MAX_SOCKET_PATH_BYTES = 107
 """sizeof(sockaddr_un.sun_path) without the terminating zero byte."""
 MEMCACHED_MEGABYTES = 64
+WORKER_SOCKET = "worker.sock"
+KEPT_SETTINGS = (
+    "host",
+    "processes",
+    "hapi_filter",
+    "worker",
+    "encryption",
+    "worker_options",
+    "filter_options",
+    "object_servers",
+    "object_workers",
+    "object_options",
+)
+"""Settings in ``cluster.json``: ``hapi cluster start`` uses them again."""
+
+
+RINGS_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
-class Socket:
-    """The worker's socket.
+class ServerSpec:
+    """Specification of a server process.
 
     Attributes:
-        path: path of the socket.
-        is_temporary: its folder is temporary and removed with it.
+        name: name in status and logs.
+        argv: command line.
+        log: file for stdout and stderr.
+        answers: returns True if the process serves requests.
     """
 
-    path: Path
-    is_temporary: bool
+    name: str
+    argv: tuple[str, ...]
+    log: Path
+    answers: Callable[[], bool]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A prepared start.
+
+    Attributes:
+        state: contents of ``cluster.json``.
+        specs: servers to run, in the order of their start.
+    """
+
+    state: dict[str, Any]
+    specs: list[ServerSpec]
+
+
+@contextlib.contextmanager
+def prepared(
+    paths: ClusterPaths, settings: ClusterSettings
+) -> Iterator[Launch]:
+    """Reserves the ports and writes the files of a start.
+
+    At the end the ports are released and the workers' sockets removed.
+
+    Raises:
+        ClusterError: the settings do not suit the directory or the machine.
+    """
+    last = read_state(paths.state)
+    layout = choose_layout(settings, last.get("layout"))
+    with contextlib.ExitStack() as stack:
+        ports = {}
+        reservations = reserve_ports(settings, last.get("ports", {}))
+        for name, reservation in reservations.items():
+            stack.callback(reservation.close)
+            ports[name] = reservation.port
+        if settings.processes and shutil.which("memcached"):
+            ports["memcached"] = _free_port()
+        for folder in (paths.etc, paths.logs, paths.devices):
+            folder.mkdir(mode=0o700, exist_ok=True)
+        run = stack.enter_context(_run_folder(paths, last.get("run")))
+        sockets = worker_sockets(settings, run)
+        write_files(paths, settings, layout, ports, sockets)
+        host = reachable(settings.host)
+        netloc = f"[{host}]" if ":" in host else host
+        state = {
+            "status": "starting",
+            "layout": layout,
+            "proxy_url": f"http://{netloc}:{ports['proxy']}",
+            "ports": ports,
+            **{name: getattr(settings, name) for name in KEPT_SETTINGS},
+            "run": str(run),
+            "worker_socket": (
+                str(sockets["worker"]) if settings.worker else None
+            ),
+            "stop_seconds": settings.stop_seconds,
+            "warnings": check_xattrs(paths.directory),
+            "children": {},
+        }
+        yield Launch(state, server_specs(paths, settings, ports, sockets))
+
+
+def _free_port() -> int:
+    # memcached cannot share a reserved port: it does not set SO_REUSEPORT.
+    reservation = PortReservation.take(BACKEND_HOST, 0)
+    reservation.close()
+    return reservation.port
+
+
+def make_rings(paths: ClusterPaths) -> None:
+    """Makes the rings of servers that run in processes of their own."""
+    log = paths.log("rings")
+    with log.open("ab") as out:
+        done = subprocess.run(
+            [sys.executable, "-m", "hapi_cluster.rings", str(paths.etc)],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            cwd="/",
+            timeout=RINGS_SECONDS,
+            check=False,
+        )
+    if done.returncode != 0:
+        raise StartError(
+            f"the ring builder failed. The end of {log}:\n{tail(log)}",
+            f"Read {log}, then start again.",
+        )
 
 
 def reserve_ports(
@@ -88,48 +198,51 @@ def choose_layout(settings: ClusterSettings, last: str | None) -> str:
     return layout
 
 
-def choose_socket(run: Path) -> Socket:
-    """A socket in ``run``, or in a temporary folder if its path is too long.
+@contextlib.contextmanager
+def _run_folder(paths: ClusterPaths, last: str | None) -> Iterator[Path]:
+    """A new folder for sockets, temporary if the cluster's path is too long.
+
+    Args:
+        paths: paths of the cluster.
+        last: folder of the last start, removed if that was killed.
 
     Raises:
         SocketPathError: both paths are too long.
     """
-    path = run / "worker.sock"
-    if _fits(path):
-        return Socket(path, is_temporary=False)
-    folder = Path(tempfile.mkdtemp(prefix=TEMPORARY_PREFIX))
-    path = folder / "worker.sock"
-    if _fits(path):
-        return Socket(path, is_temporary=True)
-    folder.rmdir()
-    raise SocketPathError(
-        f"{path} is too long for a unix socket"
-        f" ({MAX_SOCKET_PATH_BYTES} bytes).",
-        "Choose a directory with a shorter path, or set TMPDIR to one.",
-    )
+    run = paths.run
+    for stale in (run, Path(last or run)):
+        if stale.exists():
+            shutil.rmtree(stale)
+    if _fits(run):
+        run.mkdir(mode=0o700)
+    else:
+        run = Path(tempfile.mkdtemp(prefix=TEMPORARY_PREFIX))
+    try:
+        if not _fits(run):
+            raise SocketPathError(
+                f"{run / WORKER_SOCKET} is too long for a unix socket"
+                f" ({MAX_SOCKET_PATH_BYTES} bytes).",
+                "Choose a directory with a shorter path, or set TMPDIR to"
+                " one.",
+            )
+        yield run
+    finally:
+        shutil.rmtree(run)
 
 
-def worker_sockets(settings: ClusterSettings, own: Path) -> dict[str, Path]:
-    """Sockets of all workers, by name.
+def _fits(run: Path) -> bool:
+    name = os.fsencode(admin_socket(run / WORKER_SOCKET))
+    return len(name) <= MAX_SOCKET_PATH_BYTES
 
-    Args:
-        settings: of the start.
-        own: socket of the proxy's worker, which may not run.
-    """
+
+def worker_sockets(settings: ClusterSettings, run: Path) -> dict[str, Path]:
+    """Sockets of all workers, by name; always with the proxy's ``worker``."""
     names = [each for each in settings.worker_names if each != "worker"]
     return {
-        "worker": own,
-        **{
-            # Shorter than the first one, because paths are limited.
-            name: own.with_name(f"o{number}.sock")
-            for number, name in enumerate(names, 1)
-        },
+        "worker": run / WORKER_SOCKET,
+        # Shorter than the first one, because paths are limited.
+        **{name: run / f"o{n}.sock" for n, name in enumerate(names, 1)},
     }
-
-
-def _fits(path: Path) -> bool:
-    name = os.fsencode(admin_socket(path))
-    return len(name) <= MAX_SOCKET_PATH_BYTES
 
 
 def load_secrets(path: Path) -> Secrets:
@@ -185,12 +298,12 @@ def _user_name() -> str:
         ) from error
 
 
-def child_specs(
+def server_specs(
     paths: ClusterPaths,
     settings: ClusterSettings,
     ports: Mapping[str, int],
     sockets: Mapping[str, Path],
-) -> list[ChildSpec]:
+) -> list[ServerSpec]:
     """The processes to run, in the order of their start."""
     specs = [_memcached(paths, ports)] if "memcached" in ports else []
     servers = (*settings.backends, "proxy")
@@ -218,13 +331,13 @@ def _servers(
     servers: tuple[str, ...],
     settings: ClusterSettings,
     ports: Mapping[str, int],
-) -> ChildSpec:
+) -> ServerSpec:
     addresses = [
         (reachable(settings.host if s == "proxy" else BACKEND_HOST), ports[s])
         for s in servers
     ]
     module = "hapi_cluster.run_servers"
-    return ChildSpec(
+    return ServerSpec(
         name,
         (sys.executable, "-m", module, str(paths.etc), *servers),
         paths.log(name),
@@ -238,13 +351,13 @@ def reachable(host: str) -> str:
     return loopback.get(host, host)
 
 
-def _memcached(paths: ClusterPaths, ports: Mapping[str, int]) -> ChildSpec:
+def _memcached(paths: ClusterPaths, ports: Mapping[str, int]) -> ServerSpec:
     port = ports["memcached"]
     program = shutil.which("memcached")
     assert program is not None
     as_root = ("-u", "root") if os.geteuid() == 0 else ()
     options = ("-U", "0", "-m", str(MEMCACHED_MEGABYTES))
-    return ChildSpec(
+    return ServerSpec(
         "memcached",
         (program, "-l", BACKEND_HOST, "-p", str(port), *options, *as_root),
         paths.log("memcached"),
@@ -257,19 +370,18 @@ def _worker(
     settings: ClusterSettings,
     name: str,
     worker_socket: Path,
-) -> ChildSpec:
+) -> ServerSpec:
     command = settings.worker_command or (
         sys.executable,
         "-m",
         "hapi_worker.main",
     )
     admin = admin_socket(worker_socket)
-    return ChildSpec(
+    return ServerSpec(
         name,
         (*command, "--config", str(paths.worker_config(name))),
         paths.log(name),
         lambda: answers(admin, "/healthz"),
-        (worker_socket, admin),
     )
 
 

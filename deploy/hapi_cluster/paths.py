@@ -24,11 +24,6 @@ class ClusterPaths:
         return self.directory / "cluster.json"
 
     @property
-    def pid_file(self) -> Path:
-        """Identity of the supervisor: ``PID START_TICKS BOOT_ID``."""
-        return self.directory / "supervisor.pid"
-
-    @property
     def lock(self) -> Path:
         """File that the supervisor locks (flock) as long as it runs."""
         return self.directory / "supervisor.lock"
@@ -63,7 +58,7 @@ class ClusterPaths:
 
     @property
     def run(self) -> Path:
-        """Folder of the worker's sockets."""
+        """Folder of the workers' sockets while the cluster runs."""
         return self.directory / "run"
 
     def server_config(self, server: str) -> Path:

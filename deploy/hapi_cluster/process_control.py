@@ -1,4 +1,4 @@
-"""Linux process control for the supervisor: locks, children, parent's end."""
+"""Linux process control: the directory's lock, children, orphans."""
 
 from __future__ import annotations
 
@@ -6,104 +6,62 @@ import contextlib
 import ctypes
 import fcntl
 import os
-import shutil
 import signal
+import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from hapi_cluster.errors import (
-    AlreadyRunningError,
-    DirectoryError,
-    StartError,
-)
-from hapi_cluster.paths import TEMPORARY_PREFIX, ClusterPaths
-from hapi_cluster.process_identity import ProcessIdentity
-from hapi_cluster.state import read_state, write_private
-
-KILL_SECONDS = 5.0
-
-
-def remove_leftovers(paths: ClusterPaths) -> bool:
-    """Kills the last run's processes and removes its sockets.
-
-    Only for the supervisor, or if the directory has no living supervisor.
-
-    Returns:
-        True if a process was still running.
-    """
-    state = read_state(paths.state)
-    was_running = False
-    for child in state.get("children", {}).values():
-        identity = ProcessIdentity.parse(child["process"] or "")
-        if identity is not None and identity.send(signal.SIGKILL):
-            identity.wait(KILL_SECONDS)
-            was_running = True
-    for path in paths.run.glob("*"):
-        path.unlink()
-    folder = Path(state.get("temporary_folder") or "/")
-    if folder.name.startswith(TEMPORARY_PREFIX) and folder.exists():
-        shutil.rmtree(folder)
-    return was_running
-
+from hapi_cluster.errors import AlreadyRunningError, DirectoryError
+from hapi_cluster.paths import ClusterPaths
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
+STRUCT_FLOCK = "hhqqi4x"
+"""``struct flock``: type, whence, start, length, pid."""
+
+
+def lock_holder(path: Path) -> int | None:
+    """Pid of the process that has locked a file; None if there is none.
+
+    Never for the process that has the lock: a POSIX lock is lost when its
+    process closes any descriptor of the file.
+    """
+    question = struct.pack(STRUCT_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+    try:
+        with path.open("rb") as file:
+            answer = fcntl.fcntl(file, fcntl.F_GETLK, question)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    kind, _, _, _, pid = struct.unpack(STRUCT_FLOCK, answer)
+    return None if kind == fcntl.F_UNLCK else int(pid)
 
 
 @contextlib.contextmanager
 def locked(paths: ClusterPaths) -> Iterator[None]:
-    """Locks the directory and keeps its pid file.
-
-    The lock decides, because it ends with its process; a pid file does not.
+    """Locks the directory; the kernel ends the lock with this process.
 
     Raises:
-        AlreadyRunningError: another supervisor holds the lock.
+        AlreadyRunningError: another supervisor has the lock.
         DirectoryError: the lock cannot be written.
     """
     try:
-        descriptor = os.open(paths.lock, os.O_RDWR | os.O_CREAT, 0o600)
+        file = paths.lock.open("ab")
     except OSError as error:
         raise DirectoryError(
             f"cannot write {paths.lock}: {error.strerror}.",
             "Choose a directory that you may write.",
         ) from error
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(descriptor)
-        raise AlreadyRunningError(
-            f"the cluster in {paths.directory} is running already.",
-            f"Use it, or stop it first: hapi cluster stop {paths.directory}",
-        ) from error
-    try:
-        write_private(paths.pid_file, f"{ProcessIdentity.of(os.getpid())}\n")
+    with file:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise AlreadyRunningError(
+                f"the cluster in {paths.directory} is running already"
+                f" (pid {lock_holder(paths.lock)}).",
+                "Use it, or stop it first:"
+                f" hapi cluster stop {paths.directory}",
+            ) from error
         yield
-        paths.pid_file.unlink(missing_ok=True)
-    finally:
-        os.close(descriptor)
-
-
-@contextlib.contextmanager
-def watched_parent(pid: int | None) -> Iterator[int | None]:
-    """A pidfd that is readable when the given process ends.
-
-    PR_SET_PDEATHSIG would fire when the *thread* that started the supervisor
-    ends.
-    """
-    if pid is None:
-        yield None
-        return
-    try:
-        handle = os.pidfd_open(pid)
-    except ProcessLookupError as error:
-        raise StartError(
-            f"process {pid}, at whose end the cluster should stop, has ended.",
-            "Start it again.",
-        ) from error
-    try:
-        yield handle
-    finally:
-        os.close(handle)
 
 
 def become_subreaper() -> None:
@@ -125,16 +83,6 @@ def die_with(parent_pid: int) -> Callable[[], None]:
             os._exit(1)
 
     return in_child
-
-
-def dead_child() -> int | None:
-    """Pid of a dead child that is not yet reaped; None if there is none."""
-    flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
-    try:
-        dead = os.waitid(os.P_ALL, 0, flags)
-    except ChildProcessError:
-        return None
-    return None if dead is None else dead.si_pid
 
 
 def kill_orphans() -> None:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from hapi_cluster.errors import SettingsError
 
@@ -121,8 +118,6 @@ class ClusterSettings:
     worker_command: tuple[str, ...] | None = None
     """Command instead of ``python -m hapi_worker.main``; ``--config FILE``
     is appended."""
-    parent_pid: int | None = None
-    """Process at whose end the cluster stops."""
     start_seconds: float = DEFAULT_START_SECONDS
     """Deadline for all servers to answer, in seconds."""
     stop_seconds: float = DEFAULT_STOP_SECONDS
@@ -220,13 +215,3 @@ class ClusterSettings:
                     f"{name}[{key!r}] is {value!r}.",
                     "A value is a string on one line.",
                 )
-
-    def to_json(self) -> str:
-        return json.dumps(dataclasses.asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> ClusterSettings:
-        values: dict[str, Any] = json.loads(text)
-        if values["worker_command"] is not None:
-            values["worker_command"] = tuple(values["worker_command"])
-        return cls(**values)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import math
-import os
-import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -305,7 +303,7 @@ def features_by_label(loader, step=lambda number: None):
 
 
 def test_epoch_of_a_killed_worker_is_finished_and_push_down_resumes(
-    data, fragile, connection
+    data, worker, connection
 ):
     with job_of(connection, cut="stream") as streaming:
         expected = features_by_label(streaming.loader(0))
@@ -318,11 +316,10 @@ def test_epoch_of_a_killed_worker_is_finished_and_push_down_resumes(
         max_pause_seconds=0.2,
         backoff=Backoff(attempts=2, first_seconds=0.05, max_seconds=0.1),
     )
-    victim = fragile.worker_pid
 
     def kill(number):
         if number == 1:
-            os.kill(victim, signal.SIGKILL)
+            worker.kill()
 
     url = urlsplit(connection.storage_url)
     plain = PlainTraffic(
@@ -334,7 +331,8 @@ def test_epoch_of_a_killed_worker_is_finished_and_push_down_resumes(
         found = features_by_label(pushing.loader(0), kill)
         during = pushing.stats.fallbacks + pushing.stats.retries
         metrics = pushing._factory.metrics.take()
-        assert fragile.wait_for_worker(victim) != victim
+        worker.start()
+        worker.wait_until_ready()
 
         def num_pushed(epoch):
             pushing._factory.metrics.take()
@@ -357,7 +355,7 @@ def test_epoch_of_a_killed_worker_is_finished_and_push_down_resumes(
 
 
 def test_log_of_plans_reports_the_worker_and_no_sample_is_lost(
-    data, fragile, connection, monkeypatch
+    data, worker, connection, monkeypatch
 ):
     def freeze(problem):
         return static_at(problem, problem.last_cut)
@@ -396,10 +394,10 @@ def test_log_of_plans_reports_the_worker_and_no_sample_is_lost(
         ),
     ) as auto:
         train_until(lambda: auto.plan is not None and auto.plan.pushes)
-        fragile.stop_worker()
+        worker.stop()
         train_until(lambda: last_reason("does not answer"))
         assert not auto.plan.pushes
-        fragile.restart_worker()
+        worker.start()
         train_until(lambda: last_reason("answers again"))
         assert auto.plan.pushes
         assert auto.stats.fallbacks > 0

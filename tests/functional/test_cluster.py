@@ -20,20 +20,20 @@ import pytest
 
 from caller import Caller
 from children import enable_interrupts, family
-from hapi_cluster import LAYOUTS, Cluster, ClusterError
+from hapi_cluster import LAYOUTS, Cluster
 from hapi_cluster.errors import (
     AlreadyRunningError,
     DirectoryError,
     NotAClusterError,
     NotRunningError,
     PortBusyError,
+    ServerEndedError,
     SettingsError,
     SocketPathError,
     StartError,
     SwiftMissingError,
     XattrError,
 )
-from hapi_cluster.process_identity import ProcessIdentity
 from waiting import until
 
 pytest.importorskip("swift", reason="needs swift-hapi[cluster]")
@@ -205,7 +205,7 @@ def test_nothing_is_left_after_stop_nor_written_in_etc(directory):
     assert "ended with its socket" in cluster.log("worker").read_text()
     assert [p for p in processes if p.alive()] == []
     assert listens(cluster) == []
-    assert list((directory / "run").iterdir()) == []
+    assert not (directory / "run").exists()
     assert cluster.stop() is False
     assert etc() == before
 
@@ -234,8 +234,8 @@ def test_an_ended_supervisor_leaves_nothing_and_can_be_replaced(
     # Threads of a killed process may hold its sockets for a moment.
     until(lambda: listens(cluster) == [])
     if status == "died":
-        # The stale pid file and the stale socket are no obstacle.
-        assert (directory / "supervisor.pid").exists()
+        # The stale socket is no obstacle.
+        assert (directory / "run" / "worker.sock").exists()
         with start(directory, **WATCHED, worker=True) as again:
             assert request(again, "GET", "/c/o") == (200, b"data")
 
@@ -278,78 +278,40 @@ def test_a_temporary_cluster_removes_its_directory():
     assert not directory.exists()
 
 
-@pytest.fixture(scope="module")
-def watched():
-    """One with a worker, for tests that end and start its children only."""
-    with Cluster.temporary(**WATCHED) as running:
-        yield running
-
-
-def test_a_killed_worker_is_started_again(watched):
-    old = watched.worker_pid
-    assert old is not None
-    before = watched.status()["children"]["worker"]["restarts"]
-    os.kill(old, signal.SIGKILL)
-    new = watched.wait_for_worker(old, DEADLINE_SECONDS)
-    assert new != old
-    assert watched.worker_pid == new
-    child = watched.status()["children"]["worker"]
-    assert child["restarts"] == before + 1
-    assert child["pid"] == new
-
-
-def test_a_worker_is_restarted_and_stays_away_while_stopped(watched):
-    old, path = watched.worker_pid, watched.worker_socket
-    watched.restart_worker(DEADLINE_SECONDS)
-    second = watched.worker_pid
-    assert second not in (None, old)
-    watched.stop_worker(DEADLINE_SECONDS)
-    # One that is only restarted would be there at once.
-    with pytest.raises(StartError, match="no new worker answers"):
-        watched.wait_for_worker(timeout_seconds=1.0)
-    assert watched.worker_pid is None
-    watched.restart_worker(DEADLINE_SECONDS)
-    assert watched.worker_pid not in (None, second)
-    assert watched.worker_socket == path
-
-
-def test_a_killed_swift_is_started_again_on_its_port(watched):
-    request(watched, "PUT", "/c")
-    url = watched.proxy_url
-    os.kill(watched.status()["children"]["swift"]["pid"], signal.SIGKILL)
-
-    def serves():
-        with contextlib.suppress(OSError):
-            return request(watched, "GET", "/c")[0] == 204
-        return False
-
-    until(serves)
-    assert watched.proxy_url == url
+@pytest.mark.parametrize(
+    ("victim", "number", "said"),
+    [
+        ("swift", signal.SIGKILL, "was killed by SIGKILL"),
+        ("worker", signal.SIGTERM, "ended with exit status 0"),
+    ],
+)
+def test_a_server_that_ends_is_named_and_ends_the_cluster(
+    directory, victim, number, said
+):
+    with (  # noqa: PT012
+        pytest.raises(ServerEndedError, match=said) as info,
+        start(directory, **WATCHED, worker=True) as cluster,
+    ):
+        processes = family(supervisor(cluster))
+        os.kill(cluster.status()["children"][victim]["pid"], number)
+        all_end(processes)
+    assert info.value.message.startswith(f"{victim} (pid ")
+    # The end of its log.
+    lines = cluster.log(victim).read_text().splitlines()
+    assert lines[-1] in info.value.message
+    state = cluster.status()
+    assert (state["status"], state["error"]) == ("died", str(info.value))
+    assert listens(cluster) == []
+    assert said in cli("status", directory).stderr
+    with start(directory) as again:
+        assert "error" not in again.status()
 
 
 def test_a_second_start_is_refused_and_does_no_harm(bare):
     directory = bare.directory
     with pytest.raises(AlreadyRunningError, match="hapi cluster stop"):
         start(directory)
-    # Also when the pid file was lost: the lock decides.
-    (directory / "supervisor.pid").rename(directory / "lost.pid")
-    with pytest.raises(AlreadyRunningError):
-        start(directory)
-    (directory / "lost.pid").rename(directory / "supervisor.pid")
     assert request(bare, "PUT", "/second")[0] == 201
-
-
-def test_a_pid_that_another_process_got_is_not_mistaken(directory):
-    directory.mkdir()
-    (directory / "supervisor.lock").touch()
-    own = ProcessIdentity.of(os.getpid())
-    assert own is not None
-    old = ProcessIdentity(own.pid, own.start_ticks - 1, own.boot_id)
-    (directory / "supervisor.pid").write_text(f"{old}\n")
-    assert Cluster(directory).running is False
-    assert Cluster(directory).stop() is False
-    with start(directory) as cluster:
-        assert cluster.supervisor_pid not in (None, os.getpid())
 
 
 def test_a_busy_port_is_named(directory):
@@ -460,14 +422,15 @@ def test_no_short_path_at_all_is_an_error(directory, monkeypatch):
 
 def test_a_worker_that_cannot_start_shows_its_log(directory):
     options = {"fail": "on purpose"}
-    with pytest.raises(StartError, match="refused: fail = on purpose") as info:
+    with pytest.raises(ServerEndedError, match="fail = on purpose") as info:
         start(directory, **WATCHED, worker=True, worker_options=options)
     assert "worker.log" in info.value.message
-    assert Cluster(directory).status()["status"] == "stopped"
+    assert "exit status 1" in info.value.message
+    assert Cluster(directory).status()["status"] == "died"
     assert listens(Cluster(directory)) == []
     # Nor does the next failure tell of this one.
     settings = {**WATCHED, "worker_options": {"fail": "once more"}}
-    with pytest.raises(StartError, match="refused: fail = once") as info:
+    with pytest.raises(ServerEndedError, match="fail = once") as info:
         start(directory, **settings, worker=True)
     assert "on purpose" not in info.value.message
     with start(directory):
@@ -516,8 +479,6 @@ def test_attach_needs_a_running_cluster(directory, bare):
     other = Cluster.attach(bare.directory)
     assert other.auth_url == bare.auth_url
     assert other.worker_socket is None
-    with pytest.raises(ClusterError, match="no running worker"):
-        other.restart_worker()
 
 
 def test_the_commands_work_together_with_the_swift_client(directory, tmp_path):
@@ -589,6 +550,51 @@ def test_commands_on_a_directory_that_never_was(directory):
     assert ended.returncode == 1
     assert "holds no cluster" in ended.stderr
     assert not directory.exists()
+
+
+@pytest.fixture
+def foreground(directory):
+    """``hapi cluster run``, with a reader of its output."""
+    with subprocess.Popen(
+        hapi_cluster_command("run", directory, "--no-worker"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=enable_interrupts,
+    ) as process:
+        assert process.stdout is not None
+        shown = [process.stdout.readline() for _ in range(2)]
+        assert Cluster(directory).proxy_url in shown[0]
+        assert "hapi cluster env" in shown[1]
+        yield process
+        process.kill()
+
+
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL]
+)
+def test_a_cluster_in_the_foreground_ends_by_a_signal(
+    directory, foreground, number
+):
+    cluster = Cluster.attach(directory)
+    assert cluster.supervisor_pid == foreground.pid
+    assert "running already" in cli("start", directory).stderr
+    processes = family(foreground.pid)
+    assert len(processes) == 2
+    foreground.send_signal(number)
+    killed = number == signal.SIGKILL
+    assert foreground.wait(DEADLINE_SECONDS) == (-number if killed else 0)
+    all_end(processes)
+    assert cluster.status()["status"] == ("died" if killed else "stopped")
+
+
+def test_a_cluster_in_the_foreground_ends_with_a_server(directory, foreground):
+    child = Cluster(directory).status()["children"]["swift"]
+    os.kill(child["pid"], signal.SIGKILL)
+    _, errors = foreground.communicate(timeout=DEADLINE_SECONDS)
+    assert foreground.returncode == 1
+    assert f"Error: swift (pid {child['pid']}) was killed by SIG" in errors
+    assert f"Read {child['log']}, then start again." in errors
 
 
 def test_an_interrupted_start_leaves_nothing(directory):

@@ -7,21 +7,9 @@ from unittest.mock import Mock
 import pytest
 
 from hapi_cluster.configs import Deployment, Secrets, pipeline, render_all
-from hapi_cluster.errors import (
-    ClusterError,
-    PortBusyError,
-    StartError,
-    error_from_json,
-)
+from hapi_cluster.errors import ClusterError
 from hapi_cluster.launch import choose_layout, worker_sockets
 from hapi_cluster.memory_cache import MemoryCache, filter_factory
-from hapi_cluster.process_identity import ProcessIdentity
-from hapi_cluster.server_process import (
-    FIRST_DELAY_SECONDS,
-    MAX_DELAY_SECONDS,
-    STABLE_SECONDS,
-    Backoff,
-)
 from hapi_cluster.settings import ClusterSettings
 
 
@@ -39,7 +27,7 @@ def files(**settings):
         user="me",
         etc=Path("/d/etc"),
         devices=Path("/d/srv"),
-        worker_sockets=worker_sockets(made, Path("/d/run/worker.sock")),
+        worker_sockets=worker_sockets(made, Path("/d/run")),
         backend_key=Path("/d/etc/key"),
     )
     parsed = {}
@@ -121,37 +109,6 @@ def test_each_object_server_has_a_device():
     with pytest.raises(ClusterError, match="'single' has 1 devices for 2"):
         choose_layout(settings, None)
     assert choose_layout(settings, "replicated") == "replicated"
-
-
-def test_settings_and_errors_survive_the_way_between_processes():
-    settings = ClusterSettings(
-        processes=True, worker_command=("a", "b"), worker_options={"x": "y"}
-    )
-    assert ClusterSettings.from_json(settings.to_json()) == settings
-    error = PortBusyError("port 1 is taken.", "Choose another.")
-    back = error_from_json(error.to_json())
-    assert (type(back), str(back)) == (PortBusyError, str(error))
-    assert type(error_from_json({"error": "Exception"})) is StartError
-    assert type(error_from_json({"error": "ClusterError"})) is ClusterError
-
-
-def test_restarts_back_off_and_a_steady_life_is_forgiven():
-    backoff = Backoff()
-    delays = [backoff.next_delay(0.1) for _ in range(9)]
-    assert delays[:3] == [
-        FIRST_DELAY_SECONDS,
-        2 * FIRST_DELAY_SECONDS,
-        4 * FIRST_DELAY_SECONDS,
-    ]
-    assert delays[-1] == MAX_DELAY_SECONDS
-    assert backoff.next_delay(STABLE_SECONDS) == FIRST_DELAY_SECONDS
-
-
-def test_an_identity_survives_its_text_and_nothing_else_does():
-    identity = ProcessIdentity(12, 345, "boot")
-    assert ProcessIdentity.parse(str(identity)) == identity
-    for text in ("", "12", "12 x boot", "12 345", "a b c d"):
-        assert ProcessIdentity.parse(text) is None
 
 
 def test_cached_values_pass_through_json():

@@ -21,6 +21,8 @@ import uuid
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from urllib.parse import quote, unquote
 
 import pytest
@@ -62,6 +64,7 @@ from jobs import connected, small_job, upload_shards
 from local_rows import local_rows, received_rows
 from networks import small_parts
 from objects_of_kinds import KINDS, make_containers, store
+from own_servers import OwnServers, own_servers
 from photos import jpegs, shard
 from replicas import replicas
 from second_proxy import counted_links, second_proxy
@@ -101,6 +104,7 @@ class Near:
     """The cluster, its owner, and a proxy that computes by itself."""
 
     cluster: Cluster
+    servers: OwnServers
     owner: Caller
     by_proxy: Caller
     frozen: object
@@ -113,7 +117,7 @@ class Near:
         return f"{PLACE}/{name}"
 
     def pid(self, name):
-        return self.cluster.status()["children"][name]["pid"]
+        return self.servers.pid(name)
 
     def log(self, name):
         return self.cluster.log(name).read_text()
@@ -122,7 +126,12 @@ class Near:
 @pytest.fixture(scope="module")
 def near(tmp_path_factory):
     pytest.importorskip("swift", reason="needs swift-hapi[cluster]")
-    with Cluster.temporary(**SETTINGS) as cluster:
+    shm = Path("/dev/shm")
+    parent = shm if os.access(shm, os.W_OK) else None
+    with (
+        TemporaryDirectory(prefix="hapi-near-", dir=parent) as directory,
+        own_servers(Path(directory), **SETTINGS) as (cluster, servers),
+    ):
         options = {"places": "proxy"}
         folder = tmp_path_factory.mktemp("proxy")
         with second_proxy(cluster, folder, options) as url:
@@ -135,7 +144,7 @@ def near(tmp_path_factory):
                 owner.put(container, headers={"X-Storage-Policy": policy})
             frozen = small_parts().frozen
             owner.put(MODEL, package_bytes(frozen))
-            yield Near(cluster, owner, by_proxy, frozen)
+            yield Near(cluster, servers, owner, by_proxy, frozen)
             owner.close()
             by_proxy.close()
 
@@ -256,7 +265,7 @@ def test_whole_objects_and_ranges_are_computed_near_the_disk(near):
 def crossed(near, tmp_path_factory):
     """Sends a request: the bytes that leave object servers, and the answer."""
     folder = tmp_path_factory.mktemp("counted")
-    with counted_links(near.cluster) as links:
+    with counted_links(near.cluster, near.servers) as links:
         ports = {port: link.port for port, link in links.items()}
         with second_proxy(near.cluster, folder, {}, links=ports) as url:
             caller = Caller(near.cluster, proxy_url=url)
@@ -785,7 +794,8 @@ def test_an_epoch_survives_a_server_that_dies_or_hangs(
     finally:
         if signum == signal.SIGSTOP:
             os.kill(pid, signal.SIGCONT)
-        until(lambda: near.pid(victim), SECONDS)
+        else:
+            near.servers.restart(victim)
     compute_again(near)
 
 

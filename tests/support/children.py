@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from hapi_cluster.process_identity import ProcessIdentity
+from process_identity import ProcessIdentity
 
 
 def enable_interrupts() -> None:
@@ -82,7 +82,7 @@ def run_family(
             stdout, stderr = child.communicate(timeout=seconds)
         except BaseException:
             for process in family(child.pid):
-                process.send(signal.SIGKILL)
+                process.kill()
             raise
     return subprocess.CompletedProcess(
         command, child.returncode, stdout, stderr

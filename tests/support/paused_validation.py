@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from children import children, family
-from hapi_cluster.process_identity import ProcessIdentity
 from hapi_splitter.fork_server import (
     ForkServer,
     Request,
@@ -23,6 +22,7 @@ from hapi_splitter.fork_server import (
 )
 from hapi_splitter.graph.shapes import warm_up
 from hapi_splitter.package.subprocess_validation import answer_request
+from process_identity import ProcessIdentity
 from waiting import until
 
 SECONDS = 60.0

@@ -8,7 +8,6 @@ import math
 import os
 import secrets
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -20,6 +19,7 @@ import requests
 
 from hapi_cluster import Cluster
 from hapi_cluster.process_control import die_with
+from own_servers import OwnServers
 from slow_link import SlowLink
 from waiting import until
 
@@ -109,7 +109,9 @@ def _redirect(builder_path: Path, ports: Mapping[int, int]) -> None:
 
 
 @contextmanager
-def counted_links(cluster: Cluster) -> Iterator[dict[int, SlowLink]]:
+def counted_links(
+    cluster: Cluster, servers: OwnServers
+) -> Iterator[dict[int, SlowLink]]:
     """Yields a link to each object server, by the server's port."""
     ports = [
         port
@@ -121,33 +123,19 @@ def counted_links(cluster: Cluster) -> Iterator[dict[int, SlowLink]]:
         for port in ports:
             links[port] = SlowLink((HOST, port), math.inf)
             stack.callback(links[port].close)
-        _tell_addresses(cluster, links)
+        _set_addresses(cluster, servers, links)
         yield links
 
 
-def _tell_addresses(cluster: Cluster, links: Mapping[int, SlowLink]) -> None:
+def _set_addresses(
+    cluster: Cluster, servers: OwnServers, links: Mapping[int, SlowLink]
+) -> None:
     """Restarts the object servers with the addresses of their links."""
-    etc = cluster.directory / "etc"
     names = ",".join(f"{HOST}:{link.port}" for link in links.values())
-    for name, child in cluster.status()["children"].items():
-        path = etc / f"{name}-server.conf"
-        if not name.startswith("object") or name.endswith("worker"):
-            continue
+    section = "[filter:hapi_object]\n"
+    for path in (cluster.directory / "etc").glob("object*-server.conf"):
         text = path.read_text()
-        if "[filter:hapi_object]\n" not in text:
-            continue
-        path.write_text(
-            text.replace(
-                "[filter:hapi_object]\n",
-                f"[filter:hapi_object]\naddresses = {names}\n",
-            )
-        )
-        before = child["pid"]
-        os.kill(before, signal.SIGKILL)
-        port = cluster.status()["ports"][name]
-        until(lambda n=name, b=before: _pid(cluster, n) not in (None, b))
-        until(lambda p=port: _answers(f"http://{HOST}:{p}"))
-
-
-def _pid(cluster: Cluster, name: str) -> int | None:
-    return cluster.status()["children"][name]["pid"]
+        if section in text:
+            addresses = f"{section}addresses = {names}\n"
+            path.write_text(text.replace(section, addresses))
+            servers.restart(path.name.removesuffix("-server.conf"))

@@ -61,10 +61,16 @@ class WorkerProcess(Exchange):
         config.write_text(
             "\n".join(["[hapi-worker]", f"socket = {self.socket}", *lines])
         )
+        self._config = config
         self._log = folder / "worker.log"
+        self.start()
+
+    def start(self) -> None:
+        """Starts it, also again after its end."""
+        command = [sys.executable, "-m", "hapi_worker.main", "--config"]
         with self._log.open("a") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "hapi_worker.main", "--config", config],
+                [*command, self._config],
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
                 stderr=log,
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import shlex
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,41 +26,43 @@ Directory = Annotated[
 ]
 
 
+@app.command(
+    "run",
+    help="""Run the cluster in DIR in the foreground, until Ctrl-C or SIGTERM.
+
+    Directory and options are those of hapi cluster start. If a server ends,
+    all end, and the error has the last lines of its log.
+
+    Example:
+
+        hapi cluster run ./swift
+    """,
+)
 @app.command()
 def start(
+    context: typer.Context,
     directory: Directory,
     processes: Annotated[
         bool | None,
-        typer.Option(
-            "--processes/--no-processes",
-            help="Run each server in its own process. At first: no.",
-        ),
+        typer.Option(help="Run each server in its own process. Default: no."),
     ] = None,
     worker: Annotated[
-        bool | None,
-        typer.Option(
-            "--worker/--no-worker", help="Also run hapi-worker. At first: yes."
-        ),
+        bool | None, typer.Option(help="Also run hapi-worker. Default: yes.")
     ] = None,
-    hapi: Annotated[
+    hapi_filter: Annotated[
         bool | None,
         typer.Option(
             "--hapi/--no-hapi",
-            help="Add the hapi filter to the proxy. At first: yes.",
+            help="Add the hapi filter to the proxy. Default: yes.",
         ),
     ] = None,
     cache: Annotated[
         bool | None,
-        typer.Option(
-            "--cache/--no-cache",
-            help="Let the filter cache features. At first: yes.",
-        ),
+        typer.Option(help="Let the filter cache features. Default: yes."),
     ] = None,
     host: Annotated[
         str | None,
-        typer.Option(
-            help="Address the proxy listens on. At first: 127.0.0.1."
-        ),
+        typer.Option(help="Address of the proxy. Default: 127.0.0.1."),
     ] = None,
     port: Annotated[
         int | None,
@@ -76,23 +79,19 @@ def start(
     object_servers: Annotated[
         int | None,
         typer.Option(
-            help="Object servers, each a process. At first: 1, in the "
-            "process of all servers.",
+            help="Object servers, each a process. Default: 1, in the process "
+            "of all servers."
         ),
     ] = None,
     object_workers: Annotated[
         int | None,
         typer.Option(
             help="Object servers that compute features next to their disks, "
-            "each with a worker. At first: 0.",
+            "each with a worker. Default: 0."
         ),
     ] = None,
     encryption: Annotated[
-        bool | None,
-        typer.Option(
-            "--encryption/--no-encryption",
-            help="Encrypt stored data. At first: no.",
-        ),
+        bool | None, typer.Option(help="Encrypt stored data. Default: no.")
     ] = None,
     worker_option: Annotated[
         list[str] | None,
@@ -133,48 +132,40 @@ def start(
     """
     from hapi_cluster import Cluster
 
-    filter_options = _parse_pairs(filter_option or [])
-    if cache is not None:
-        filter_options["cache"] = str(cache).lower()
-    given: dict[str, Any] = {
-        "processes": processes,
-        "worker": worker,
-        "hapi_filter": hapi,
-        "host": host,
-        "encryption": encryption,
-        "object_servers": object_servers,
-        "object_workers": object_workers,
-    }
     with _readable_errors():
         last = Cluster(directory).status()
-        cluster = Cluster.start(
-            directory,
-            **{
-                name: last[name] if value is None else value
-                for name, value in given.items()
-                if value is not None or name in last
-            },
-            port=port,
-            layout=layout,
-            worker_options=_without_empty(
-                last.get("worker_options", {}),
-                _parse_pairs(worker_option or []),
-            ),
-            filter_options=_without_empty(
-                {"cache": "true"},
-                last.get("filter_options", {}),
-                filter_options,
-            ),
-            object_options=_without_empty(
-                last.get("object_options", {}),
-                _parse_pairs(object_option or []),
-            ),
-        )
-        for warning in cluster.status()["warnings"]:
-            typer.echo(f"Warning: {warning}", err=True)
-        typer.echo(f"Running: {cluster.proxy_url}")
-        quoted = shlex.quote(str(directory))
-        typer.echo(f'Use it:  eval "$(hapi cluster env {quoted})"')
+        settings = _settings(last, context.params)
+        if context.info_name == "run":
+            Cluster.run(directory, partial(_print_use, directory), **settings)
+            typer.echo("Stopped.")
+        else:
+            cluster = Cluster.start(directory, **settings)
+            _print_use(directory, cluster.status())
+
+
+def _settings(last: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a start: if not given, those of the last start."""
+    settings: dict[str, Any] = {}
+    for name, value in given.items():
+        kind = name.removesuffix("_option")
+        if kind != name:
+            options = {"cache": "true"} if kind == "filter" else {}
+            options |= last.get(f"{name}s", {})
+            options |= _parse_pairs(value or [])
+            settings[f"{name}s"] = {k: v for k, v in options.items() if v}
+        elif name not in ("directory", "cache"):
+            settings[name] = last.get(name) if value is None else value
+    if given["cache"] is not None:
+        settings["filter_options"]["cache"] = str(given["cache"]).lower()
+    return {k: v for k, v in settings.items() if v is not None}
+
+
+def _print_use(directory: Path, state: dict[str, Any]) -> None:
+    for warning in state["warnings"]:
+        typer.echo(f"Warning: {warning}", err=True)
+    typer.echo(f"Running: {state['proxy_url']}")
+    quoted = shlex.quote(str(directory))
+    typer.echo(f'Use it:  eval "$(hapi cluster env {quoted})"')
 
 
 @app.command()
@@ -205,10 +196,10 @@ def status(
 
         hapi cluster status ./swift --json -
 
-    Keys of --json: directory, status (running, starting, stopping, stopped,
-    died or absent). If it was ever started also proxy_url, auth_url, layout,
-    children (by name: pid, restarts, log), supervisor_pid, warnings and the
-    options of the start.
+    Keys of --json: directory, status (running, starting, stopped, died or
+    absent). If it was ever started also proxy_url, auth_url, layout, children
+    (by name: pid, log), supervisor_pid, warnings and the options of the
+    start. If one of its servers ended: error.
     """
     from hapi_cluster import Cluster
 
@@ -259,12 +250,6 @@ def _parse_pairs(words: list[str]) -> dict[str, str]:
     return {key.strip(): value.strip() for key, _, value in pairs}
 
 
-def _without_empty(*options: dict[str, str]) -> dict[str, str]:
-    """Joins options, of which later ones and the last value count."""
-    joined = {k: v for each in options for k, v in each.items()}
-    return {key: value for key, value in joined.items() if value}
-
-
 def _print_status(state: dict[str, Any]) -> None:
     table = Table(show_header=False, box=None)
     rows = {
@@ -277,11 +262,12 @@ def _print_status(state: dict[str, Any]) -> None:
         "supervisor": state.get("supervisor_pid"),
     }
     for name, child in state.get("children", {}).items():
-        pid = child["pid"] or "not running"
-        rows[name] = f"{pid}, {child['restarts']} restarts, {child['log']}"
+        rows[name] = f"{child['pid'] or 'not running'}, {child['log']}"
     for name, value in rows.items():
         if value is not None:
             table.add_row(name, str(value))
     Console(soft_wrap=True).print(table)
+    if "error" in state:
+        typer.echo(f"Error: {state['error']}", err=True)
     for warning in state.get("warnings", []):
         typer.echo(f"Warning: {warning}", err=True)

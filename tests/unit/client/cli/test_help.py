@@ -14,7 +14,7 @@ from hapi_client.cli import main as cli
 
 ROOT = Path(__file__).resolve().parents[4]
 WITH_EXPERT_OPTIONS = {"extract", "plan", "train"}
-WITHOUT_TABLE = {"cluster start", "cluster stop", "cluster env"}
+WITHOUT_TABLE = {f"cluster {c}" for c in ("run", "start", "stop", "env")}
 
 
 def commands(group, words=""):
