@@ -20,10 +20,10 @@ from typing import Any
 from benchmarks.testbed.folders import remove_folder
 from benchmarks.testbed.remote import serve
 from hapi_cluster import Cluster
-from hapi_cluster.launch import WORKER_SOCKET, admin_socket
+from hapi_cluster.launch import WORKER_SOCKET, ServerSpec, admin_socket
 from hapi_cluster.paths import ClusterPaths
 from hapi_cluster.probes import answers
-from hapi_cluster.process_control import die_with
+from hapi_cluster.supervisor import start_server
 
 SWIFT_FOLDER = "swift"
 WORKER_SECONDS = 60.0
@@ -73,23 +73,27 @@ class StorageTier:
         """
         self._end_worker()
         config = self._paths.worker_config("worker")
-        log_path = self._paths.log("worker")
-        with log_path.open("ab") as log:
-            self._worker = subprocess.Popen(
-                [sys.executable, "-m", "hapi_worker.main", "--config", config],
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                preexec_fn=die_with(os.getpid()),
-            )
         admin = admin_socket(self._paths.run / WORKER_SOCKET)
+        spec = ServerSpec(
+            "worker",
+            (
+                sys.executable,
+                "-m",
+                "hapi_worker.main",
+                "--config",
+                str(config),
+            ),
+            self._paths.log("worker"),
+            lambda: answers(admin, "/healthz"),
+        )
+        self._worker = start_server(spec)
         deadline = time.monotonic() + WORKER_SECONDS
-        while not answers(admin, "/healthz"):
+        while not spec.answers():
             status = self._worker.poll()
             if status is not None or time.monotonic() > deadline:
                 raise ValueError(
                     f"hapi-worker did not start (status {status}); see"
-                    f" {log_path}"
+                    f" {spec.log}"
                 )
             time.sleep(POLL_SECONDS)
 

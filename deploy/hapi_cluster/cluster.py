@@ -21,12 +21,11 @@ from hapi_cluster.errors import (
     ServerEndedError,
     StopError,
 )
-from hapi_cluster.paths import ClusterPaths
+from hapi_cluster.paths import ClusterPaths, read_state
 from hapi_cluster.preflight import is_cluster, prepare_directory, require_swift
 from hapi_cluster.process_control import lock_holder
 from hapi_cluster.settings import DEFAULT_STOP_SECONDS, ClusterSettings
 from hapi_cluster.start import KILL_SECONDS, spawn_supervisor
-from hapi_cluster.state import read_state
 from hapi_cluster.supervisor import run_cluster
 
 STOP_MARGIN_SECONDS = 30.0
@@ -156,8 +155,9 @@ class Cluster:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if not self.stop() and "error" in self._state():
-            message, _, remedy = self._state()["error"].rpartition("\n")
+        self.stop()
+        if "error" in (state := self._state()):
+            message, _, remedy = state["error"].rpartition("\n")
             raise ServerEndedError(message, remedy)
 
     @property

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from hapi_cluster.paths import ClusterPaths
 from hapi_cluster.settings import (
     LAYOUTS,
     ClusterSettings,
@@ -57,11 +58,9 @@ class Deployment:
     secrets: Secrets
     ports: Mapping[str, int]
     user: str
-    etc: Path
-    devices: Path
+    paths: ClusterPaths
     worker_sockets: Mapping[str, Path]
     """By the worker's name; always with ``worker``, the proxy's."""
-    backend_key: Path
 
 
 def render_all(deployment: Deployment) -> dict[str, str]:
@@ -136,7 +135,7 @@ def _defaults(
         "bind_timeout": "3",
         "workers": "0",
         "user": deployment.user,
-        "swift_dir": str(deployment.etc),
+        "swift_dir": str(deployment.paths.etc),
         "log_name": f"{server}-server",
         "log_custom_handlers": "hapi_cluster.logs.to_stderr",
     }
@@ -153,7 +152,7 @@ def _backend(deployment: Deployment, server: str) -> Sections:
         hapi["filter:hapi_object"] = {
             "use": "egg:swift-hapi#hapi_object",
             "worker_socket": str(worker_socket),
-            "backend_key_file": str(deployment.backend_key),
+            "backend_key_file": str(deployment.paths.backend_key),
             **settings.object_options,
         }
     filters = " ".join(["healthcheck", *(["hapi_object"] if hapi else [])])
@@ -162,7 +161,7 @@ def _backend(deployment: Deployment, server: str) -> Sections:
     return {
         "DEFAULT": {
             **_defaults(deployment, server, BACKEND_HOST),
-            "devices": str(deployment.devices),
+            "devices": str(deployment.paths.devices),
             "mount_check": "false",
             "fallocate_reserve": "0",
             "conn_timeout": "5",
@@ -234,7 +233,9 @@ def _special_filters(
             "access_log_udp_host": BACKEND_HOST,
             "access_log_udp_port": "9",
         },
-        "cache": _cache(deployment),
+        "cache": {
+            "paste.filter_factory": "hapi_cluster.memory_cache:filter_factory"
+        },
         "tempauth": {
             "use": "egg:swift#tempauth",
             "fernet_key_cluster": secrets.fernet_key,
@@ -269,7 +270,7 @@ def _places(deployment: Deployment) -> dict[str, str]:
         return {}
     return {
         "places": "object, proxy" if settings.worker else "object",
-        "backend_key_file": str(deployment.backend_key),
+        "backend_key_file": str(deployment.paths.backend_key),
     }
 
 
@@ -290,18 +291,6 @@ def _keystone(url: str) -> dict[str, dict[str, str]]:
             **common,
         },
         "s3token": {"use": "egg:swift#s3token", "auth_uri": url, **common},
-    }
-
-
-def _cache(deployment: Deployment) -> dict[str, str]:
-    if "memcached" not in deployment.ports:
-        return {
-            "paste.filter_factory": "hapi_cluster.memory_cache:filter_factory"
-        }
-    port = deployment.ports["memcached"]
-    return {
-        "use": "egg:swift#memcache",
-        "memcache_servers": f"{BACKEND_HOST}:{port}",
     }
 
 

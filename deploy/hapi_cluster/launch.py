@@ -25,20 +25,18 @@ from hapi_cluster.configs import (
 )
 from hapi_cluster.errors import SettingsError, SocketPathError, StartError
 from hapi_cluster.logs import tail
-from hapi_cluster.paths import TEMPORARY_PREFIX, ClusterPaths
+from hapi_cluster.paths import ClusterPaths, read_state, write_private
 from hapi_cluster.ports import PortReservation
 from hapi_cluster.preflight import check_xattrs
-from hapi_cluster.probes import answers, connects
+from hapi_cluster.probes import answers
 from hapi_cluster.settings import (
     LAYOUTS,
     ClusterSettings,
     object_names,
 )
-from hapi_cluster.state import read_state, write_private
 
 MAX_SOCKET_PATH_BYTES = 107
 """sizeof(sockaddr_un.sun_path) without the terminating zero byte."""
-MEMCACHED_MEGABYTES = 64
 WORKER_SOCKET = "worker.sock"
 KEPT_SETTINGS = (
     "host",
@@ -53,9 +51,8 @@ KEPT_SETTINGS = (
     "object_options",
 )
 """Settings in ``cluster.json``: ``hapi cluster start`` uses them again."""
-
-
 RINGS_SECONDS = 60.0
+TEMPORARY_PREFIX = "hapi-run-"
 
 
 @dataclass(frozen=True)
@@ -75,26 +72,17 @@ class ServerSpec:
     answers: Callable[[], bool]
 
 
-@dataclass(frozen=True)
-class Launch:
-    """A prepared start.
-
-    Attributes:
-        state: contents of ``cluster.json``.
-        specs: servers to run, in the order of their start.
-    """
-
-    state: dict[str, Any]
-    specs: list[ServerSpec]
-
-
 @contextlib.contextmanager
 def prepared(
     paths: ClusterPaths, settings: ClusterSettings
-) -> Iterator[Launch]:
+) -> Iterator[tuple[dict[str, Any], list[ServerSpec]]]:
     """Reserves the ports and writes the files of a start.
 
     At the end the ports are released and the workers' sockets removed.
+
+    Yields:
+        Contents of ``cluster.json``, and the servers in the order of their
+        start.
 
     Raises:
         ClusterError: the settings do not suit the directory or the machine.
@@ -105,15 +93,22 @@ def prepared(
         ports = {}
         reservations = reserve_ports(settings, last.get("ports", {}))
         for name, reservation in reservations.items():
-            stack.callback(reservation.close)
             ports[name] = reservation.port
-        if settings.processes and shutil.which("memcached"):
-            ports["memcached"] = _free_port()
+            stack.callback(reservation.close)
         for folder in (paths.etc, paths.logs, paths.devices):
             folder.mkdir(mode=0o700, exist_ok=True)
         run = stack.enter_context(_run_folder(paths, last.get("run")))
         sockets = worker_sockets(settings, run)
-        write_files(paths, settings, layout, ports, sockets)
+        deployment = Deployment(
+            settings=settings,
+            layout=layout,
+            secrets=_load_secrets(paths.secrets),
+            ports=ports,
+            user=_user_name(),
+            paths=paths,
+            worker_sockets=sockets,
+        )
+        _write_files(deployment)
         host = reachable(settings.host)
         netloc = f"[{host}]" if ":" in host else host
         state = {
@@ -130,14 +125,7 @@ def prepared(
             "warnings": check_xattrs(paths.directory),
             "children": {},
         }
-        yield Launch(state, server_specs(paths, settings, ports, sockets))
-
-
-def _free_port() -> int:
-    # memcached cannot share a reserved port: it does not set SO_REUSEPORT.
-    reservation = PortReservation.take(BACKEND_HOST, 0)
-    reservation.close()
-    return reservation.port
+        yield state, _server_specs(deployment)
 
 
 def make_rings(paths: ClusterPaths) -> None:
@@ -146,12 +134,9 @@ def make_rings(paths: ClusterPaths) -> None:
     with log.open("ab") as out:
         done = subprocess.run(
             [sys.executable, "-m", "hapi_cluster.rings", str(paths.etc)],
-            stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=out,
-            cwd="/",
             timeout=RINGS_SECONDS,
-            check=False,
         )
     if done.returncode != 0:
         raise StartError(
@@ -245,7 +230,7 @@ def worker_sockets(settings: ClusterSettings, run: Path) -> dict[str, Path]:
     }
 
 
-def load_secrets(path: Path) -> Secrets:
+def _load_secrets(path: Path) -> Secrets:
     """Reads the cluster's secrets; creates them on its first start."""
     if path.exists():
         return Secrets(**json.loads(path.read_text()))
@@ -258,28 +243,12 @@ def load_secrets(path: Path) -> Secrets:
     return fresh
 
 
-def write_files(
-    paths: ClusterPaths,
-    settings: ClusterSettings,
-    layout: str,
-    ports: Mapping[str, int],
-    sockets: Mapping[str, Path],
-) -> None:
+def _write_files(deployment: Deployment) -> None:
     """Creates the device folders and writes the configuration files."""
+    paths = deployment.paths
     if not paths.backend_key.exists():
         write_private(paths.backend_key, secrets.token_urlsafe(48) + "\n")
-    deployment = Deployment(
-        settings=settings,
-        layout=layout,
-        secrets=load_secrets(paths.secrets),
-        ports=ports,
-        user=_user_name(),
-        etc=paths.etc,
-        devices=paths.devices,
-        worker_sockets=sockets,
-        backend_key=paths.backend_key,
-    )
-    for number in range(LAYOUTS[layout].devices):
+    for number in range(LAYOUTS[deployment.layout].devices):
         folder = paths.devices / f"d{number + 1}"
         folder.mkdir(parents=True, exist_ok=True)
     for name, text in render_all(deployment).items():
@@ -298,14 +267,9 @@ def _user_name() -> str:
         ) from error
 
 
-def server_specs(
-    paths: ClusterPaths,
-    settings: ClusterSettings,
-    ports: Mapping[str, int],
-    sockets: Mapping[str, Path],
-) -> list[ServerSpec]:
+def _server_specs(deployment: Deployment) -> list[ServerSpec]:
     """The processes to run, in the order of their start."""
-    specs = [_memcached(paths, ports)] if "memcached" in ports else []
+    settings = deployment.settings
     servers = (*settings.backends, "proxy")
     alone: tuple[str, ...] = ()
     if settings.processes:
@@ -313,30 +277,22 @@ def server_specs(
     elif settings.has_object_processes:
         alone = object_names(settings.object_servers)
     together = tuple(name for name in servers if name not in alone)
-    if together:
-        specs.append(_servers(paths, "swift", together, settings, ports))
-    specs += [
-        _servers(paths, name, (name,), settings, ports) for name in alone
+    return [
+        *([_servers(deployment, "swift", together)] if together else []),
+        *(_servers(deployment, name, (name,)) for name in alone),
+        *(_worker(deployment, name) for name in settings.worker_names),
     ]
-    specs += [
-        _worker(paths, settings, name, sockets[name])
-        for name in settings.worker_names
-    ]
-    return specs
 
 
 def _servers(
-    paths: ClusterPaths,
-    name: str,
-    servers: tuple[str, ...],
-    settings: ClusterSettings,
-    ports: Mapping[str, int],
+    deployment: Deployment, name: str, servers: tuple[str, ...]
 ) -> ServerSpec:
+    host = reachable(deployment.settings.host)
     addresses = [
-        (reachable(settings.host if s == "proxy" else BACKEND_HOST), ports[s])
+        (host if s == "proxy" else BACKEND_HOST, deployment.ports[s])
         for s in servers
     ]
-    module = "hapi_cluster.run_servers"
+    paths, module = deployment.paths, "hapi_cluster.run_servers"
     return ServerSpec(
         name,
         (sys.executable, "-m", module, str(paths.etc), *servers),
@@ -351,36 +307,14 @@ def reachable(host: str) -> str:
     return loopback.get(host, host)
 
 
-def _memcached(paths: ClusterPaths, ports: Mapping[str, int]) -> ServerSpec:
-    port = ports["memcached"]
-    program = shutil.which("memcached")
-    assert program is not None
-    as_root = ("-u", "root") if os.geteuid() == 0 else ()
-    options = ("-U", "0", "-m", str(MEMCACHED_MEGABYTES))
-    return ServerSpec(
-        "memcached",
-        (program, "-l", BACKEND_HOST, "-p", str(port), *options, *as_root),
-        paths.log("memcached"),
-        lambda: connects((BACKEND_HOST, port)),
-    )
-
-
-def _worker(
-    paths: ClusterPaths,
-    settings: ClusterSettings,
-    name: str,
-    worker_socket: Path,
-) -> ServerSpec:
-    command = settings.worker_command or (
-        sys.executable,
-        "-m",
-        "hapi_worker.main",
-    )
-    admin = admin_socket(worker_socket)
+def _worker(deployment: Deployment, name: str) -> ServerSpec:
+    python = (sys.executable, "-m", "hapi_worker.main")
+    command = deployment.settings.worker_command or python
+    admin = admin_socket(deployment.worker_sockets[name])
     return ServerSpec(
         name,
-        (*command, "--config", str(paths.worker_config(name))),
-        paths.log(name),
+        (*command, "--config", str(deployment.paths.worker_config(name))),
+        deployment.paths.log(name),
         lambda: answers(admin, "/healthz"),
     )
 

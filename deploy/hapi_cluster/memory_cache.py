@@ -3,7 +3,7 @@
 It has the methods of ``swift.common.memcached.MemcacheRing`` that Swift's
 middleware calls, with the same behaviour: values pass through JSON (tuples
 become lists), a missing count starts at the increment, no count falls below
-zero.  Several proxies need a memcached, because they would not see each
+zero.  Several proxies would need a memcached, because they do not see each
 other's invalidations.
 """
 
@@ -101,23 +101,22 @@ class MemoryCache:
         return self._clock() + seconds
 
 
-class MemoryCacheMiddleware:
-    """Puts the cache into ``swift.cache`` of each request."""
-
-    def __init__(self, app: WSGIApp, cache: MemoryCache) -> None:
-        self.app = app
-        self.cache = cache
-
-    def __call__(
-        self, environ: dict[str, Any], start_response: Callable[..., Any]
-    ) -> Iterable[bytes]:
-        environ["swift.cache"] = self.cache
-        return self.app(environ, start_response)
-
-
 def filter_factory(
     global_conf: Mapping[str, str], **local_conf: str
-) -> Callable[[WSGIApp], MemoryCacheMiddleware]:
-    """Paste's filter factory; each loaded pipeline has its own cache."""
+) -> Callable[[WSGIApp], WSGIApp]:
+    """Paste's filter factory: puts a cache into ``swift.cache``.
+
+    Each loaded pipeline has its own cache.
+    """
     cache = MemoryCache()
-    return lambda app: MemoryCacheMiddleware(app, cache)
+
+    def filter_app(app: WSGIApp) -> WSGIApp:
+        def with_cache(
+            environ: dict[str, Any], start_response: Callable[..., Any]
+        ) -> Iterable[bytes]:
+            environ["swift.cache"] = cache
+            return app(environ, start_response)
+
+        return with_cache
+
+    return filter_app

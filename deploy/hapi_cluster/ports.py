@@ -1,8 +1,8 @@
-"""Reservation of a cluster's ports across restarts of its servers.
+"""Reservation of a cluster's ports.
 
 The supervisor reserves each port with a bound socket that never listens.
-With SO_REUSEPORT a server can bind the same port after each restart, and no
-other program can take it in between.
+With SO_REUSEPORT a server can bind the same port, and no other program can
+take it before.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import socket
 from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -79,13 +78,4 @@ def answers(address: tuple[str, int] | Path, path: str) -> bool:
     try:
         return ask(address, "GET", path)[0] == 200
     except (OSError, http.client.HTTPException):
-        return False
-
-
-def connects(address: tuple[str, int]) -> bool:
-    """Returns True if the address accepts connections (memcached)."""
-    try:
-        with socket.create_connection(address, PROBE_SECONDS):
-            return True
-    except OSError:
         return False

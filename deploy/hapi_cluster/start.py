@@ -30,8 +30,7 @@ def spawn_supervisor(
     paths.logs.mkdir(mode=0o700, exist_ok=True)
     ours, theirs = multiprocessing.Pipe()
     descriptors = [theirs.fileno()]
-    with ours, contextlib.ExitStack() as stack:
-        stack.callback(theirs.close)
+    with ours, theirs, contextlib.ExitStack() as stack:
         if die_with_parent:
             # PR_SET_PDEATHSIG would fire when the calling *thread* ends.
             descriptors.append(os.pidfd_open(os.getpid()))
@@ -39,7 +38,7 @@ def spawn_supervisor(
         log = stack.enter_context(paths.log("supervisor").open("ab"))
         process = subprocess.Popen(
             [
-                *(sys.executable, "-m", "hapi_cluster.supervisor"),
+                *(sys.executable, "-m", "hapi_cluster"),
                 *(str(paths.directory), *map(str, descriptors)),
             ],
             stdin=subprocess.DEVNULL,
@@ -49,17 +48,20 @@ def spawn_supervisor(
             start_new_session=True,
             pass_fds=descriptors,
         )
-        stack.close()
+        theirs.close()
         try:
             error = _result(ours, paths, settings)
+            if error is not None:
+                raise error
         except BaseException:
             # Ctrl-C does not reach the supervisor: it has its own session.
             process.terminate()
-            _wait_for_end(process, settings)
+            try:
+                process.wait(settings.stop_seconds + KILL_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait(KILL_SECONDS)
             raise
-    if error is not None:
-        _wait_for_end(process, settings)
-        raise error
     return process
 
 
@@ -77,14 +79,3 @@ def _result(
         f"the supervisor gave no answer. The end of {log}:\n{tail(log)}",
         f"Read {log}.",
     )
-
-
-def _wait_for_end(
-    process: subprocess.Popen[bytes], settings: ClusterSettings
-) -> None:
-    """Waits for a failed supervisor's end; kills one that hangs."""
-    try:
-        process.wait(settings.stop_seconds + KILL_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait(KILL_SECONDS)

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import http.client
-import logging
 import os
 import select
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
-from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 from hapi_cluster.errors import ClusterError, ServerEndedError, StartError
 from hapi_cluster.launch import ServerSpec, make_rings, prepared, reachable
 from hapi_cluster.logs import tail
-from hapi_cluster.paths import ClusterPaths
+from hapi_cluster.paths import ClusterPaths, write_state
 from hapi_cluster.probes import create_accounts
 from hapi_cluster.process_control import (
     become_subreaper,
@@ -27,12 +23,9 @@ from hapi_cluster.process_control import (
     locked,
 )
 from hapi_cluster.settings import ClusterSettings
-from hapi_cluster.state import write_state
 
 PROBE_INTERVAL_SECONDS = 0.03
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-logger = logging.getLogger("hapi_cluster")
 
 
 class StopRequest(Exception):
@@ -185,8 +178,8 @@ def run_cluster(
     Raises:
         ClusterError: the cluster cannot start, or a server ended.
     """
-    with locked(paths), prepared(paths, settings) as launch:
-        state, servers = launch.state, Servers(launch.specs, parent)
+    with locked(paths), prepared(paths, settings) as (state, specs):
+        servers = Servers(specs, parent)
         status = "died"
         try:
             write_state(paths.state, state)
@@ -225,35 +218,3 @@ def _create_accounts(state: dict[str, Any], servers: Servers) -> None:
             f"the first requests failed ({error}). {servers.log_text(name)}",
             f"Read {state['children'][name]['log']}, then start again.",
         ) from error
-
-
-def main(argv: list[str]) -> int:
-    """Runs the cluster of ``DIRECTORY CONNECTION [PARENT]``.
-
-    Receives the settings on the descriptor CONNECTION, and sends None when
-    all servers answer, or a :class:`ClusterError`.
-    """
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s supervisor: %(message)s"
-    )
-    paths, parent = ClusterPaths(Path(argv[0])), [int(fd) for fd in argv[2:]]
-    with Connection(int(argv[1])) as starter:
-
-        def on_ready(_: dict[str, Any]) -> None:
-            logger.info("running")
-            starter.send(None)
-            starter.close()
-
-        try:
-            run_cluster(paths, starter.recv(), on_ready, *parent)
-        except ClusterError as error:
-            logger.error("%s", error)
-            if not starter.closed:
-                starter.send(error)
-            return 1
-    logger.info("stopped")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -10,6 +10,7 @@ from hapi_cluster.configs import Deployment, Secrets, pipeline, render_all
 from hapi_cluster.errors import ClusterError
 from hapi_cluster.launch import choose_layout, worker_sockets
 from hapi_cluster.memory_cache import MemoryCache, filter_factory
+from hapi_cluster.paths import ClusterPaths
 from hapi_cluster.settings import ClusterSettings
 
 
@@ -25,10 +26,8 @@ def files(**settings):
         secrets=Secrets("suffix", "key=", "root="),
         ports={"proxy": 1, **ports},
         user="me",
-        etc=Path("/d/etc"),
-        devices=Path("/d/srv"),
+        paths=ClusterPaths(Path("/d")),
         worker_sockets=worker_sockets(made, Path("/d/run")),
-        backend_key=Path("/d/etc/key"),
     )
     parsed = {}
     for name, text in render_all(deployment).items():

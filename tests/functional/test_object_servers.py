@@ -21,8 +21,6 @@ import uuid
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from urllib.parse import quote, unquote
 
 import pytest
@@ -117,7 +115,7 @@ class Near:
         return f"{PLACE}/{name}"
 
     def pid(self, name):
-        return self.servers.pid(name)
+        return self.servers.processes[name].pid
 
     def log(self, name):
         return self.cluster.log(name).read_text()
@@ -126,12 +124,7 @@ class Near:
 @pytest.fixture(scope="module")
 def near(tmp_path_factory):
     pytest.importorskip("swift", reason="needs swift-hapi[cluster]")
-    shm = Path("/dev/shm")
-    parent = shm if os.access(shm, os.W_OK) else None
-    with (
-        TemporaryDirectory(prefix="hapi-near-", dir=parent) as directory,
-        own_servers(Path(directory), **SETTINGS) as (cluster, servers),
-    ):
+    with own_servers(**SETTINGS) as (cluster, servers):
         options = {"places": "proxy"}
         folder = tmp_path_factory.mktemp("proxy")
         with second_proxy(cluster, folder, options) as url:

@@ -128,6 +128,6 @@ def cluster_folders(processes):
     for process in processes:
         path = Path(f"/proc/{process.pid}/cmdline")
         words = path.read_text().split("\0")
-        if "hapi_cluster.supervisor" in words:
-            found.append(Path(words[words.index("-m") + 2]))
+        if "hapi_cluster" in words:
+            found.append(Path(words[words.index("hapi_cluster") + 1]))
     return found

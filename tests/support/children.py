@@ -82,7 +82,7 @@ def run_family(
             stdout, stderr = child.communicate(timeout=seconds)
         except BaseException:
             for process in family(child.pid):
-                process.kill()
+                process.send(signal.SIGKILL)
             raise
     return subprocess.CompletedProcess(
         command, child.returncode, stdout, stderr

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from hapi_cluster import Cluster, ClusterSettings
 from hapi_cluster.launch import ServerSpec, prepared
-from hapi_cluster.paths import ClusterPaths
+from hapi_cluster.paths import ClusterPaths, write_state
 from hapi_cluster.preflight import prepare_directory
 from hapi_cluster.probes import create_accounts
-from hapi_cluster.state import write_state
 from hapi_cluster.supervisor import start_server
 from waiting import until
 
@@ -21,65 +22,50 @@ SECONDS = 90.0
 
 
 class OwnServers:
-    """Running servers, by name."""
+    """Running servers.
+
+    Attributes:
+        processes: by the server's name.
+    """
 
     def __init__(self, specs: list[ServerSpec]) -> None:
         self._specs = {spec.name: spec for spec in specs}
-        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
-    def start(self, *names: str) -> None:
+    def start(self, names: Iterable[str]) -> None:
         """Starts servers; returns when they answer."""
-        for name in names:
-            self._processes[name] = start_server(self._specs[name])
-        for name in names:
-            until(
-                self._specs[name].answers,
-                SECONDS,
-                self._specs[name].log.read_text,
-            )
+        specs = [self._specs[name] for name in names]
+        for spec in specs:
+            self.processes[spec.name] = start_server(spec)
+        for spec in specs:
+            until(spec.answers, SECONDS, spec.log.read_text)
 
-    def start_all(self) -> None:
-        self.start(*self._specs)
+    def restart(self, name: str) -> None:
+        """Kills a server, if it runs, and starts it again."""
+        self.processes[name].kill()
+        self.processes[name].wait()
+        self.start([name])
 
-    def restart(self, *names: str) -> None:
-        """Kills servers, if they run, and starts them again."""
-        for name in names:
-            self._processes[name].kill()
-            self._processes[name].wait()
-        self.start(*names)
-
-    def pid(self, name: str) -> int:
-        return self._processes[name].pid
-
-    def end(self) -> None:
-        for process in self._processes.values():
-            process.terminate()
-        for process in self._processes.values():
-            try:
-                process.wait(20)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+    def kill_all(self) -> None:
+        for process in self.processes.values():
+            process.kill()
+            process.wait()
 
 
 @contextmanager
-def own_servers(
-    directory: Path, **settings: Any
-) -> Iterator[tuple[Cluster, OwnServers]]:
-    """Runs the servers of a new cluster in a directory.
-
-    Args:
-        directory: empty.
-        settings: fields of ``ClusterSettings``.
-    """
-    paths = ClusterPaths(directory)
-    prepare_directory(paths)
-    with prepared(paths, ClusterSettings(**settings)) as launch:
-        write_state(paths.state, launch.state)
-        servers = OwnServers(launch.specs)
-        try:
-            servers.start_all()
-            create_accounts(("127.0.0.1", launch.state["ports"]["proxy"]))
-            yield Cluster(directory), servers
-        finally:
-            servers.end()
+def own_servers(**settings: Any) -> Iterator[tuple[Cluster, OwnServers]]:
+    """Runs a new cluster with these fields of ``ClusterSettings``."""
+    shm = Path("/dev/shm")
+    parent = shm if os.access(shm, os.W_OK) else None
+    with TemporaryDirectory(prefix="hapi-", dir=parent) as directory:
+        paths = ClusterPaths(Path(directory))
+        prepare_directory(paths)
+        with prepared(paths, ClusterSettings(**settings)) as (state, specs):
+            write_state(paths.state, state)
+            servers = OwnServers(specs)
+            try:
+                servers.start([spec.name for spec in specs])
+                create_accounts(("127.0.0.1", state["ports"]["proxy"]))
+                yield Cluster(directory), servers
+            finally:
+                servers.kill_all()

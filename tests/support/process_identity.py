@@ -7,6 +7,8 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
+from waiting import until
+
 
 @dataclass(frozen=True)
 class ProcessIdentity:
@@ -32,7 +34,11 @@ class ProcessIdentity:
     def alive(self) -> bool:
         return ProcessIdentity.of(self.pid) == self
 
-    def kill(self) -> None:
-        """Kills exactly this process, if it is alive."""
+    def send(self, signum: signal.Signals) -> None:
+        """Sends a signal to exactly this process, if it is alive."""
         if self.alive():
-            os.kill(self.pid, signal.SIGKILL)
+            os.kill(self.pid, signum)
+
+    def wait(self, seconds: float) -> None:
+        """Waits for its end; fails after ``seconds``."""
+        until(lambda: not self.alive(), seconds)

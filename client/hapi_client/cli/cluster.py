@@ -24,6 +24,14 @@ app = typer.Typer(
 Directory = Annotated[
     Path, typer.Argument(help="Directory of the cluster.", metavar="DIR")
 ]
+KeyValues = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="KEY=VALUE",
+        help="Option of a configuration file; KEY= for its default. "
+        "Repeatable.",
+    ),
+]
 
 
 @app.command(
@@ -93,32 +101,16 @@ def start(
     encryption: Annotated[
         bool | None, typer.Option(help="Encrypt stored data. Default: no.")
     ] = None,
-    worker_option: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="KEY=VALUE for hapi-worker.conf, KEY= for the default. "
-            "Repeatable."
-        ),
-    ] = None,
-    filter_option: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="KEY=VALUE for \\[filter:hapi], KEY= for the default. "
-            "Repeatable."
-        ),
-    ] = None,
-    object_option: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="KEY=VALUE for \\[filter:hapi_object], KEY= for the "
-            "default. Repeatable."
-        ),
-    ] = None,
+    worker_option: KeyValues = None,
+    filter_option: KeyValues = None,
+    object_option: KeyValues = None,
 ) -> None:
     """Start the cluster in DIR and return when all servers answer.
 
     DIR is created if it does not exist. A restarted cluster has its old data,
-    and the options of its last start where none are given.
+    and the options of its last start where none are given. --worker-option
+    sets options of hapi-worker.conf, --filter-option those of the filter
+    hapi, --object-option those of the filter hapi_object.
 
     Examples:
 
