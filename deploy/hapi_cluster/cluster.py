@@ -11,7 +11,6 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from hapi_cluster.configs import USERS
@@ -43,7 +42,8 @@ class Cluster:
 
     Leaving the ``with`` block stops it and keeps its data.  Without such a
     block it keeps running, and any process may :meth:`attach` to it.  If one
-    of its servers ends, the whole cluster ends.
+    of its servers ends, the whole cluster ends, and the block raises
+    :class:`~hapi_cluster.errors.ServerEndedError`.
 
     Attributes:
         directory: absolute path of the cluster.
@@ -96,7 +96,8 @@ class Cluster:
 
         Args:
             directory: see :meth:`start`.
-            on_ready: called with the state when all servers answer.
+            on_ready: called with the state when all servers answer.  In this
+                process, :meth:`status` would release the directory's lock.
             **settings: fields of :class:`ClusterSettings`.
 
         Raises:
@@ -149,12 +150,7 @@ class Cluster:
     def __enter__(self) -> Cluster:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
         if "error" in (state := self._state()):
             message, _, remedy = state["error"].rpartition("\n")

@@ -16,8 +16,6 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 DEFAULT_MAX_ENTRIES = 50_000
-RELATIVE_LIMIT_SECONDS = 30 * 24 * 3600
-"""memcached reads larger expiry times as a date."""
 
 WSGIApp = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
@@ -94,11 +92,7 @@ class MemoryCache:
         return [self.get(key) for key in keys]
 
     def _expiry(self, seconds: float) -> float:
-        if seconds <= 0:
-            return float("inf")
-        if seconds > RELATIVE_LIMIT_SECONDS:
-            return float(seconds)
-        return self._clock() + seconds
+        return self._clock() + seconds if seconds > 0 else float("inf")
 
 
 def filter_factory(

@@ -81,20 +81,13 @@ def request(
 
 
 def all_end(processes):
-    until(lambda: not any(p.alive() for p in processes))
-
-
-def supervisor(cluster):
-    pid = cluster.supervisor_pid
-    assert pid is not None
-    return pid
+    until(lambda: not any(p.alive() for p in processes), 60)
 
 
 def listens(cluster):
     """The cluster's ports that still accept connections."""
-    state = json.loads((cluster.directory / "cluster.json").read_text())
     found = []
-    for port in state["ports"].values():
+    for port in cluster.status()["ports"].values():
         with contextlib.suppress(ConnectionRefusedError):
             # A socket that is closed while we connect resets the connection.
             with contextlib.suppress(ConnectionResetError):
@@ -193,7 +186,7 @@ def test_nothing_is_left_after_stop_nor_written_in_etc(directory):
     before = etc()
     options = {"lone_child": "yes"}
     cluster = start(directory, **WATCHED, worker=True, worker_options=options)
-    processes = family(supervisor(cluster))
+    processes = family(cluster.supervisor_pid)
     assert cluster.worker_socket.exists()
     # The policies come from the directory's swift.conf.
     with urllib.request.urlopen(f"{cluster.proxy_url}/info") as answer:
@@ -227,8 +220,8 @@ def test_an_ended_supervisor_leaves_nothing_and_can_be_replaced(
     cluster = start(directory, **WATCHED, worker=True)
     request(cluster, "PUT", "/c")
     request(cluster, "PUT", "/c/o", b"data")
-    processes = family(supervisor(cluster))
-    os.kill(supervisor(cluster), number)
+    processes = family(cluster.supervisor_pid)
+    os.kill(cluster.supervisor_pid, number)
     all_end(processes)
     assert cluster.status()["status"] == status
     # Threads of a killed process may hold its sockets for a moment.
@@ -292,7 +285,7 @@ def test_a_server_that_ends_is_named_and_ends_the_cluster(
         pytest.raises(ServerEndedError, match=said) as info,
         start(directory, **WATCHED, worker=True) as cluster,
     ):
-        processes = family(supervisor(cluster))
+        processes = family(cluster.supervisor_pid)
         os.kill(cluster.status()["children"][victim]["pid"], number)
         all_end(processes)
     assert info.value.message.startswith(f"{victim} (pid ")
@@ -597,7 +590,11 @@ def test_a_cluster_in_the_foreground_ends_with_a_server(directory, foreground):
     assert f"Read {child['log']}, then start again." in errors
 
 
-def test_an_interrupted_start_leaves_nothing(directory):
+@pytest.mark.parametrize(
+    ("number", "status"),
+    [(signal.SIGINT, "stopped"), (signal.SIGKILL, "died")],
+)
+def test_an_interrupted_start_leaves_nothing(directory, number, status):
     command = hapi_cluster_command("start", directory, "--no-worker")
     with subprocess.Popen(
         command,
@@ -606,8 +603,8 @@ def test_an_interrupted_start_leaves_nothing(directory):
         preexec_fn=enable_interrupts,
     ) as starting:
         until((directory / "cluster.json").exists)
-        processes = family(supervisor(Cluster(directory)))
-        starting.send_signal(signal.SIGINT)
+        processes = family(Cluster(directory).supervisor_pid)
+        starting.send_signal(number)
         assert starting.wait(DEADLINE_SECONDS) != 0
-    assert [p for p in processes if p.alive()] == []
-    assert Cluster(directory).status()["status"] == "stopped"
+    all_end(processes)
+    assert Cluster(directory).status()["status"] == status

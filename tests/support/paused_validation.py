@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from children import children, family
+from children import ProcessIdentity, children, family
 from hapi_splitter.fork_server import (
     ForkServer,
     Request,
@@ -22,7 +22,6 @@ from hapi_splitter.fork_server import (
 )
 from hapi_splitter.graph.shapes import warm_up
 from hapi_splitter.package.subprocess_validation import answer_request
-from process_identity import ProcessIdentity
 from waiting import until
 
 SECONDS = 60.0
