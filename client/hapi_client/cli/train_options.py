@@ -22,6 +22,7 @@ from hapi_client.cli.options import (
     CheckpointOption,
     CutOption,
     DataOption,
+    DeviceOption,
     EncodingOption,
     ExifOption,
     FreezeOption,
@@ -97,6 +98,7 @@ class TrainOptions:
             rich_help_panel=TRAINING,
         ),
     ] = None
+    device: DeviceOption = "cpu"
     cut: CutOption = "auto"
     cache: Annotated[
         str,

@@ -17,7 +17,7 @@ from hapi_client.job.options import JobConfig, PlanConfig, SwiftConfig
 from hapi_client.job.transfer_job import TransferJob
 from hapi_client.loading.prefetcher import ReadConfig
 from hapi_client.metrics.counters import JobStats
-from hapi_client.model.frozen_region import input_transform
+from hapi_client.model.frozen_region import input_transform, parse_device
 from hapi_client.model.registry import parse_freeze
 from hapi_client.model.torchvision_registry import build_model
 from hapi_client.planning.replanner import PlanChange
@@ -71,6 +71,7 @@ def train(
     config = JobConfig(
         cut=parse_cut(options.cut),
         cache=options.cache,
+        device=parse_device(options.device),
         num_classes=options.classes,
         augment=Augmentation() if options.augment else None,
         augment_period_epochs=options.augment_period_epochs,

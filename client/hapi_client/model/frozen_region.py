@@ -252,6 +252,7 @@ def split_model(
     transform: Any = None,
     augment: Augmentation | None = None,
     augment_period_epochs: int | None = None,
+    image: str | None = None,
     exif: str | None = None,
     device: torch.device | str = "cpu",
     cache_directory: str | Path | None = None,
@@ -281,6 +282,8 @@ def split_model(
             storage; None for none.
         augment_period_epochs: epochs after which the augmentations repeat,
             so that their features can be cached; None for never.
+        image: extension of the member that is the image, such as ``"jpg"``
+            or ``"left.jpg"``, if samples have several; None if they have one.
         exif: ``"turn"`` images as their EXIF data say and people see them, or
             ``"ignore"`` that, as ``ImageFolder`` does; None for what the
             transform says, else ``"ignore"``.
@@ -302,6 +305,7 @@ def split_model(
         device,
         augment=augment,
         augment_period_epochs=augment_period_epochs,
+        image=image,
         exif=exif,
         cache_directory=cache_directory,
     )

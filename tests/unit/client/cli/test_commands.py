@@ -151,6 +151,7 @@ clouds:
     [
         ("--cut banana", "cut is 'banana'"),
         ("--cache on", "cache is 'on'"),
+        ("--device tpu", "device is 'tpu'"),
         (
             "--cut 3 --encoding uint8;zstd --min-precision half",
             "'uint8;zstd', which rounds more than min_precision 'half'",
