@@ -322,14 +322,14 @@ def _parse_cut(given: Mapping[str, str]) -> int:
     value = given.get(HEADER_CUT)
     if value is None:
         raise AnnotationError(
-            "bad_cut", f"{HEADER_CUT} is missing; give an integer from 1 on"
+            "bad_cut", f"{HEADER_CUT} is missing; give a number from 1"
         )
     cut = int(value) if _DIGITS.fullmatch(value) else 0
     if not 1 <= cut <= MAX_CUT:
         raise AnnotationError(
             "bad_cut",
-            f"{HEADER_CUT} is {value!r}; it must be an integer from 1 on "
-            "(cut 0 is a plain GET)",
+            f"{HEADER_CUT} is {value!r}; give a number from 1 (cut 0 is a "
+            "plain GET)",
         )
     return cut
 

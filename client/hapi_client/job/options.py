@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from hapi_client.loading.prefetcher import ReadConfig
-from hapi_client.model.frozen_region import AUTO, FREEZE, STREAM
+from hapi_client.model.frozen_region import AUTO, check_cut
 from hapi_client.model.package_store import DEFAULT_MODELS_CONTAINER
 from hapi_client.planning.replanner import ReplanOptions
 from hapi_client.swift.connection import Connection
@@ -146,21 +146,6 @@ class JobConfig:
     def __post_init__(self) -> None:
         check_cut(self.cut)
         check_cache(self.cache)
-
-
-def check_cut(cut: int | str) -> None:
-    """Refuses a value that is a cut of no model.
-
-    Raises:
-        ClientError: ``bad_configuration`` naming what is allowed.
-    """
-    names = (AUTO, FREEZE, STREAM)
-    if cut in names or (type(cut) is int and cut >= 0):
-        return
-    raise _bad(
-        f"cut is {cut!r}; 'auto' plans, 'freeze' is the whole frozen region, "
-        "'stream' or 0 pushes nothing down, a number from 1 on is a cut"
-    )
 
 
 def check_cache(cache: str) -> None:

@@ -20,7 +20,6 @@ from hapi_client.job.options import (
     PlanConfig,
     SwiftConfig,
     check_cache,
-    check_cut,
 )
 from hapi_client.job.wiring import make_planner
 from hapi_client.loading.feature_loader import FeatureLoader
@@ -28,7 +27,11 @@ from hapi_client.loading.loader_factory import LoaderFactory, feature_caches
 from hapi_client.loading.prefetcher import ReadConfig
 from hapi_client.loading.sample_dataset import DatasetConfig, SampleDataset
 from hapi_client.metrics.counters import JobStats
-from hapi_client.model.frozen_region import AUTO, FrozenRegion
+from hapi_client.model.frozen_region import (
+    AUTO,
+    FrozenRegion,
+    check_cut,
+)
 from hapi_client.planning.cache_tracker import CacheTracker
 from hapi_client.planning.job_planner import JobPlanner
 from hapi_client.planning.replanner import PlanChange

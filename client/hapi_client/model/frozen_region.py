@@ -178,18 +178,8 @@ class FrozenRegion(ClientRegion):
         Raises:
             ClientError: ``bad_configuration`` naming the allowed values.
         """
-        if cut == FREEZE:
-            return self.num_cuts
-        if cut == STREAM:
-            return 0
-        if type(cut) is int and 0 <= cut <= self.num_cuts:
-            return cut
-        raise ClientError(
-            "bad_configuration",
-            f"cut is {cut!r}; give 1 to {self.num_cuts}, 'freeze' for the "
-            "last of these, 0 or 'stream' to push nothing down, or 'auto' to "
-            "plan",
-        )
+        check_cut(cut, self.num_cuts)
+        return int({FREEZE: self.num_cuts, STREAM: 0}.get(str(cut), cut))
 
     def store(
         self,
@@ -333,6 +323,22 @@ def _digest(weights: Mapping[str, torch.Tensor]) -> str:
         digest.update(f"{name} {weight.dtype} {[*weight.shape]}\n".encode())
         digest.update(tensor_bytes(weight))
     return digest.hexdigest()
+
+
+def check_cut(cut: int | str, num_cuts: int | None = None) -> None:
+    """Refuses a value that is no cut of a model of ``num_cuts`` cuts.
+
+    Raises:
+        ClientError: ``bad_configuration`` naming the allowed values.
+    """
+    is_number = type(cut) is int and 0 <= cut <= (num_cuts or cut)
+    if not is_number and cut not in (AUTO, FREEZE, STREAM):
+        raise ClientError(
+            "bad_configuration",
+            f"cut is {cut!r}; give 'auto' to plan, 'stream' or 0 to push "
+            f"nothing down, a number from 1 to {num_cuts or 'the last cut'}, "
+            "or 'freeze' for the last",
+        )
 
 
 def input_transform(

@@ -80,7 +80,8 @@ def check_cut(loaded: LoadedModel, cut: int) -> None:
     if not 1 <= cut <= last:
         raise UnsupportedError(
             "cut_out_of_range",
-            f"cut {cut}: {loaded.digest[:12]} has cuts 1 to {last}",
+            f"cut is {cut}; give a number from 1 to {last}, the cuts of "
+            f"{loaded.digest[:12]}",
             details={"cut": cut, "allowed": [1, last]},
         )
 

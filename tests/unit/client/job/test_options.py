@@ -11,7 +11,7 @@ from hapi_protocol.errors import ClientError
 @pytest.mark.parametrize(
     ("config", "option", "value", "words"),
     [
-        (JobConfig, "cut", -1, "cut is -1; 'auto' plans"),
+        (JobConfig, "cut", -1, "cut is -1; give 'auto' to plan"),
         (JobConfig, "cut", True, "cut is True"),
         (JobConfig, "cut", "half", "cut is 'half'"),
         (JobConfig, "cache", "on", "cache is 'on'; one of off, read"),
