@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dis
 import functools
-import hashlib
-import linecache
 import os
 import sys
 import sysconfig
@@ -29,11 +27,6 @@ def file_of(module: ModuleType | None) -> str | None:
     return file if isinstance(file, str) and os.path.isfile(file) else None
 
 
-def file_digest(file: str) -> str:
-    """Returns the sha256 of a file, hexadecimal."""
-    return hashlib.sha256(Path(file).read_bytes()).hexdigest()
-
-
 @functools.cache
 def is_library(file: str) -> bool:
     """Returns True for files of installed packages, torch and Python."""
@@ -55,26 +48,12 @@ def is_librarys(kind: Any) -> bool:
     return is_library(file_of(sys.modules.get(kind.__module__)) or "")
 
 
-def is_builtin(module: ModuleType | None) -> bool:
-    """Returns True for modules that are part of the interpreter."""
-    origin = getattr(getattr(module, "__spec__", None), "origin", None)
-    return origin in ("built-in", "frozen")
-
-
 def is_users(function: FunctionType) -> bool:
     """Returns True for a function of the user's own code."""
     file = function.__code__.co_filename
     if not os.path.isabs(file):
-        module = sys.modules.get(function.__module__)
-        file = file_of(module) or ""
-        if not file and is_builtin(module):
-            return False
+        file = file_of(sys.modules.get(function.__module__)) or ""
     return not is_library(file)
-
-
-def is_in_linecache(function: FunctionType) -> bool:
-    """Returns True if the source is known, as in IPython also of cells."""
-    return bool(linecache.getlines(function.__code__.co_filename))
 
 
 def functions_in(held: Any) -> list[FunctionType]:

@@ -1,42 +1,33 @@
 """Computes a key of everything that the split of a model depends on.
 
-These are its weights and other state, the code of its classes and of the
-functions that they call, and torch's settings.  Code of libraries is known by
-their versions, their classes and the files of these; the user's own code by
-all of its files that are imported, and by functions and globals as they are
-in memory, which can differ from the files.
+These are the model's weights and structure, the attributes of its modules, the
+code of their classes, the user's files, torch's settings and versions.  An
+object in an attribute counts by what :mod:`pickle` would store of it.  Code of
+libraries is known by versions and the files of classes.  The user's own is
+read from memory: functions, and global variables that they name, can differ
+from the files.  The files count as well, since their code is reached in other
+ways, too.
 
-What has no canonical form makes a model uncacheable: hooks, closures in
-attributes, objects with state outside Python.
+Models with hooks, and with objects that cannot be pickled, have no key.
 """
 
 from __future__ import annotations
 
+import copyreg
 import functools
 import hashlib
 import inspect
 import json
-import logging
 import platform
-import re
 import sys
 import weakref
-from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from enum import Enum
 from importlib import metadata
 from pathlib import Path
-from types import (
-    BuiltinFunctionType,
-    FunctionType,
-    MethodType,
-    ModuleType,
-    NoneType,
-)
+from types import FunctionType, MethodType, ModuleType, NoneType
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 from torch.nn.modules import module as module_hooks
@@ -45,12 +36,9 @@ import hapi_protocol
 import hapi_splitter
 from hapi_splitter.freezing.code_form import (
     code_form,
-    file_digest,
     file_of,
     functions_in,
     globals_read,
-    is_builtin,
-    is_in_linecache,
     is_library,
     is_users,
 )
@@ -58,36 +46,13 @@ from hapi_splitter.host_limits import allowed_cores
 from hapi_splitter.numerics import exact_flags
 from hapi_splitter.package.weights import tensor_bytes
 
-_PLAIN = frozenset(
-    {
-        *(NoneType, bool, int, float, complex, str, bytes, range),
-        *(torch.dtype, torch.device, torch.layout, torch.memory_format),
-        *(torch.Size, type(Ellipsis), type(NotImplemented)),
-    }
-)
-_SEQUENCES = (list, tuple, deque)
-_TENSORS = (torch.Tensor, nn.Parameter)
-_NAMED = (
-    Enum,
-    ModuleType,
-    torch._ops.OpOverload,
-    torch._ops.OpOverloadPacket,
-)
-_TREE = ("_parameters", "_buffers", "_modules")
-_WITHOUT_EFFECT = (
-    "_state_dict_hooks",
-    "_state_dict_pre_hooks",
-    "_load_state_dict_pre_hooks",
-    "_load_state_dict_post_hooks",
-    "_is_full_backward_hook",
-)
+_PLAIN = (NoneType, bool, int, float, str)
+_HOOKS = tuple(name for name in vars(nn.Module()) if "hook" in name)
 _GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks")
-_LIBRARIES = frozenset(("numpy", "peft", "timm", "transformers"))
-"""Libraries that the user's own code may call."""
 
 
 class UncacheableError(Exception):
-    """A model depends on something without a canonical form."""
+    """A model depends on something that cannot be compared."""
 
 
 def split_key(module: nn.Module, facts: Mapping[str, Any]) -> str:
@@ -102,13 +67,13 @@ def split_key(module: nn.Module, facts: Mapping[str, Any]) -> str:
     """
     if any(getattr(module_hooks, name) for name in _GLOBAL_HOOKS):
         raise UncacheableError("hooks of all modules")
-    form = _CanonicalForm()
+    description = _Description()
     try:
-        state = form.of(module)
         document = {
-            "model": state,
-            "tensors": form.tensors(),
-            "code": form.code(),
+            "model": description.of(module),
+            "tensors": description.tensors(),
+            "files": description.files(),
+            "versions": description.versions(),
             "settings": _settings(module),
             "facts": facts,
         }
@@ -120,258 +85,167 @@ def split_key(module: nn.Module, facts: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-class _CanonicalForm:
+class _Description:
     """Describes objects as JSON; equal objects have equal descriptions."""
 
     def __init__(self) -> None:
         # Objects are held, so that their ids are not used again.
-        self._seen: dict[Any, tuple[int, Any]] = {}
+        self._numbers: dict[int, tuple[int, Any]] = {}
         self._tensors: list[torch.Tensor] = []
-        self._classes: dict[type, Any] = {}
-        self._files: set[str] = set()
-        self._has_user_code = False
+        self._memories: dict[int, int] = {}
+        self._modules: set[str] = set()
+        self._has_users_code = False
 
     def of(self, value: Any) -> Any:
-        """Returns the form of a value that a model holds.
+        """Returns the description of a value.
 
         Raises:
             UncacheableError: naming its type.
         """
         kind = type(value)
         if kind in _PLAIN:
-            return [kind.__name__, repr(value)]
-        if isinstance(value, type):
-            self._add_class(value)
-            return ["class", _name(value)]
-        if isinstance(value, logging.Logger):
-            return ["logger", value.name]
-        if isinstance(value, _NAMED):
-            return [_name(kind), repr(value)]
-        if id(value) in self._seen:
-            return ["seen", self._seen[id(value)][0]]
-        self._seen[id(value)] = len(self._seen), value
-        self._add_class(kind)
-        return [_name(kind), *self._parts(value)]
+            return repr(value)
+        if kind is bytes:
+            return ["bytes", hashlib.sha256(value).hexdigest()]
+        if kind in (tuple, frozenset):
+            return [kind.__name__, *self._items(value)]
+        if id(value) in self._numbers:
+            return ["same as", self._numbers[id(value)][0]]
+        self._numbers[id(value)] = len(self._numbers), value
+        if issubclass(kind, ModuleType):
+            self._modules.add(value.__name__)
+            return ["module", value.__name__]
+        if issubclass(kind, type):
+            return ["class", *self._class(value)]
+        return [self.of(kind), *self._content(value)]
 
-    def _parts(self, value: Any) -> Iterator[Any]:
-        if isinstance(value, torch.Tensor):
-            yield self._tensor(value)
-        elif isinstance(value, np.ndarray | np.generic):
-            if value.dtype.hasobject:
-                raise UncacheableError("an array of objects")
-            digest = hashlib.sha256(value.tobytes()).hexdigest()
-            yield [str(value.dtype), list(value.shape), digest]
+    def _content(self, value: Any) -> Iterator[Any]:
+        if isinstance(value, nn.Module):
+            yield from self._module(value)
+        elif isinstance(value, torch.Tensor):
+            yield from self._tensor(value)
         elif isinstance(value, FunctionType):
-            if value.__closure__:
-                raise UncacheableError(f"closure {value.__qualname__}")
-            yield self._function(value)
+            yield from self._function(value)
         elif isinstance(value, MethodType):
-            yield [self.of(value.__self__), self._function(value.__func__)]
-        elif isinstance(value, BuiltinFunctionType):
-            if not isinstance(value.__self__, ModuleType | NoneType | type):
-                yield self.of(value.__self__)
-            yield [value.__module__, value.__qualname__]
-        elif isinstance(value, functools.partial):
-            yield [self.of(value.func), self.of(value.args)]
-            yield self.of(value.keywords)
-        elif isinstance(value, re.Pattern):
-            yield [value.pattern, value.flags]
+            yield from self._items((value.__self__, value.__func__))
         elif isinstance(value, weakref.ref):
             yield self.of(value())
+        elif type(value) in (list, dict, set):
+            yield from self._items(value)
         else:
-            yield from self._containers(value)
+            yield from self._pickled(value)
 
-    def _containers(self, value: Any) -> Iterator[Any]:
-        if isinstance(value, defaultdict):
-            yield self.of(value.default_factory)
-        if isinstance(value, dict):
-            pairs = (
-                OrderedDict.items(value)
-                if isinstance(value, OrderedDict)
-                else dict.items(value)
-            )
-            yield [[self.of(key), self.of(each)] for key, each in pairs]
-        elif isinstance(value, _SEQUENCES):
-            yield [self.of(each) for each in value]
-        elif isinstance(value, set | frozenset):
-            yield sorted(map(json.dumps, map(self.of, value)))
-        elif not _is_plain_python(type(value)):
-            raise UncacheableError(f"a {_name(type(value))}")
-        if isinstance(value, nn.Module):
-            yield self._module(value)
-        elif hasattr(value, "__dict__"):
-            yield self.of(vars(value))
+    def _items(self, value: Any) -> Iterator[Any]:
+        if isinstance(value, set | frozenset):
+            return iter(sorted(map(json.dumps, map(self.of, value))))
+        pairs = value.items() if isinstance(value, dict) else value
+        return map(self.of, pairs)
 
-    def _module(self, module: nn.Module) -> Any:
+    def _pickled(self, value: Any) -> Iterator[Any]:
+        """Yields what pickle stores of an object; see ``__reduce_ex__``."""
+        reduce = copyreg.dispatch_table.get(type(value))
+        parts = reduce(value) if reduce else value.__reduce_ex__(2)
+        if isinstance(parts, str):
+            yield [getattr(value, "__module__", None), parts]
+            yield self.of(getattr(value, "__wrapped__", None))
+        else:
+            for part in parts:
+                yield self.of([*part] if isinstance(part, Iterator) else part)
+
+    def _module(self, module: nn.Module) -> Iterator[Any]:
         attributes = dict(vars(module))
-        for name in _WITHOUT_EFFECT:
-            attributes.pop(name, None)
-        for name in [each for each in attributes if "hook" in each]:
-            if name in _MODULE_ATTRIBUTES and not attributes.pop(name):
-                continue
-            raise UncacheableError(f"{name} of {type(module).__name__}")
-        return [
-            [name, self.of(dict(held) if name in _TREE else held)]
-            for name, held in attributes.items()
-        ]
+        for name in _HOOKS:
+            if attributes.pop(name, None) and "state_dict" not in name:
+                raise UncacheableError(f"{name} of {type(module).__name__}")
+        if isinstance(module, torch._dynamo.OptimizedModule):
+            return self._items([module._orig_mod])  # which splits run
+        attributes.pop("_compiled_call_impl", None)
+        return self._items(attributes)
 
-    def _tensor(self, tensor: torch.Tensor) -> Any:
-        is_plain = type(tensor) in _TENSORS and not tensor.is_quantized
+    def _tensor(self, tensor: torch.Tensor) -> Iterator[Any]:
+        is_plain = type(tensor) in (torch.Tensor, nn.Parameter)
         if not is_plain or tensor.layout != torch.strided or tensor.is_meta:
             raise UncacheableError(f"a tensor {type(tensor).__name__}")
         self._tensors.append(tensor)
-        memory = tensor.untyped_storage()
-        first, _ = self._seen.setdefault(
-            ("memory", memory._cdata), (len(self._seen), memory)
-        )
-        return [
+        memory = tensor.untyped_storage().data_ptr()
+        yield [
             str(tensor.dtype),
             [*tensor.shape],
             tensor.stride(),
-            [first, tensor.storage_offset()],
+            # Tensors may share memory.
+            self._memories.setdefault(memory, len(self._memories)),
+            tensor.storage_offset(),
             tensor.requires_grad,
             tensor.device.type,
-            self.of(vars(tensor)),
         ]
+        yield self.of(vars(tensor))
+
+    def _function(self, function: FunctionType) -> Iterator[Any]:
+        """Yields the code of a function, and what the user's reads."""
+        self._modules.add(str(function.__module__))  # made code may have none
+        yield [function.__module__, function.__qualname__]
+        yield code_form(function.__code__)
+        cells = [each.cell_contents for each in function.__closure__ or ()]
+        read = (function.__defaults__, function.__kwdefaults__, *cells)
+        yield from self._items(read)
+        if is_users(function):
+            self._has_users_code = True
+            yield self.of(vars(function))
+            yield from self._items(globals_read(function))
+
+    def _class(self, kind: type) -> Iterator[Any]:
+        yield f"{kind.__module__}.{kind.__qualname__}"
+        if kind.__module__ in sys.builtin_module_names:
+            return
+        self._modules.add(kind.__module__)
+        yield from self._items(kind.__bases__)
+        file = file_of(sys.modules.get(kind.__module__))
+        is_librarys = is_library(file or "")
+        self._has_users_code |= not is_librarys
+        for name, held in sorted(vars(kind).items()):
+            parts: list[Any] = [*functions_in(held)]
+            if is_librarys:
+                # Of the rest, only what may have been set from outside.
+                is_set = type(held) in (bool, int, float)
+                parts = [e for e in parts if e.__module__ != kind.__module__]
+            else:
+                is_set = not parts and not _is_pythons(name, held)
+            if parts or is_set:
+                yield [name, *self._items(parts or [held])]
 
     def tensors(self) -> list[str]:
         """Returns the digests of all tensors so far."""
         with ThreadPoolExecutor(max(1, int(allowed_cores()))) as pool:
             return list(pool.map(_digest, self._tensors))
 
-    def code(self) -> Any:
-        """Returns the form of all code so far."""
-        if self._has_user_code:
-            self._files |= {
-                file
-                for module in [*sys.modules.values()]
-                if (file := file_of(module)) and not is_library(file)
-            }
-        tops = {kind.__module__.partition(".")[0] for kind in self._classes}
-        if self._has_user_code:
-            tops |= _LIBRARIES
+    def files(self) -> list[str]:
+        """Returns the digests of the files of all code so far.
+
+        If some of it is the user's, these are all of the user's own files that
+        are imported.
+        """
+        files = {file_of(sys.modules.get(name)) for name in self._modules}
+        if self._has_users_code:
+            imported = map(file_of, [*sys.modules.values()])
+            files |= {each for each in imported if not is_library(each or "")}
+        contents = (Path(each).read_bytes() for each in files if each)
+        return sorted({hashlib.sha256(each).hexdigest() for each in contents})
+
+    def versions(self) -> dict[str, str]:
+        """Returns the versions of all packages so far."""
+        packages = {name.partition(".")[0] for name in self._modules}
         return {
-            "classes": [[_name(k), v] for k, v in self._classes.items()],
-            "files": sorted({file_digest(file) for file in self._files}),
-            "versions": {
-                top: str(getattr(sys.modules.get(top), "__version__", None))
-                for top in sorted(tops)
-            },
+            each: str(getattr(sys.modules.get(each), "__version__", None))
+            for each in packages
         }
 
-    def _add_class(self, kind: type) -> None:
-        for each in kind.__mro__:
-            if each not in self._classes and each.__module__ != "builtins":
-                self._classes[each] = None
-                self._classes[each] = self._class(each)
 
-    def _class(self, kind: type) -> Any:
-        module = sys.modules.get(kind.__module__)
-        file = file_of(module)
-        if file:
-            self._files.add(file)
-        is_user = not is_library(file or "") and not is_builtin(module)
-        members = [
-            (name, function)
-            for name, held in sorted(vars(kind).items())
-            for function in functions_in(held)
-        ]
-        if is_user:
-            self._has_user_code = True
-            if not file and not any(is_in_linecache(f) for _, f in members):
-                raise UncacheableError(f"no source of {_name(kind)}")
-        return [
-            [[n, self._function(each, bool(file))] for n, each in members],
-            [
-                [name, self._in_code(held, is_user)]
-                for name, held in sorted(vars(kind).items())
-                if type(held) in (bool, int, float)
-                or (is_user and not _is_code(name, held))
-            ],
-        ]
-
-    def _function(self, function: Any, has_source: bool = False) -> Any:
-        """Returns the code of a function, and what the user's reads."""
-        if not isinstance(function, FunctionType):
-            return self.of(function)
-        if id(function.__code__) in self._seen:
-            return ["seen", self._seen[id(function.__code__)][0]]
-        self._seen[id(function.__code__)] = len(self._seen), function
-        form: list[Any] = [function.__module__, function.__qualname__]
-        form.append(code_form(function.__code__))
-        is_user = is_users(function)
-        if is_user:
-            self._has_user_code = True
-            has_source |= bool(file_of(sys.modules.get(form[0])))
-            if not has_source and not is_in_linecache(function):
-                raise UncacheableError(f"no source of {form[1]}")
-            form += [
-                [name, self._in_code(value, True)]
-                for name, value in globals_read(function)
-            ]
-            form.append(
-                self.of([function.__defaults__, function.__kwdefaults__])
-            )
-        form += [
-            self._in_code(cell.cell_contents, is_user)
-            for cell in function.__closure__ or ()
-        ]
-        return form
-
-    def _in_code(self, value: Any, is_user: bool) -> Any:
-        """Returns the form of a value that code reads.
-
-        Libraries' values without one are taken to follow from the others.
-        """
-        while "__wrapped__" in getattr(value, "__dict__", ()):
-            value = value.__wrapped__
-        try:
-            if isinstance(value, FunctionType):
-                return self._function(value)
-            return self.of(value)
-        except UncacheableError as error:
-            if is_user:
-                raise
-            return ["unknown", str(error)]
-
-
-def _is_code(name: str, held: Any) -> bool:
-    """Returns True for members of a class that its functions describe."""
-    is_field = type(held).__module__ in ("builtins", "_collections")
-    return (
-        name.startswith(("__", "_abc_"))
-        or bool(functions_in(held))
-        or (is_field and inspect.isdatadescriptor(held))
+def _is_pythons(name: str, held: Any) -> bool:
+    """Returns True for entries of a class that Python makes, such as slots."""
+    return name.startswith(("__", "_abc_")) or (
+        inspect.isdatadescriptor(held)
+        and type(held).__module__ in ("builtins", "_collections")
     )
-
-
-_MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))
-
-
-def _name(kind: type) -> str:
-    return f"{kind.__module__}.{kind.__qualname__}"
-
-
-def _is_plain_python(kind: type) -> bool:
-    """Returns True if all state of a class's objects is in ``__dict__``."""
-    size = kind.__basicsize__ - object.__basicsize__
-    return (
-        kind.__dictoffset__ != 0
-        and size <= _DICT_BYTES
-        and all(
-            each is object
-            or (
-                each.__flags__ & _HEAP_TYPE and not vars(each).get("__slots__")
-            )
-            for each in kind.__mro__
-        )
-    )
-
-
-_DICT_BYTES = 16
-"""Size of an object's references to its ``__dict__`` and weak references."""
-_HEAP_TYPE = 1 << 9
-"""Flag of types that Python code has made (``Py_TPFLAGS_HEAPTYPE``)."""
 
 
 def _digest(tensor: torch.Tensor) -> str:
@@ -389,7 +263,6 @@ def _settings(module: nn.Module) -> Any:
     backends: Any = torch.backends
     return [
         _installed(),
-        torch.__version__,
         str(torch.get_default_dtype()),
         str(torch.get_default_device()),
         [
@@ -423,8 +296,8 @@ def _installed() -> Any:
         for file in sorted(Path(package.__path__[0]).rglob("*.py")):
             ours.update(file.read_bytes())
     return [
-        # Of these a package states the versions.
-        [metadata.version(name) for name in ("torch", "torchvision")],
+        torch.__version__,
+        metadata.version("torchvision"),  # a package states it
         ours.hexdigest(),
         sys.version,
         [platform.machine(), torch.backends.cpu.get_cpu_capability()],

@@ -3,12 +3,13 @@
 An entry has the graph, the plan of the tail, the constants that the export
 has computed, and the features of one sample.  The model's own weights are
 taken from the model; the key (:mod:`hapi_splitter.freezing.model_key`)
-contains their digests.  It is the same container as a package, and its reader
-checks every byte.  The caller compares an entry with the model before use.
+contains their digests.  An entry begins with its own digest, so that damage
+is noticed.  The caller compares an entry with the model before use.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import warnings
@@ -20,30 +21,21 @@ from typing import Any
 import torch
 from torch import nn
 
-from hapi_protocol.errors import PackageError
 from hapi_splitter.cuts import FrozenGraph
 from hapi_splitter.freezing.model_key import UncacheableError, split_key
-from hapi_splitter.freezing.plan_json import plan_from_json, plan_to_json
+from hapi_splitter.freezing.split_json import from_json, to_json
 from hapi_splitter.freezing.split_store import (
     DiskStore,
     SplitStore,
     memory_store,
 )
 from hapi_splitter.freezing.tail_call import TailPlan
-from hapi_splitter.graph.batch_independence import BatchPosition, Value
-from hapi_splitter.graph.operators import DTYPE_NAMES, DTYPES
-from hapi_splitter.graph.program import program_from_json
 from hapi_splitter.inputs.sample_format import InputTransform
-from hapi_splitter.package import zip_container
-from hapi_splitter.package.strict_json import parse_json
 from hapi_splitter.package.weights import WeightsFile, read_weights
 
 logger = logging.getLogger(__name__)
 
-_VERSION = 1
-_MAX_CALLS = 1 << 20
-_MAX_JSON_BYTES = 64 << 20
-_DAMAGE = (PackageError, ValueError, LookupError, TypeError, AttributeError)
+_DIGEST_BYTES = hashlib.sha256().digest_size
 
 
 class SplitCacheWarning(UserWarning):
@@ -136,16 +128,20 @@ class SplitCache:
             data = self._store.read(self._key)
         if data is None:
             return None
+        digest, content = data[:_DIGEST_BYTES], data[_DIGEST_BYTES:]
+        if digest != self._digest(content):
+            self.discard("is damaged")
+            return None
         try:
-            return self._parsed(memoryview(bytearray(data)))
-        except _DAMAGE as error:
-            self.discard(f"is damaged ({error})")
+            return self._parsed(bytearray(content))
+        except ValueError as error:
+            self.discard(f"cannot be used: {error}")
             return None
 
     def discard(self, problem: str) -> None:
         """Removes the entry with a warning."""
         assert self._key is not None, "it was loaded"
-        _warn(f"the cached split of {self._name} {problem}; it is made again")
+        _warn(f"the cached split of {self._name} {problem}; splitting again")
         try:
             self._store.remove(self._key)
         except OSError as error:
@@ -157,10 +153,11 @@ class SplitCache:
         if self._key is None:
             return
         try:
-            pieces = self._pieces(split, weights)
+            content = self._content(split, weights)
         except ValueError as error:
             logger.info("the split of %s is not cached: %s", self._name, error)
             return
+        pieces = [self._digest(content), content]
         try:
             self._store.write(self._key, pieces)
         except OSError as error:
@@ -175,67 +172,48 @@ class SplitCache:
         )
         self._store = memory_store()
 
-    def _pieces(
+    def _digest(self, content: bytes) -> bytes:
+        return hashlib.sha256(f"{self._key}".encode() + content).digest()
+
+    def _content(
         self, split: CachedSplit, weights: Mapping[int, torch.Tensor]
-    ) -> list[bytes | memoryview]:
+    ) -> bytes:
+        """Returns a line of JSON, and the constants in safetensors format."""
         frozen, plan = split.frozen, split.plan
+        if from_json(to_json(plan)) != plan:
+            raise ValueError("the plan of its tail has no JSON")
         names = {
             _place_in_memory(tensor): name
             for name, tensor in self._tensors().items()
             if tensor.numel()
         }
-        sources = [
+        sources = tuple(
             names.get(_place_in_memory(weights[node]))
             for node in range(1, len(weights) + 1)
-        ]
+        )
         stored = [
             frozen.weights[node]
             for node, source in enumerate(sources, 1)
             if source is None
         ]
-        document = {
-            "version": _VERSION,
-            "key": self._key,
-            "freeze": split.freeze,
-            "digest": frozen.digest,
-            "names": frozen.names,
-            "values": [_value_json(each) for each in frozen.values],
-            "weights": sources,
-            "plan": plan and plan_to_json(plan),
-        }
-        if plan is not None and plan_from_json(document["plan"]) != plan:
-            raise ValueError("the plan of its tail has no JSON")
+        graph = (frozen.program, frozen.values, frozen.names, frozen.digest)
+        document = to_json((*graph, sources, plan, split.freeze))
         constants = dict(enumerate([*stored, split.features], 1))
-        return list(
-            zip_container.pack(
-                {
-                    "hapi.json": _dump(document),
-                    "graph.json": _dump(frozen.program.to_json()),
-                    "weights.safetensors": WeightsFile(constants),
-                }
-            )
-        )
+        line = json.dumps(document, separators=(",", ":"))
+        return b"\n".join((line.encode(), b"".join(WeightsFile(constants))))
 
-    def _parsed(self, data: memoryview) -> CachedSplit:
-        """Reads an entry; raises one of ``_DAMAGE``."""
-        members = zip_container.unpack(data)
-        document, graph = (
-            parse_json(bytes(members[name]), name, _MAX_JSON_BYTES)
-            for name in ("hapi.json", "graph.json")
+    def _parsed(self, content: bytearray) -> CachedSplit:
+        """Reads what :meth:`_content` has returned.
+
+        Raises:
+            ValueError: if a class that it names is not imported.
+        """
+        length = content.index(b"\n")
+        document = from_json(json.loads(content[:length]))
+        program, values, names, digest, sources, plan, freeze = document
+        constants = read_weights(
+            memoryview(content)[length + 1 :], sources.count(None) + 1
         )
-        if (document["version"], document["key"]) != (_VERSION, self._key):
-            raise ValueError("it is the entry of another split")
-        sources, program = (
-            document["weights"],
-            program_from_json(graph, _MAX_CALLS),
-        )
-        values = [_value(*each) for each in document["values"]]
-        counts = (len(values), len(document["names"]), len(sources))
-        num_calls, num_weights = len(program.calls), program.num_weights
-        if counts != (1 + num_weights + num_calls, num_calls, num_weights):
-            raise ValueError("its counts do not match")
-        num_stored = sources.count(None) + 1
-        constants = read_weights(members["weights.safetensors"], num_stored)
         # Copies are aligned, unlike the file.
         *stored, features = (constants[n].clone() for n in sorted(constants))
         live, rest = self._tensors(), iter(stored)
@@ -244,15 +222,9 @@ class SplitCache:
             for node, source in enumerate(sources, 1)
         }
         frozen = FrozenGraph(
-            program,
-            weights,
-            values,
-            document["names"],
-            self.transform,
-            document["digest"],
+            program, weights, values, names, self.transform, digest
         )
-        plan = document["plan"] and plan_from_json(document["plan"])
-        return CachedSplit(frozen, plan, document["freeze"], features)
+        return CachedSplit(frozen, plan, freeze, features)
 
     def _tensors(self) -> dict[str, torch.Tensor]:
         return {
@@ -264,34 +236,6 @@ class SplitCache:
 def _place_in_memory(tensor: torch.Tensor) -> Any:
     pointer, device = tensor.data_ptr(), tensor.device
     return pointer, device, tensor.shape, tensor.stride(), tensor.dtype
-
-
-def _value_json(value: Value) -> Any:
-    batch = value.batch and [
-        value.batch.dim,
-        value.batch.outer,
-        value.batch.inner,
-    ]
-    dtype = DTYPE_NAMES[value.dtype]
-    return [value.shape, dtype, batch, value.data, value.bounds]
-
-
-def _value(
-    shape: Any, dtype: str, batch: Any, data: bool, bounds: Any
-) -> Value:
-    return Value(
-        tuple(shape),
-        DTYPES[dtype],
-        batch and BatchPosition(*batch),
-        data,
-        bounds and tuple(bounds),
-    )
-
-
-def _dump(document: Any) -> bytes:
-    return json.dumps(
-        document, allow_nan=False, separators=(",", ":")
-    ).encode()
 
 
 def _warn(message: str) -> None:
