@@ -202,12 +202,18 @@ class _Description:
         file = file_of(sys.modules.get(kind.__module__))
         is_librarys = is_library(file or "")
         self._has_users_code |= not is_librarys
+        package = kind.__module__.partition(".")[0]
         for name, held in sorted(vars(kind).items()):
             parts: list[Any] = [*functions_in(held)]
             if is_librarys:
                 # Of the rest, only what may have been set from outside.
-                is_set = type(held) in (bool, int, float)
-                parts = [e for e in parts if e.__module__ != kind.__module__]
+                is_number = type(held) in (bool, int, float)
+                is_set = is_number and not name.startswith("_")
+                parts = [
+                    each
+                    for each in parts
+                    if str(each.__module__).partition(".")[0] != package
+                ]
             else:
                 is_set = not parts and not _is_pythons(name, held)
             if parts or is_set:
