@@ -202,22 +202,11 @@ class _Description:
         file = file_of(sys.modules.get(kind.__module__))
         is_librarys = is_library(file or "")
         self._has_users_code |= not is_librarys
-        package = kind.__module__.partition(".")[0]
+        read = _set_from_outside if is_librarys else _written_by_user
         for name, held in sorted(vars(kind).items()):
-            parts: list[Any] = [*functions_in(held)]
-            if is_librarys:
-                # Of the rest, only what may have been set from outside.
-                is_number = type(held) in (bool, int, float)
-                is_set = is_number and not name.startswith("_")
-                parts = [
-                    each
-                    for each in parts
-                    if str(each.__module__).partition(".")[0] != package
-                ]
-            else:
-                is_set = not parts and not _is_pythons(name, held)
-            if parts or is_set:
-                yield [name, *self._items(parts or [held])]
+            parts = read(kind, name, held)
+            if parts:
+                yield [name, *self._items(parts)]
 
     def tensors(self) -> list[str]:
         """Returns the digests of all tensors so far."""
@@ -246,12 +235,27 @@ class _Description:
         }
 
 
-def _is_pythons(name: str, held: Any) -> bool:
-    """Returns True for entries of a class that Python makes, such as slots."""
-    return name.startswith(("__", "_abc_")) or (
+def _set_from_outside(kind: type, name: str, held: Any) -> list[Any]:
+    """Returns what users may have set in a library's class: numbers, and
+    functions of other packages."""
+    if type(held) in (bool, int, float):
+        return [] if name.startswith("_") else [held]
+    own = kind.__module__.partition(".")[0]
+    return [
+        each
+        for each in functions_in(held)
+        if str(each.__module__).partition(".")[0] != own
+    ]
+
+
+def _written_by_user(kind: type, name: str, held: Any) -> list[Any]:
+    """Returns what a user's class has: functions, and values that Python has
+    not made itself, such as descriptors of slots."""
+    is_pythons = name.startswith(("__", "_abc_")) or (
         inspect.isdatadescriptor(held)
         and type(held).__module__ in ("builtins", "_collections")
     )
+    return functions_in(held) or ([] if is_pythons else [held])
 
 
 def _digest(tensor: torch.Tensor) -> str:
