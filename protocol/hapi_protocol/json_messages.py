@@ -33,6 +33,7 @@ MAX_MESSAGE_BYTES = 64 * 1024
 
 _Message = TypeVar("_Message", bound="JsonMessage")
 _T = TypeVar("_T")
+_NONE: Mapping[str, Any] = MappingProxyType({})
 
 
 class FieldError(ValueError):
@@ -162,6 +163,33 @@ def read_fields(
         except ValueError:
             raise FieldError(name, value) from None
     return kind(**values)
+
+
+def strict_fields(
+    kind: type, data: Any, optional: Mapping[str, Any] = _NONE
+) -> dict[str, Any]:
+    """Returns the fields of a dataclass that checks their values itself.
+
+    Args:
+        kind: the dataclass.
+        data: the parsed JSON, which may be untrusted; lists become tuples.
+        optional: fields that may be missing, and their values then.
+
+    Raises:
+        ValueError: ``data`` is not an object, or fields are missing or
+            unknown.
+    """
+    names = {field.name for field in fields(kind)}
+    if not isinstance(data, dict) or {*data, *optional} != names:
+        allowed = ", ".join(sorted(names))
+        raise ValueError(
+            f"{kind.__name__} is an object with the fields {allowed} "
+            f"(optional: {', '.join(sorted(optional))}), not {data!r:.200}"
+        )
+    return {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in {**optional, **data}.items()
+    }
 
 
 @cache

@@ -7,13 +7,17 @@ the value and what is allowed.
 from __future__ import annotations
 
 import configparser
-import os
 import pwd
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from dataclasses import dataclass, fields, replace
 
+from hapi_protocol.options import (
+    count,
+    option,
+    read_options,
+    seconds,
+    socket_path,
+)
 from hapi_protocol.samples import IMAGE
 
 SECTION = "hapi-worker"
@@ -22,7 +26,6 @@ LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 _SIZE = re.compile(r"(\d{1,15})\s*(B|KiB|MiB|GiB|TiB)?")
 _UNITS = {"B": 0, "KiB": 10, "MiB": 20, "GiB": 30, "TiB": 40}
 _DEVICE = re.compile(r"cpu|cuda(:\d{1,3})?")
-_MAX_SOCKET_PATH_BYTES = 107 - len(".admin")
 
 
 def parse_bytes(text: str) -> int:
@@ -44,36 +47,10 @@ def _memory(text: str) -> int | None:
         raise ValueError(f"auto, or {error}") from None
 
 
-def _count(smallest: int) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        if not re.fullmatch(r"\d{1,9}", text) or int(text) < smallest:
-            raise ValueError(f"a whole number from {smallest} on")
-        return int(text)
-
-    return parse
-
-
-def _seconds(text: str) -> float:
-    if not re.fullmatch(r"\d{1,9}(\.\d+)?", text) or float(text) == 0:
-        raise ValueError("a positive number of seconds")
-    return float(text)
-
-
 def _mode(text: str) -> int:
     if not re.fullmatch(r"0?[0-7]{3}", text):
         raise ValueError("three octal digits such as 0660")
     return int(text, 8)
-
-
-def _socket_path(text: str) -> str:
-    if not os.path.isabs(text):
-        raise ValueError("an absolute path")
-    if len(os.fsencode(text)) > _MAX_SOCKET_PATH_BYTES:
-        raise ValueError(
-            f"a path of at most {_MAX_SOCKET_PATH_BYTES} bytes (a limit of "
-            "unix sockets)"
-        )
-    return text
 
 
 def _users(text: str) -> frozenset[int]:
@@ -128,17 +105,8 @@ def _weights(text: str) -> tuple[tuple[str, float], ...]:
 
 def _log_level(text: str) -> str:
     if text.upper() not in LOG_LEVELS:
-        raise ValueError(", ".join(LOG_LEVELS))
+        raise ValueError(f"one of {', '.join(LOG_LEVELS)}")
     return text.upper()
-
-
-def _option(
-    default: str, parse: Callable[[str], Any], *, reloads: bool = False
-) -> Any:
-    return field(
-        default=parse(default),
-        metadata={"text": default, "parse": parse, "reloads": reloads},
-    )
 
 
 @dataclass(frozen=True)
@@ -146,74 +114,74 @@ class WorkerConfig:
     """The operator's options; ``deploy/hapi-worker.conf-sample`` explains
     them."""
 
-    socket: str = _option("/run/hapi/worker.sock", _socket_path)
+    socket: str = option("/run/hapi/worker.sock", socket_path(".admin"))
     """Unix socket for the filter; ``<socket>.admin`` answers health and
     metrics."""
-    socket_mode: int = _option("0660", _mode)
-    allowed_users: frozenset[int] = _option("", _users)
+    socket_mode: int = option("0660", _mode)
+    allowed_users: frozenset[int] = option("", _users)
     """Users that may connect, in addition to root and the worker's own."""
-    device: str = _option("auto", _device)
+    device: str = option("auto", _device)
     """``auto`` for all GPUs, or the CPU without one; or names of devices,
     separated by commas."""
-    memory_limit: int | None = _option("auto", _memory)
+    memory_limit: int | None = option("auto", _memory)
     """Bytes on each device for loaded models and running forward passes;
     None for a share of the device's memory."""
-    max_streams: int = _option("16", _count(1))
+    max_streams: int = option("16", count(1))
     """Jobs at a time, granted or running."""
-    max_streams_per_account: int = _option("8", _count(1), reloads=True)
-    account_weights: tuple[tuple[str, float], ...] = _option(
+    max_streams_per_account: int = option("8", count(1), reloads=True)
+    account_weights: tuple[tuple[str, float], ...] = option(
         "", _weights, reloads=True
     )
     """Accounts and their weights; all others have 1."""
-    max_batch: int = _option("0", _count(0))
+    max_batch: int = option("0", count(0))
     """Samples in a micro-batch; 0 for the device's default."""
-    forwards: int = _option("0", _count(0))
+    forwards: int = option("0", count(0))
     """Forward passes at a time on a CPU; 0 for one per allowed core."""
-    decode_threads: int = _option("0", _count(0))
+    decode_threads: int = option("0", count(0))
     """Threads that only decode; 0 for one per allowed core with a GPU, and
     for none on a CPU, where the threads of the forward passes decode."""
-    torch_threads: int = _option("1", _count(1))
+    torch_threads: int = option("1", count(1))
     """Threads of one forward pass on the CPU."""
-    buffer_bytes: int = _option("64MiB", parse_bytes, reloads=True)
+    buffer_bytes: int = option("64MiB", parse_bytes, reloads=True)
     """Bytes per job for samples that are not in a batch yet, and for features
     that are not sent yet."""
-    max_object_bytes: int = _option("16GiB", parse_bytes, reloads=True)
-    max_package_bytes: int = _option("2GiB", parse_bytes)
-    max_sample_bytes: int = _option("64MiB", parse_bytes, reloads=True)
+    max_object_bytes: int = option("16GiB", parse_bytes, reloads=True)
+    max_package_bytes: int = option("2GiB", parse_bytes)
+    max_sample_bytes: int = option("64MiB", parse_bytes, reloads=True)
     """Bytes of one sample with all its members, or of one array as the model
     takes it."""
-    max_pixels: int = _option("67108864", _count(1), reloads=True)
+    max_pixels: int = option("67108864", count(1), reloads=True)
     """Pixels of one image, checked before it is decoded."""
-    image_formats: tuple[str, ...] = _option(
+    image_formats: tuple[str, ...] = option(
         ", ".join(IMAGE.kinds), _formats, reloads=True
     )
     """Formats of images that are decoded."""
-    decode_seconds: float = _option("30", _seconds, reloads=True)
+    decode_seconds: float = option("30", seconds, reloads=True)
     """Longest decoding of one large image, which then ends."""
-    max_samples: int = _option("1000000", _count(1), reloads=True)
+    max_samples: int = option("1000000", count(1), reloads=True)
     """Samples in one object."""
-    max_identities: int = _option("4096", _count(1))
+    max_identities: int = option("4096", count(1))
     """Model objects whose digest is remembered."""
-    grant_seconds: float = _option("10", _seconds)
+    grant_seconds: float = option("10", seconds)
     """Lifetime of an unused grant."""
-    queue_seconds: float = _option("20", _seconds, reloads=True)
+    queue_seconds: float = option("20", seconds, reloads=True)
     """Longest wait of a request for admission, and for memory."""
-    model_wait_seconds: float = _option("60", _seconds)
+    model_wait_seconds: float = option("60", seconds)
     """Longest wait of a job for another job's upload of the same model."""
-    idle_seconds: float = _option("75", _seconds, reloads=True)
+    idle_seconds: float = option("75", seconds, reloads=True)
     """Longest wait for bytes of a job's body."""
-    stall_seconds: float = _option("120", _seconds)
+    stall_seconds: float = option("120", seconds)
     """Longest time that a client may take nothing."""
-    batch_seconds: float = _option("300", _seconds, reloads=True)
+    batch_seconds: float = option("300", seconds, reloads=True)
     """Longest time without progress inside the worker."""
-    pass_seconds: float = _option("60", _seconds, reloads=True)
+    pass_seconds: float = option("60", seconds, reloads=True)
     """Longest forward pass; a model that exceeds it repeatedly is refused for
     a while."""
-    profile_seconds: float = _option("10", _seconds)
+    profile_seconds: float = option("10", seconds)
     """Device time for the profile of one model."""
-    drain_seconds: float = _option("30", _seconds, reloads=True)
+    drain_seconds: float = option("30", seconds, reloads=True)
     """Time for running jobs to end after SIGTERM."""
-    log_level: str = _option("INFO", _log_level, reloads=True)
+    log_level: str = option("INFO", _log_level, reloads=True)
 
 
 def merged(
@@ -225,14 +193,14 @@ def merged(
         The new configuration, and the options that need a new start.
     """
     changes, unchanged = {}, []
-    for option in fields(WorkerConfig):
-        value = getattr(wanted, option.name)
-        if value == getattr(running, option.name):
+    for each in fields(WorkerConfig):
+        value = getattr(wanted, each.name)
+        if value == getattr(running, each.name):
             continue
-        if option.metadata["reloads"]:
-            changes[option.name] = value
+        if each.metadata["reloads"]:
+            changes[each.name] = value
         else:
-            unchanged.append(option.name)
+            unchanged.append(each.name)
     return replace(running, **changes), unchanged
 
 
@@ -254,32 +222,7 @@ def load_config(path: str) -> WorkerConfig:
             f"{path}: sections {parser.sections()}; there must be "
             f"[{SECTION}] and no other"
         )
-    return parse_config(dict(parser.items(SECTION)))
-
-
-def parse_config(texts: dict[str, str]) -> WorkerConfig:
-    """Parses option names and texts into a typed configuration.
-
-    Raises:
-        ValueError: the message has each bad option, its value and what is
-            allowed.
-    """
-    options = {option.name: option for option in fields(WorkerConfig)}
-    values = {}
-    problems = []
-    for name, text in texts.items():
-        if name not in options:
-            problems.append(f"unknown option {name!r} in [{SECTION}]")
-            continue
-        try:
-            values[name] = options[name].metadata["parse"](text.strip())
-        except ValueError as error:
-            problems.append(f"option {name!r} is {text!r}; allowed: {error}")
-    if not set(texts) <= set(options):
-        problems.append(f"known options: {', '.join(sorted(options))}")
-    if problems:
-        raise ValueError("; ".join(problems))
-    return WorkerConfig(**values)
+    return read_options(WorkerConfig, SECTION, dict(parser.items(SECTION)))
 
 
 def option_defaults() -> dict[str, str]:

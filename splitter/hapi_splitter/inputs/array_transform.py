@@ -18,6 +18,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from hapi_protocol.json_messages import strict_fields
 from hapi_protocol.samples import ARRAY, Medium, SampleError
 
 MAX_DIMS = 5
@@ -131,17 +132,7 @@ class ArrayTransform:
         Raises:
             ValueError: naming the field that is wrong, missing or unknown.
         """
-        if not isinstance(document, dict):
-            raise ValueError(f"a transform is an object, not {document!r:.80}")
-        if set(document) != {"shape", "dtype"}:
-            raise ValueError(
-                "a transform of arrays has the fields shape and dtype, not "
-                f"{sorted(map(str, document))!r:.200}"
-            )
-        shape = document["shape"]
-        if not isinstance(shape, list):
-            raise ValueError(f"shape must be a list, not {shape!r:.80}")
-        return cls(tuple(shape), document["dtype"])
+        return cls(**strict_fields(cls, document))
 
     def read(
         self, data: bytes, limits: torch.Tensor | None = None

@@ -40,6 +40,7 @@ import numpy as np
 import torch
 from torch.nn.functional import interpolate
 
+from hapi_protocol.json_messages import strict_fields
 from hapi_protocol.transforms import Training
 
 NUM_ATTEMPTS = 10
@@ -140,22 +141,7 @@ class Augmentation:
         Raises:
             ValueError: naming the field that is wrong, missing or unknown.
         """
-        if not isinstance(document, dict):
-            raise ValueError(
-                f"an augmentation is an object, not {document!r:.80}"
-            )
-        expected = set(cls.__dataclass_fields__)
-        if set(document) != expected:
-            raise ValueError(
-                f"an augmentation has the fields {sorted(expected)}, not "
-                f"{sorted(map(str, document))!r:.200}"
-            )
-        ranges = {name: document[name] for name in _LIMITS}
-        for name, value in ranges.items():
-            if not isinstance(value, list):
-                raise ValueError(f"{name} must be a list, not {value!r:.80}")
-            ranges[name] = tuple(value)
-        return cls(**document | ranges)
+        return cls(**strict_fields(cls, document))
 
     def draw(
         self, training: Training, key: str, height: int, width: int

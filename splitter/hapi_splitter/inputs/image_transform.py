@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from torch.nn.functional import interpolate
 
+from hapi_protocol.json_messages import strict_fields
 from hapi_protocol.samples import IMAGE, Medium, SampleError
 from hapi_protocol.transforms import Training
 from hapi_splitter.inputs.augmentation import MAX_AUGMENTED_SIDE, Augmentation
@@ -259,28 +260,10 @@ class ImageTransform:
         Raises:
             ValueError: naming the field that is wrong, missing or unknown.
         """
-        if not isinstance(document, dict):
-            raise ValueError(f"a transform is an object, not {document!r:.80}")
-        expected = set(cls.__dataclass_fields__)
-        if set(document) | set(_OPTIONAL) != expected:
-            raise ValueError(
-                f"a transform has the fields {sorted(expected)} "
-                f"({', '.join(sorted(_OPTIONAL))} are optional), not "
-                f"{sorted(map(str, document))!r:.200}"
-            )
-        for name in ("mean", "std"):
-            if not isinstance(document[name], list):
-                raise ValueError(
-                    f"{name} must be a list, not {document[name]!r:.80}"
-                )
-        fields: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value
-            for name, value in {**_OPTIONAL, **document}.items()
-        }
+        fields = strict_fields(cls, document, _OPTIONAL)
         if "augmentation" in document:
-            fields["augmentation"] = Augmentation.from_json(
-                document["augmentation"]
-            )
+            given = document["augmentation"]
+            fields["augmentation"] = Augmentation.from_json(given)
         return cls(**fields)
 
     def resizing_bytes(self, height: int, width: int) -> int:

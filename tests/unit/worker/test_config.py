@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from hapi_protocol.options import read_options
 from hapi_worker.config import (
     SECTION,
     WorkerConfig,
     load_config,
     merged,
     option_defaults,
-    parse_config,
 )
 from hapi_worker.main import main
 
@@ -31,6 +31,10 @@ def sample_options():
     return dict(parser.items(SECTION))
 
 
+def parse_config(**texts):
+    return read_options(WorkerConfig, SECTION, texts)
+
+
 def test_sample_file_has_each_option_with_its_default():
     assert sample_options() == option_defaults()
 
@@ -41,15 +45,13 @@ def test_sample_file_is_a_valid_configuration():
 
 def test_values_are_typed():
     config = parse_config(
-        {
-            "socket_mode": "0600",
-            "memory_limit": "3 GiB",
-            "allowed_users": f"root, {os.getuid()}",
-            "device": "cuda:1, cuda:2",
-            "account_weights": "AUTH_a=4, .unauthenticated = 0.25",
-            "drain_seconds": "2.5",
-            "log_level": "debug",
-        }
+        socket_mode="0600",
+        memory_limit="3 GiB",
+        allowed_users=f"root, {os.getuid()}",
+        device="cuda:1, cuda:2",
+        account_weights="AUTH_a=4, .unauthenticated = 0.25",
+        drain_seconds="2.5",
+        log_level="debug",
     )
     assert config.socket_mode == 0o600
     assert config.memory_limit == 3 << 30
@@ -96,20 +98,17 @@ def test_bad_value_is_refused_with_name_value_and_what_is_allowed(
     name, value, allowed
 ):
     with pytest.raises(ValueError, match=re.escape(allowed)) as caught:
-        parse_config({name: value})
-    assert repr(name) in str(caught.value)
-    assert repr(value) in str(caught.value)
+        parse_config(**{name: value})
+    assert f"[hapi-worker] {name} = {value}: it must be" in str(caught.value)
 
 
 def test_running_worker_takes_over_limits_and_names_the_rest():
-    running = parse_config({"max_streams_per_account": "3"})
+    running = parse_config(max_streams_per_account="3")
     changed = parse_config(
-        {
-            "max_streams_per_account": "5",
-            "account_weights": "AUTH_a=2",
-            "max_batch": "4",
-            "socket": "/other.sock",
-        }
+        max_streams_per_account="5",
+        account_weights="AUTH_a=2",
+        max_batch="4",
+        socket="/other.sock",
     )
     config, unchanged = merged(running, changed)
     assert config.max_streams_per_account == 5
@@ -144,7 +143,7 @@ def test_check_reports_all_mistakes_of_a_file(tmp_path, capsys):
     )
     assert main(["--config", str(path), "--check"]) == 2
     output = capsys.readouterr().err
-    for text in ("'abacus'", "unknown option 'max_stream'", "'max_batch'"):
+    for text in ("= abacus", "unknown option max_stream =", "max_batch ="):
         assert text in output
     assert main(["--config", str(SAMPLE), "--check"]) == 0
 

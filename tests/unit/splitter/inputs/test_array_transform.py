@@ -235,13 +235,16 @@ def test_transform_survives_json():
 @pytest.mark.parametrize(
     ("document", "message"),
     [
-        ({"shape": [2]}, "the fields shape and dtype"),
-        ({"shape": [2], "dtype": "int64", "mean": 0}, "the fields shape"),
-        ({"shape": 2, "dtype": "int64"}, "shape must be a list"),
+        ({"shape": [2]}, "the fields dtype, shape"),
+        (
+            {"shape": [2], "dtype": "int64", "mean": 0},
+            "the fields dtype, shape",
+        ),
+        ({"shape": 2, "dtype": "int64"}, "shape must be a tuple"),
         ({"shape": [2], "dtype": None}, "dtype must be"),
         ({"shape": [{}], "dtype": "int64"}, "shape must be"),
-        ([2], "a transform is an object"),
-        ("npy", "a transform is an object"),
+        ([2], "is an object with the fields"),
+        ("npy", "is an object with the fields"),
     ],
 )
 def test_untrusted_json_is_checked(document, message):

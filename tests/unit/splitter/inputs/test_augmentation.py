@@ -386,7 +386,7 @@ def test_integers_and_floats_give_the_same_json():
         ({"scale": [0.5, 1.5]}, "scale must be two numbers"),
         ({"scale": [0.5, 0.4]}, "larger one second"),
         ({"scale": [0.5]}, "scale must be two numbers"),
-        ({"scale": 0.5}, "scale must be a list"),
+        ({"scale": 0.5}, "scale must be two numbers"),
         ({"scale": [0.5, math.nan]}, "scale must be two numbers"),
         ({"scale": ["0.5", 1]}, "scale must be two numbers"),
         ({"scale": [True, 1]}, "scale must be two numbers"),
@@ -400,7 +400,7 @@ def test_integers_and_floats_give_the_same_json():
         ({"horizontal_flip": True}, "horizontal_flip must be a probab"),
         ({"vertical_flip": None}, "vertical_flip must be a probability"),
         ({"vertical_flip": math.nan}, "vertical_flip must be a probab"),
-        ({"code": "import os"}, "an augmentation has the fields"),
+        ({"code": "import os"}, "Augmentation is an object with the fields"),
     ],
 )
 def test_invalid_field_is_named(change, message):

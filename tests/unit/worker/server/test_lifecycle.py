@@ -151,7 +151,7 @@ def test_hangup_reloads_limits_and_an_interrupt_ends_it_cleanly(start):
     assert "draining" in log.splitlines()[-1]
     assert log.count("the configuration is reloaded") == 2
     assert "these options need a new start: socket_mode" in log
-    assert "cannot reload, and go on as before: unknown option" in log
+    assert "go on as before: [hapi-worker] has the unknown option" in log
     assert r"m\nERROR root: forged\x1b[2J.hapi" in log
     assert "\x1b" not in log
 
