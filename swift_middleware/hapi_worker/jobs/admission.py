@@ -1,9 +1,4 @@
-"""Admission of jobs: limits, waiting requests, and grants not yet used.
-
-When a job ends, the account with the fewest jobs by its weight is next, and
-within it the request that came first: one account cannot fill the queue for
-all others.  If too many requests wait, the newest one of the account with the
-most waiting requests is refused.
+"""Admission of jobs: their places, and grants not yet used.
 
 A place lasts as long as its client reads.  If an account without a place waits
 for ``PATIENCE_SECONDS``, it gets one of an account with several, whose client
@@ -17,9 +12,7 @@ from __future__ import annotations
 
 import math
 import secrets
-import threading
 import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -32,13 +25,8 @@ from hapi_protocol.errors import (
 )
 from hapi_protocol.job_messages import JobRequest
 from hapi_worker.models.device_models import Lease
-from hapi_worker.peer import (
-    POLL_SECONDS,
-    IsDisconnected,
-    always_connected,
-    client_disconnected_error,
-)
-from hapi_worker.scheduling.fair_queue import last_of_busiest
+from hapi_worker.peer import IsDisconnected, always_connected
+from hapi_worker.wait_queue import FairPlaces, PlaceLimits, wait_until
 
 PATIENCE_SECONDS = 5.0
 RETRY_SECONDS = 2.0
@@ -72,41 +60,11 @@ class Job:
         return self.request.charged_account
 
 
-@dataclass(eq=False)
-class _Waiter:
-    """A waiting request; in the end it has a job or a refusal."""
-
-    request: JobRequest
-    is_disconnected: IsDisconnected
-    since: float
-    job: Job | None = None
-    refusal: HapiError | None = None
-
-    @property
-    def account(self) -> str:
-        return self.request.charged_account
-
-
-@dataclass(frozen=True)
-class JobLimits:
-    """Numbers of jobs that the operator allows.
-
-    Args:
-        streams: jobs at a time.
-        per_account: jobs at a time that are charged to one account.
-        waiting: requests that may wait for admission.
-    """
-
-    streams: int
-    per_account: int
-    waiting: int = 0
-
-
 class Admission:
     """The jobs of one worker, granted or running.
 
     Args:
-        limits: numbers of jobs.
+        limits: numbers of jobs, and of requests that wait for admission.
         grant_seconds: lifetime of an unused grant.
         queue_seconds: longest wait of a request for admission.
         weight: returns the weight of an account.
@@ -116,7 +74,7 @@ class Admission:
 
     def __init__(
         self,
-        limits: JobLimits,
+        limits: PlaceLimits,
         grant_seconds: float,
         *,
         queue_seconds: float = 0.0,
@@ -124,15 +82,15 @@ class Admission:
         on_admitted: Callable[[float], None] = lambda seconds: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.limits = limits
+        self.places = FairPlaces(
+            limits, self._refusal, weight=weight, clock=clock
+        )
         self.queue_seconds = queue_seconds
         self._grant_seconds = grant_seconds
-        self._weight = weight
         self._on_admitted = on_admitted
         self._clock = clock
-        self._changed = threading.Condition()
+        self._changed = self.places.changed
         self._jobs: dict[str, Job] = {}
-        self._waiting: list[_Waiter] = []
         self._draining = False
 
     @property
@@ -164,32 +122,26 @@ class Admission:
             ShareError: the account has its share of streams already.
         """
         started = self._clock()
-        deadline = started + self.queue_seconds
-        waiter = _Waiter(request, is_disconnected, started)
-        with self._changed:
+        account = request.charged_account
+        patient_until = started + PATIENCE_SECONDS
+
+        def check() -> None:
+            nonlocal patient_until
+            self.check_open()
             self._drop_expired()
-            if self._draining:
-                raise _draining()
-            self._waiting.append(waiter)
-            self._admit_waiting()
-            self._refuse_excess()
-            while waiter.job is None and waiter.refusal is None:
-                left = deadline - self._clock()
-                if left <= 0:
-                    self._refuse(waiter)
-                else:
-                    # Grants that expire meanwhile admit others.
-                    self._changed.wait(
-                        min(left, self._grant_seconds, POLL_SECONDS)
-                    )
-                    self._drop_expired()
-                    self._drop_disconnected()
-                    self._take_slow_place(waiter)
-        if waiter.refusal is not None:
-            raise waiter.refusal
-        assert waiter.job is not None, "refused or admitted"
+            is_patient = self._clock() < patient_until
+            has_place = self.places.taken[account] > 0
+            if not (is_patient or has_place) and self._abort_slow_job():
+                patient_until = self._clock() + PATIENCE_SECONDS
+
+        with self._changed:
+            self.places.take(
+                account, self.queue_seconds, is_disconnected, check
+            )
+            job = Job(secrets.token_hex(16), request)
+            self._jobs[job.job_id] = job
         self._on_admitted(self._clock() - started)
-        return waiter.job
+        return job
 
     def grant(self, job: Job, lease: Lease | None) -> None:
         """Starts the lifetime of the job's grant."""
@@ -234,27 +186,10 @@ class Admission:
                 for job in self._jobs.values()
             )
 
-    def num_waiting(self) -> int:
-        """Number of requests that wait for admission."""
-        with self._changed:
-            return len(self._waiting)
-
-    def waiting_by_account(self) -> Counter[str]:
-        """Number of requests that wait for admission, by account."""
-        with self._changed:
-            return Counter(waiter.account for waiter in self._waiting)
-
     def jobs(self) -> list[Job]:
         """The admitted jobs."""
         with self._changed:
             return list(self._jobs.values())
-
-    def reconfigure(self, limits: JobLimits, queue_seconds: float) -> None:
-        """Sets new limits; jobs over them run to their end."""
-        with self._changed:
-            self.limits = limits
-            self.queue_seconds = queue_seconds
-            self._admit_waiting()
 
     def drain(self, seconds: float) -> bool:
         """Refuses new jobs and waits until no job is left.
@@ -262,16 +197,16 @@ class Admission:
         Returns:
             True if all jobs ended within ``seconds``.
         """
-        deadline = self._clock() + seconds
+
+        def has_ended() -> bool:
+            self._drop_expired()
+            return not self._jobs
+
         with self._changed:
             self._close()
-            while self._jobs:
-                left = deadline - self._clock()
-                if left <= 0:
-                    return False
-                self._changed.wait(min(left, 0.5))
-                self._drop_expired()
-            return True
+            return wait_until(
+                self._changed, has_ended, seconds, clock=self._clock
+            )
 
     def abort_all(self) -> None:
         """Aborts the jobs that are left after the drain."""
@@ -285,9 +220,6 @@ class Admission:
 
     def _close(self) -> None:
         self._draining = True
-        for waiter in self._waiting:
-            waiter.refusal = _draining()
-        self._waiting.clear()
         self._changed.notify_all()
 
     def _end(self, job: Job) -> None:
@@ -295,8 +227,7 @@ class Admission:
             return
         if job.lease is not None:
             job.lease.release()
-        self._admit_waiting()
-        self._changed.notify_all()
+        self.places.leave(job.account)
 
     def _drop_expired(self) -> None:
         now = self._clock()
@@ -304,86 +235,41 @@ class Admission:
             if not job.running and job.expires <= now:
                 self._end(job)
 
-    def _jobs_by_account(self) -> Counter[str]:
-        return Counter(job.account for job in self._jobs.values())
-
-    def _drop_disconnected(self) -> None:
-        gone = [waiter for waiter in self._waiting if waiter.is_disconnected()]
-        for waiter in gone:
-            self._waiting.remove(waiter)
-            waiter.refusal = client_disconnected_error()
-        if gone:
-            self._changed.notify_all()
-
-    def _admit_waiting(self) -> None:
-        self._drop_disconnected()
-        num_jobs = self._jobs_by_account()
-        while self._waiting and len(self._jobs) < self.limits.streams:
-            allowed = [
-                waiter
-                for waiter in self._waiting
-                if num_jobs[waiter.account] < self.limits.per_account
-            ]
-            if not allowed:
-                return
-            # Of equals, min() takes the one that came first.
-            best = min(
-                allowed,
-                key=lambda w: num_jobs[w.account] / self._weight(w.account),
-            )
-            self._waiting.remove(best)
-            best.job = Job(secrets.token_hex(16), best.request)
-            self._jobs[best.job.job_id] = best.job
-            num_jobs[best.account] += 1
-            self._changed.notify_all()
-
-    def _take_slow_place(self, waiter: _Waiter) -> None:
-        num_jobs = self._jobs_by_account()
-        if (
-            num_jobs[waiter.account]
-            or self._clock() - waiter.since < PATIENCE_SECONDS
-        ):
-            return
+    def _abort_slow_job(self) -> bool:
+        """Aborts a job with a slow client of an account with several."""
+        num_jobs = self.places.taken
         slow = [
             job
             for job in self._jobs.values()
             if num_jobs[job.account] > 1
             and job.blocked_seconds() >= PATIENCE_SECONDS
         ]
-        if slow:
-            waiter.since = self._clock()
-            last = max(slow, key=lambda job: num_jobs[job.account])
-            last.abort(
-                TooSlowError(
-                    "too_slow",
-                    f"the client took less than a piece of the answer in "
-                    f"{PATIENCE_SECONDS:g} s, while an account waited that "
-                    f"has no stream, and {last.account} has several",
-                    retry_after=RETRY_SECONDS,
-                )
+        if not slow:
+            return False
+        last = max(slow, key=lambda job: num_jobs[job.account])
+        last.abort(
+            TooSlowError(
+                "too_slow",
+                f"the client took less than a piece of the answer in "
+                f"{PATIENCE_SECONDS:g} s, while an account waited that "
+                f"has no stream, and {last.account} has several",
+                retry_after=RETRY_SECONDS,
             )
-
-    def _refuse_excess(self) -> None:
-        if len(self._waiting) > self.limits.waiting:
-            self._refuse(last_of_busiest(self._waiting))
-
-    def _refuse(self, waiter: _Waiter) -> None:
-        self._waiting.remove(waiter)
-        waiter.refusal = self._refusal(waiter.account)
-        self._changed.notify_all()
+        )
+        return True
 
     def _refusal(self, account: str) -> HapiError:
-        share = self.limits.per_account
-        if self._jobs_by_account()[account] >= share:
+        limits = self.places.limits
+        if self.places.taken[account] >= limits.per_account:
             return ShareError(
                 "share_exceeded",
-                f"account {account} has {share} streams already, which is "
-                "its share of this worker",
+                f"account {account} has {limits.per_account} streams already, "
+                "which is its share of this worker",
                 retry_after=RETRY_SECONDS,
             )
         return UnavailableError(
             "queue_full",
-            f"all {self.limits.streams} streams of this worker are taken",
+            f"all {limits.places} streams of this worker are taken",
             retry_after=RETRY_SECONDS,
         )
 

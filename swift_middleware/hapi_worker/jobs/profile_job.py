@@ -235,19 +235,20 @@ class Profiling:
         with self._changed:
             run.num_waiting += 1
             try:
-                while run.result is None:
-                    left = deadline - self._clock()
-                    if self._closed:
-                        raise too_busy_error(
-                            "draining", "this worker is shutting down"
-                        )
-                    if left <= 0:
-                        raise too_busy_error(
-                            "queue_full",
-                            "the device had no time for this profile in "
-                            f"{self._wait_seconds:g} s",
-                        )
-                    self._changed.wait(left)
+                self._changed.wait_for(
+                    lambda: run.result is not None or self._closed,
+                    deadline - self._clock(),
+                )
+                if run.result is None and self._closed:
+                    raise too_busy_error(
+                        "draining", "this worker is shutting down"
+                    )
+                if run.result is None:
+                    raise too_busy_error(
+                        "queue_full",
+                        "the device had no time for this profile in "
+                        f"{self._wait_seconds:g} s",
+                    )
             finally:
                 run.num_waiting -= 1
                 self._cancel_unwanted(run)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
@@ -37,7 +36,7 @@ from hapi_worker.execution.devices import (
     plan_devices,
 )
 from hapi_worker.execution.quarantine import ModelQuarantine
-from hapi_worker.jobs.admission import Admission, Job, JobLimits
+from hapi_worker.jobs.admission import Admission, Job
 from hapi_worker.jobs.arrow_response import JobStream
 from hapi_worker.jobs.chunked_body import ChunkedBody
 from hapi_worker.jobs.pipeline import Pipeline, PipelineLimits
@@ -55,6 +54,7 @@ from hapi_worker.jobs.sample_reader import (
     read_start,
 )
 from hapi_worker.models.device_models import DeviceModels, Lease
+from hapi_worker.models.memory_queue import MemoryQueue
 from hapi_worker.models.package_loader import Load, load_fast
 from hapi_worker.models.registry import Models
 from hapi_worker.models.self_test import SelfTest
@@ -76,6 +76,7 @@ from hapi_worker.peer import (
 from hapi_worker.scheduling.batch_size import batch_size
 from hapi_worker.scheduling.fair_pool import FairPool
 from hapi_worker.scheduling.fair_queue import Ledger
+from hapi_worker.wait_queue import PlaceLimits
 
 MAX_UPLOADS = 2
 """Packages that are received or loaded at a time."""
@@ -124,8 +125,8 @@ class Worker:
             num_devices=sum(plan.forwards for plan in plans),
             weight=self.ledger.weight,
         )
-        changed = threading.Condition()
-        self.executors = [self._executor(plan, changed) for plan in plans]
+        queue = MemoryQueue()
+        self.executors = [self._executor(plan, queue) for plan in plans]
         self.decode_pool = self._decode_pool(kind)
         num_large = math.ceil(self.cores)
         self._large_pool = FairPool(
@@ -146,7 +147,7 @@ class Worker:
         self.self_test = SelfTest(load_model)
         self.models = Models(
             [executor.device_models for executor in self.executors],
-            changed,
+            queue,
             max_identities=config.max_identities,
             wait_seconds=config.model_wait_seconds,
             max_waiting=config.max_streams,
@@ -183,10 +184,10 @@ class Worker:
         These are streams, requests that wait (for admission, a model, a
         profile or a usage record), uploads, and four for short answers.
         """
-        limits = self.admission.limits
-        waiting = limits.waiting + limits.streams + MAX_WAITING
+        limits = self.admission.places.limits
+        waiting = limits.waiting + limits.places + MAX_WAITING
         uploads = MAX_UPLOADS + MAX_WAITING_UPLOADS
-        return limits.streams + waiting + MAX_WAITING_QUERIES + uploads + 4
+        return limits.places + waiting + MAX_WAITING_QUERIES + uploads + 4
 
     @property
     def state(self) -> str:
@@ -223,7 +224,8 @@ class Worker:
         self.quarantine.limit_seconds = config.pass_seconds
         for each in self.executors:
             each.device_models.pass_seconds = config.pass_seconds
-        self.admission.reconfigure(_job_limits(config), config.queue_seconds)
+        self.admission.queue_seconds = config.queue_seconds
+        self.admission.places.set_limits(_job_limits(config))
 
     def check_devices(self) -> None:
         """Takes devices that hang out of service."""
@@ -283,7 +285,8 @@ class Worker:
             model_digest=lease.digest if lease else None,
             numerics_tag=self.numerics_tag,
             lifetime_seconds=self.config.grant_seconds,
-            jobs=len(self.admission.jobs()) + self.admission.num_waiting(),
+            jobs=len(self.admission.jobs())
+            + self.admission.places.num_waiting(),
         )
 
     def stream(self, job_id: str, connection: Connection) -> JobStream:
@@ -333,9 +336,7 @@ class Worker:
                 ) from error
             raise
 
-    def _executor(
-        self, plan: DevicePlan, changed: threading.Condition
-    ) -> Executor:
+    def _executor(self, plan: DevicePlan, queue: MemoryQueue) -> Executor:
         return Executor(
             plan.name,
             DeviceModels(
@@ -345,7 +346,7 @@ class Worker:
                 preferred_batch=plan.largest_batch,
                 wait_seconds=self.config.model_wait_seconds,
                 pass_seconds=self.config.pass_seconds,
-                changed=changed,
+                queue=queue,
             ),
             FairPool(
                 f"device {plan.name}",
@@ -398,7 +399,7 @@ class Worker:
         add_gauge("waiting_models", self.models.num_queued_loads)
         add_gauge("resident_bytes", lambda: self.models.loaded_totals()[1])
         add_gauge("jobs_running", self.admission.num_running)
-        add_gauge("jobs_waiting", self.admission.num_waiting)
+        add_gauge("jobs_waiting", self.admission.places.num_waiting)
         add_gauge("buffered_bytes", self._buffered_bytes)
         add_gauge("degraded", lambda: bool(self.self_test.problem))
         add_gauge("slow_passes", lambda: self.quarantine.total)
@@ -484,7 +485,7 @@ class Worker:
         return self.load_meter.report(
             account,
             admission.num_running(account)
-            + admission.waiting_by_account()[account],
+            + admission.places.waiting_by_account()[account],
         )
 
     def _count_early_end(
@@ -534,8 +535,8 @@ class Worker:
         return pipeline
 
 
-def _job_limits(config: WorkerConfig) -> JobLimits:
-    return JobLimits(
+def _job_limits(config: WorkerConfig) -> PlaceLimits:
+    return PlaceLimits(
         config.max_streams,
         config.max_streams_per_account,
         WAITING_PER_STREAM * config.max_streams,

@@ -17,7 +17,6 @@ import gc
 import logging
 import math
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -32,7 +31,6 @@ from hapi_splitter.profiling.memory_model import (
     MemoryRequirement,
     memory_requirement,
 )
-from hapi_worker.models.load_queue import LoadQueue, QueuedLoad
 from hapi_worker.models.loaded_model import (
     CutDtype,
     LoadedModel,
@@ -41,6 +39,7 @@ from hapi_worker.models.loaded_model import (
     does_not_fit_error,
     touch,
 )
+from hapi_worker.models.memory_queue import MemoryQueue
 from hapi_worker.models.uploads import too_busy_error
 from hapi_worker.scheduling.max_min_grants import granted_bytes
 
@@ -65,9 +64,8 @@ class DeviceModels:
             are evicted to make that possible.
         wait_seconds: how long the copy of a model waits for running passes.
         pass_seconds: longest allowed duration of a pass.
-        changed: lock of this object, notified when memory becomes free; one
-            for all devices of a worker.
-        clock: monotonic seconds.
+        queue: models that wait for memory, of all devices of a worker; its
+            ``changed`` is the lock of this object.
     """
 
     def __init__(
@@ -79,8 +77,7 @@ class DeviceModels:
         preferred_batch: int = 1,
         wait_seconds: float = 60.0,
         pass_seconds: float = math.inf,
-        changed: threading.Condition | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        queue: MemoryQueue | None = None,
     ) -> None:
         self.device = device
         self.limit_bytes = limit_bytes
@@ -93,8 +90,9 @@ class DeviceModels:
         self.preferred_batch = preferred_batch
         self._wait_seconds = wait_seconds
         self.pass_seconds = pass_seconds
-        self._changed = changed or threading.Condition()
-        self._clock = clock
+        self.queue = queue or MemoryQueue()
+        self._changed = self.queue.changed
+        self._clock = self.queue.clock
         self._loaded: OrderedDict[str, LoadedModel] = OrderedDict()
         self._loading: dict[str, int] = {}
         self._decoding_bytes = 0
@@ -102,8 +100,6 @@ class DeviceModels:
         self._waiting_passes: list[Callable[[], None]] = []
         self._evicted = False
         self._building = threading.Lock()
-        self.load_queue = LoadQueue(clock)
-        """Queue of models that wait for memory; used with the lock held."""
 
     def loaded_totals(self) -> tuple[int, int]:
         """Number of models in memory, and bytes of their parameters."""
@@ -210,7 +206,7 @@ class DeviceModels:
         except BaseException as error:
             with self._changed:
                 del self._loading[digest]
-                self._freed()
+                self.freed()
             if isinstance(error, (DoesNotFitError, torch.OutOfMemoryError)):
                 # It should fit: others use more than they have reserved.
                 raise too_busy_error("queue_full", str(error)) from error
@@ -244,17 +240,6 @@ class DeviceModels:
         needed = [needs.peak_bytes(1) for needs in loaded.needs.values()]
         # Cuts that need more than the limit are refused.
         return max((n for n in needed if n <= self.limit_bytes), default=0)
-
-    def has_memory_for(self, queued: QueuedLoad) -> bool:
-        """True if evicting idle models frees enough for this queued load and
-        those before it; call it with the lock held."""
-        needed = queued.num_bytes + self.load_queue.bytes_ahead(queued)
-        return needed <= self.limit_bytes - self._held_bytes(queued.digest)
-
-    def served(self, queued: QueuedLoad) -> None:
-        """Removes a served load from the queue; call it with the lock held."""
-        self.load_queue.remove(queued, served=True)
-        self._freed()
 
     def batch_limit(self, lease: Lease, maximum: int) -> int:
         """Largest batch of a pass, see :meth:`Lease.batch_limit`."""
@@ -330,7 +315,7 @@ class DeviceModels:
         with self._changed:
             self._reserved.remove(reservation)
             retry = self._waiting_passes[:1]
-            self._freed()
+            self.freed()
         for each in retry:
             each()
 
@@ -362,7 +347,7 @@ class DeviceModels:
             with self._changed:
                 self._decoding_bytes -= num_bytes
                 retry = self._waiting_passes[:1]
-                self._freed()
+                self.freed()
             for each in retry:
                 each()
 
@@ -392,16 +377,17 @@ class DeviceModels:
         """Ends a lease, see :meth:`Lease.release`."""
         with self._changed:
             lease.loaded.leases.pop(lease, None)
-            self._freed()
+            self.freed()
 
     def leave_service(self) -> None:
         """Forgets all models of a failed device."""
         with self._changed:
             self.in_service = False
             self._loaded.clear()
-            self._freed()
+            self.freed()
 
-    def _freed(self) -> None:
+    def freed(self) -> None:
+        """Wakes who waits for memory; call it with the lock held."""
         self.generation += 1
         self._changed.notify_all()
 
@@ -461,10 +447,10 @@ class DeviceModels:
         Raises:
             UnavailableError: a lease of this model would block that load.
         """
-        due = self.load_queue.blocking()
+        due = self.queue.blocking(self)
         if due is None or due.digest == loaded.digest:
             return
-        available = self.limit_bytes - self._held_bytes(due.digest, loaded)
+        available = self.limit_bytes - self.held_bytes(due.digest, loaded)
         if available < due.num_bytes:
             raise too_busy_error(
                 "queue_full",
@@ -475,8 +461,10 @@ class DeviceModels:
                 available_bytes=available,
             )
 
-    def _held_bytes(self, but: str, also: LoadedModel | None = None) -> int:
+    def held_bytes(self, but: str, also: LoadedModel | None = None) -> int:
         """Bytes of leased and loading models and of their passes.
+
+        Call it with the lock held.
 
         Args:
             but: digest of a model that is not counted.
@@ -546,7 +534,7 @@ class DeviceModels:
         """
         working = [r.working_bytes for r in self._loaded.values()]
         needed = parameter_bytes + max(working_bytes, *working, 0)
-        first = self.load_queue.head()
+        first = self.queue.head(self)
         stays = first.digest if first else ""
         idle = [
             loaded
@@ -573,11 +561,15 @@ class DeviceModels:
         Idle models may always use half of the memory.
         """
         wanted = min(working_bytes, self.limit_bytes // 2)
+        awaited = {load.digest for load in self.queue.loads().values()}
         for idle in list(self._loaded.values()):
             if self.limit_bytes - self._used_bytes() >= wanted:
                 return
-            awaited = self.load_queue.waits(idle.digest)
-            if not idle.leases and idle is not keep and not awaited:
+            if (
+                not idle.leases
+                and idle is not keep
+                and idle.digest not in awaited
+            ):
                 self._evict(idle)
 
     def _evict(self, loaded: LoadedModel) -> None:

@@ -11,8 +11,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
-import threading
-import time
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -24,13 +23,15 @@ from hapi_worker.models.device_models import DeviceModels, Lease
 from hapi_worker.models.loaded_model import LoadedModel
 from hapi_worker.models.memory_queue import QUEUED_LOAD_SECONDS, MemoryQueue
 from hapi_worker.models.placement import DeviceState, devices_in_order
-from hapi_worker.models.uploads import Uploads, check_name, too_busy_error
-from hapi_worker.peer import (
-    POLL_SECONDS,
-    IsDisconnected,
-    always_connected,
-    client_disconnected_error,
+from hapi_worker.models.uploads import (
+    Upload,
+    Uploads,
+    check_name,
+    copy_of_error,
+    too_busy_error,
 )
+from hapi_worker.peer import IsDisconnected, always_connected
+from hapi_worker.wait_queue import WaitQueue, wait_until
 
 MIN_BYTES_PER_SECOND = 10e6
 """A slower upload may lose the memory that was kept for it."""
@@ -60,44 +61,44 @@ class Models:
     """The models of a worker, on all its devices.
 
     Args:
-        devices: the models of each device; they share ``changed``.
-        changed: guards all of them.
+        devices: the models of each device; they share ``queue``.
+        queue: models that wait for memory.
         max_identities: number of identities that are remembered.
         wait_seconds: longest wait of a job for another job's upload.
         max_waiting: number of jobs that may wait.
         load: makes a model from package bytes, and validates them.
-        clock: monotonic seconds.
         check_uploads: raises an error if no package can be validated now.
     """
 
     def __init__(
         self,
         devices: Sequence[DeviceModels],
-        changed: threading.Condition,
+        queue: MemoryQueue,
         *,
         max_identities: int,
         wait_seconds: float,
         max_waiting: int,
         load: Callable[[bytearray], FrozenGraph],
-        clock: Callable[[], float] = time.monotonic,
         check_uploads: Callable[[], None] = lambda: None,
     ) -> None:
         self.devices = tuple(devices)
-        self._changed = changed
+        self._changed = queue.changed
+        self._clock = queue.clock
+        self._memory_queue = queue
         self._max_identities = max_identities
         self._wait_seconds = wait_seconds
         self._load = load
-        self._clock = clock
         self._known: OrderedDict[ModelIdentity, KnownModel] = OrderedDict()
         self._in_progress: set[str] = set()
-        self._memory_queue = MemoryQueue(self._devices_for, clock)
         self._closed = False
         self.uploads = Uploads(
-            changed,
-            wait_seconds=wait_seconds,
-            max_waiting=max_waiting,
-            clock=clock,
-            check_worker=check_uploads,
+            self._changed, clock=self._clock, check_worker=check_uploads
+        )
+        self.waiting = WaitQueue(
+            max_waiting,
+            self._refusal,
+            changed=self._changed,
+            clock=self._clock,
         )
 
     def known(self, identity: ModelIdentity) -> KnownModel | None:
@@ -139,31 +140,44 @@ class Models:
             HapiError: the refusal of the upload it waited for.
         """
         started = self._clock()
+        upload: Upload | None = None
+        digest: str | None = None
+
+        def is_loaded() -> bool:
+            nonlocal upload, digest
+            if self._closed:
+                raise too_busy_error(
+                    "draining", "this worker is shutting down"
+                )
+            digest = self._find(identity)
+            if digest is not None:
+                return True
+            if upload is not None and upload.error is not None:
+                raise copy_of_error(upload.error)
+            self.uploads.check(identity)
+            waited = self._clock() - started
+            if self._can_come(identity):
+                upload = self.uploads.request(identity, account)
+                if waited >= self._wait_seconds:
+                    raise too_busy_error(
+                        "worker_unavailable",
+                        f"the upload of the model {identity.path} took longer "
+                        f"than {self._wait_seconds:g} s",
+                    )
+            elif waited >= memory_seconds:
+                raise too_busy_error(
+                    "queue_full", "running jobs hold the memory"
+                )
+            return False
+
         with self._changed:
-            while True:
-                if self._closed:
-                    raise too_busy_error(
-                        "draining", "this worker is shutting down"
-                    )
-                digest = self._find(identity)
-                if digest is not None:
-                    # Its job may have to wait for admission as well.
-                    self._memory_queue.extend(
-                        identity, memory_seconds + QUEUED_LOAD_SECONDS
-                    )
-                    return digest
-                if is_disconnected():
-                    raise client_disconnected_error()
-                self.uploads.check(identity)
-                if self._can_come(identity):
-                    until = started + self._wait_seconds
-                    self.uploads.wait(identity, until, account)
-                elif self._clock() < started + memory_seconds:
-                    self.uploads.pause(POLL_SECONDS, account)
-                else:
-                    raise too_busy_error(
-                        "queue_full", "running jobs hold the memory"
-                    )
+            self.waiting.wait(is_loaded, math.inf, account, is_disconnected)
+            assert digest is not None, "loaded, or an error"
+            # Its job may have to wait for admission as well.
+            self._memory_queue.extend(
+                identity, memory_seconds + QUEUED_LOAD_SECONDS
+            )
+            return digest
 
     def acquire(
         self,
@@ -223,8 +237,6 @@ class Models:
         """
         digest = hashlib.sha256(package).hexdigest()
         check_name(identity, digest)
-        with self._changed:
-            self._memory_queue.extend(identity, self._wait_seconds, digest)
         with self._exclusive(digest):
             loaded = self._find_anywhere(digest)
             if loaded is None:
@@ -234,7 +246,9 @@ class Models:
                 size = frozen.parameter_bytes
                 with self._changed:
                     # Folded layers change the size.
-                    self._memory_queue.grow(identity, size)
+                    self._memory_queue.extend(
+                        identity, self._wait_seconds, digest, size
+                    )
                     self._remember(identity, digest, len(frozen.cuts), size)
                 loaded = self._place(identity, digest, frozen, load_seconds)
                 logger.info(
@@ -271,7 +285,7 @@ class Models:
             account = self.uploads.begin(identity)
             length_seconds = identity.length_bytes / MIN_BYTES_PER_SECOND
             self._memory_queue.extend(
-                identity, self._wait_seconds + length_seconds
+                identity, 2 * self._wait_seconds + length_seconds
             )
             return account
 
@@ -283,13 +297,13 @@ class Models:
         with self._changed:
             self.uploads.end(identity, error)
             if error is not None:
-                self._memory_queue.remove(identity)
+                self._memory_queue.end(identity, served=False)
             self._memory_queue.extend(identity, QUEUED_LOAD_SECONDS)
 
     def num_queued_loads(self) -> int:
         """Number of models that wait for memory."""
         with self._changed:
-            return sum(len(each.load_queue) for each in self.devices)
+            return len(self._memory_queue.loads())
 
     def close(self) -> None:
         """Ends all waiting; no lease is given from now on."""
@@ -308,19 +322,21 @@ class Models:
         is_disconnected: IsDisconnected,
     ) -> bool:
         """Waits for memory; returns True if another try is worthwhile."""
-        with self._changed:
+
+        def is_worth_a_try() -> bool:
             self._memory_queue.request(*self._demand(identity))
-            until = min(deadline, self._clock() + TRY_SECONDS)
-            while (left := until - self._clock()) > 0:
-                if self._closed:
-                    return False
-                if self._generation() != before:
-                    return True
-                if is_disconnected():
-                    raise client_disconnected_error()
-                self._memory_queue.request(*self._demand(identity))
-                self._changed.wait(min(left, POLL_SECONDS))
-            return self._clock() < deadline
+            return self._closed or self._generation() != before
+
+        with self._changed:
+            left = deadline - self._clock()
+            wait_until(
+                self._changed,
+                is_worth_a_try,
+                min(left, TRY_SECONDS),
+                is_disconnected=is_disconnected,
+                clock=self._clock,
+            )
+            return not self._closed and self._clock() < deadline
 
     def _can_come(self, identity: ModelIdentity) -> bool:
         """Returns True if it is being uploaded, or there is memory for it."""
@@ -328,14 +344,24 @@ class Models:
             identity
         ) or self._memory_queue.can_load(*self._demand(identity))
 
+    def _refusal(self, account: str) -> HapiError:
+        return too_busy_error(
+            "queue_full",
+            f"account {account} has too many jobs waiting for models "
+            f"({self.waiting.num_waiting()} in all; at most "
+            f"{self.waiting.max_waiting} may wait)",
+        )
+
     def _demand(
         self, identity: ModelIdentity
-    ) -> tuple[ModelIdentity, str, int]:
-        """The identity, its digest, and the needed bytes, if known."""
+    ) -> tuple[ModelIdentity, str, int, list[DeviceModels]]:
+        """The identity, its digest, the needed bytes and the devices, if
+        known."""
         known = self._known.get(identity, KnownModel("", 0))
         needed = [each.sample_bytes(known.digest) for each in self.devices]
         needed += [identity.length_bytes, known.needed_bytes]
-        return identity, known.digest, max(needed)
+        devices = self._devices_for(known.digest)
+        return identity, known.digest, max(needed), devices
 
     def _record_lease(self, identity: ModelIdentity, lease: Lease) -> None:
         """Records the memory that a lease needs, and ends its queueing."""
@@ -344,7 +370,8 @@ class Models:
             if known is not None:
                 needed = lease.needs.peak_bytes(1)
                 self._known[identity] = replace(known, needed_bytes=needed)
-            self._memory_queue.served(identity)
+            self._memory_queue.end(identity, served=True)
+            lease.device_models.freed()
 
     def _find(self, identity: ModelIdentity) -> str | None:
         """Returns the digest if the model is in memory; with the lock held."""
@@ -438,11 +465,12 @@ class Models:
     ) -> LoadedModel:
         refusal: HapiError | None = None
         with self._changed:
-            reserved = self._memory_queue.device_for(identity)
-        # The device with memory for it comes first; the rest stays in order.
-        for device_models in sorted(
-            self._devices_for(digest), key=lambda each: each is not reserved
-        ):
+            queued = self._memory_queue.loads().get(identity)
+        devices = self._devices_for(digest)
+        if queued is not None:
+            # The device with memory for it comes first.
+            devices.sort(key=lambda each: each is not queued.device)
+        for device_models in devices:
             try:
                 return device_models.add(digest, frozen, load_seconds)
             except (UnavailableError, DoesNotFitError) as error:
@@ -454,17 +482,15 @@ class Models:
     @contextlib.contextmanager
     def _exclusive(self, digest: str) -> Iterator[None]:
         """Lets one thread at a time load or copy a model."""
-        deadline = self._clock() + self._wait_seconds
         with self._changed:
-            while digest in self._in_progress:
-                left = deadline - self._clock()
-                if left <= 0:
-                    raise too_busy_error(
-                        "worker_unavailable",
-                        "the same package is still being loaded for another "
-                        "request",
-                    )
-                self._changed.wait(left)
+            if not self._changed.wait_for(
+                lambda: digest not in self._in_progress, self._wait_seconds
+            ):
+                raise too_busy_error(
+                    "worker_unavailable",
+                    "the same package is still being loaded for another "
+                    "request",
+                )
             self._in_progress.add(digest)
         try:
             yield

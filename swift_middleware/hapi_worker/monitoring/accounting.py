@@ -14,9 +14,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from hapi_protocol.errors import NotFoundError, TooSlowError, UnavailableError
 from hapi_protocol.job_messages import JobRequest, Usage
+from hapi_worker.wait_queue import WaitQueue
 
 MAX_ENDED = 1024
 """Ended jobs that are remembered."""
@@ -162,9 +164,11 @@ class JobAccounting:
         self._keep_seconds = keep_seconds
         self._clock = clock
         self._changed = threading.Condition()
+        self._queries = WaitQueue(
+            MAX_WAITING_QUERIES, _too_many_queries, changed=self._changed
+        )
         self._running: dict[str, JobUsageMeter] = {}
         self._ended: OrderedDict[str, _Ended] = OrderedDict()
-        self._num_waiting = 0
 
     def begin(
         self, job_id: str, request: JobRequest, digest: str | None
@@ -206,34 +210,17 @@ class JobAccounting:
             self._forget()
             if not self._is_known(job_id):
                 raise _unknown(job_id)
-            if not self._is_settled(job_id):
-                self._await(job_id, seconds)
+            is_settled = partial(self._is_settled, job_id)
+            if not (is_settled() or self._queries.wait(is_settled, seconds)):
+                raise TooSlowError(
+                    "too_slow",
+                    f"job {job_id[:64]} did not end in {seconds:g} s",
+                    retry_after=RETRY_SECONDS,
+                )
             ended = self._ended.get(job_id)
             if ended is None:
                 raise _unknown(job_id)
             return ended.meter.usage(ended.outcome, ended.reason, ended.totals)
-
-    def _await(self, job_id: str, seconds: float) -> None:
-        if self._num_waiting >= MAX_WAITING_QUERIES:
-            raise UnavailableError(
-                "queue_full",
-                f"job {job_id[:64]} has not ended, and {MAX_WAITING_QUERIES} "
-                "requests wait for the usage of jobs already",
-                retry_after=RETRY_SECONDS,
-            )
-        self._num_waiting += 1
-        try:
-            settled = self._changed.wait_for(
-                lambda: self._is_settled(job_id), seconds
-            )
-        finally:
-            self._num_waiting -= 1
-        if not settled:
-            raise TooSlowError(
-                "too_slow",
-                f"job {job_id[:64]} did not end in {seconds:g} s",
-                retry_after=RETRY_SECONDS,
-            )
 
     def _is_known(self, job_id: str) -> bool:
         return job_id in self._running or job_id in self._ended
@@ -251,6 +238,15 @@ class JobAccounting:
             or next(iter(self._ended.values())).moment <= oldest
         ):
             self._ended.popitem(last=False)
+
+
+def _too_many_queries(account: str) -> UnavailableError:
+    return UnavailableError(
+        "queue_full",
+        f"the job has not ended, and {MAX_WAITING_QUERIES} requests wait for "
+        "the usage of jobs already",
+        retry_after=RETRY_SECONDS,
+    )
 
 
 def _unknown(job_id: str) -> NotFoundError:

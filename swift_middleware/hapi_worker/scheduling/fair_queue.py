@@ -17,23 +17,12 @@ all devices count in each of them, while each has its own virtual time.
 from __future__ import annotations
 
 import threading
-from collections import Counter, OrderedDict, deque
-from collections.abc import Mapping, Sequence, Set
+from collections import OrderedDict, deque
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 T = TypeVar("T")
-
-
-class Charged(Protocol):
-    """A request that is charged to an account."""
-
-    @property
-    def account(self) -> str:
-        """The account."""
-
-
-C = TypeVar("C", bound=Charged)
 
 DEFAULT_WEIGHT = 1.0
 CREDIT_SECONDS = 0.1
@@ -249,10 +238,3 @@ class FairQueue(Generic[T]):
                 self._ledger.dropped(self._number, account)
         self._by_account.clear()
         self._length = 0
-
-
-def last_of_busiest(waiting: Sequence[C]) -> C:
-    """Returns the newest request of an account with the most of them."""
-    counts = Counter(each.account for each in waiting)
-    largest = max(counts.values())
-    return next(w for w in reversed(waiting) if counts[w.account] == largest)

@@ -35,10 +35,11 @@ from hapi_protocol.json_messages import MAX_MESSAGE_BYTES
 from hapi_worker.jobs.request_validation import check_package
 from hapi_worker.jobs.worker import MAX_UPLOADS, MAX_WAITING_UPLOADS, Worker
 from hapi_worker.models.registry import KnownModel
-from hapi_worker.models.upload_places import UploadPlaces
+from hapi_worker.models.uploads import too_busy_error
 from hapi_worker.monitoring.metrics import CONTENT_TYPE as METRICS_CONTENT_TYPE
 from hapi_worker.peer import Connection
 from hapi_worker.server.status import package_version, status_of
+from hapi_worker.wait_queue import FairPlaces, PlaceLimits
 
 ENVIRON_CONNECTION = "hapi_worker.connection"
 """WSGI key of the request's :class:`Connection`, if the body is chunked."""
@@ -49,6 +50,8 @@ ENVIRON_BROKEN_BODY = "hapi_worker.broken_body"
 ENVIRON_PEER_UID = "X_REMOTE_UID"
 
 READ_BYTES = 1024 * 1024
+UPLOAD_LIMITS = PlaceLimits(MAX_UPLOADS, MAX_UPLOADS - 1, MAX_WAITING_UPLOADS)
+"""A package can take minutes to validate: no account may hold all places."""
 UPLOAD_WAIT_SECONDS = 20.0
 """Longest wait of an upload for its place; Swift holds the package open."""
 LASTING_STATUSES = (409, 413, 422)
@@ -72,11 +75,7 @@ class WorkerApp:
     def __init__(self, worker: Worker, *, admin_only: bool = False) -> None:
         self._worker = worker
         self._admin_only = admin_only
-        self._upload_places = UploadPlaces(
-            MAX_UPLOADS,
-            max_waiting=MAX_WAITING_UPLOADS,
-            wait_seconds=UPLOAD_WAIT_SECONDS,
-        )
+        self._uploads = FairPlaces(UPLOAD_LIMITS, self._too_many_uploads)
         self._allowed_uids = {0, os.getuid(), *worker.config.allowed_users}
 
     def __call__(
@@ -172,7 +171,7 @@ class WorkerApp:
                 "resident_bytes": used,
                 "memory_limit_bytes": worker.models.limit_bytes,
                 "jobs_running": worker.admission.num_running(),
-                "jobs_waiting": worker.admission.num_waiting(),
+                "jobs_waiting": worker.admission.places.num_waiting(),
                 "max_streams": worker.config.max_streams,
             },
         )
@@ -263,10 +262,13 @@ class WorkerApp:
             self._check_upload(request, identity)
             account = models.begin_upload(identity)
             is_disconnected = request.environ[ENVIRON_IS_DISCONNECTED]
-            with self._upload_places.held(account, is_disconnected):
+            self._uploads.take(account, UPLOAD_WAIT_SECONDS, is_disconnected)
+            try:
                 limit = self._worker.config.max_package_bytes
                 package = _read_body(request, limit)
                 return models.put(identity, package)
+            finally:
+                self._uploads.leave(account)
         except HapiError as error:
             lasting = error if error.status in LASTING_STATUSES else None
             if error.code == "worker_unavailable":
@@ -274,6 +276,14 @@ class WorkerApp:
             raise
         finally:
             models.end_upload(identity, lasting)
+
+    def _too_many_uploads(self, account: str) -> HapiError:
+        return too_busy_error(
+            "queue_full",
+            f"{self._uploads.taken.total()} models are being uploaded, and "
+            f"{self._uploads.num_waiting()} wait for that; an account may "
+            f"upload {UPLOAD_LIMITS.per_account} at a time",
+        )
 
     def _check_upload(self, request: Any, identity: ModelIdentity) -> None:
         check_package(identity, self._worker.config)

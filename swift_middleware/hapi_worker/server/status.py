@@ -20,7 +20,7 @@ def status_of(worker: Worker, *, with_names: bool) -> dict[str, Any]:
         with_names: include the accounts' names.
     """
     admission = worker.admission
-    limits = admission.limits
+    limits = admission.places.limits
     return {
         "version": package_version(),
         "pid": os.getpid(),
@@ -29,8 +29,8 @@ def status_of(worker: Worker, *, with_names: bool) -> dict[str, Any]:
         "uptime_seconds": round(time.monotonic() - worker.started, 3),
         "cores": worker.cores,
         "jobs_running": admission.num_running(),
-        "jobs_waiting": admission.num_waiting(),
-        "max_streams": limits.streams,
+        "jobs_waiting": admission.places.num_waiting(),
+        "max_streams": limits.places,
         "max_streams_per_account": limits.per_account,
         "totals": _totals(worker),
         "devices": [_device(each) for each in worker.executors],
@@ -76,7 +76,7 @@ def _accounts(worker: Worker, with_names: bool) -> list[dict[str, Any]]:
     admission = worker.admission
     jobs = admission.jobs()
     running = Counter(job.account for job in jobs)
-    waiting = admission.waiting_by_account()
+    waiting = admission.places.waiting_by_account()
     busiest = sorted(
         {*running, *waiting},
         key=lambda account: (-running[account], -waiting[account], account),

@@ -13,8 +13,9 @@ from hapi_protocol.errors import (
     UnavailableError,
 )
 from hapi_worker.jobs import admission as admission_module
-from hapi_worker.jobs.admission import Admission, Job, JobLimits
+from hapi_worker.jobs.admission import Admission, Job
 from hapi_worker.peer import always_connected
+from hapi_worker.wait_queue import PlaceLimits
 from waiting import until
 from worker_under_test import job_for
 
@@ -31,7 +32,7 @@ def request(account="AUTH_a"):
     return job_for(b"x", charged_account=account)
 
 
-LIMITS = JobLimits(streams=3, per_account=2)
+LIMITS = PlaceLimits(places=3, per_account=2)
 
 
 @pytest.fixture
@@ -127,7 +128,7 @@ class Queue:
         self._threads: list[threading.Thread] = []
 
     def enter(self, account, is_disconnected=always_connected):
-        before = self.admission.num_waiting()
+        before = self.admission.places.num_waiting()
         thread = threading.Thread(
             target=self._enter, args=[account, is_disconnected]
         )
@@ -136,7 +137,7 @@ class Queue:
         thread.start()
         until(
             lambda: (
-                self.admission.num_waiting() != before
+                self.admission.places.num_waiting() != before
                 or len(self.served) + len(self.refused) != num_ended
             )
         )
@@ -161,7 +162,7 @@ def queueing(
 ):
     return Queue(
         Admission(
-            JobLimits(streams, per_account, waiting),
+            PlaceLimits(streams, per_account, waiting),
             10.0,
             queue_seconds=queue_seconds,
             weight=lambda account: weights.get(account, 1.0),
@@ -173,7 +174,7 @@ def serve_all(queue):
     """Ends one job after another, until all requests were admitted."""
     while queue.admission.jobs():
         num_served = len(queue.served)
-        waiting = queue.admission.num_waiting()
+        waiting = queue.admission.places.num_waiting()
         queue.admission.end(queue.admission.jobs()[0])
         if waiting:
             until(lambda: len(queue.served) > num_served)  # noqa: B023
@@ -185,11 +186,11 @@ def test_request_waits_for_admission():
     job = granted(queue.admission)
     queue.enter("b")
     assert queue.served == []
-    assert queue.admission.waiting_by_account() == {"b": 1}
+    assert queue.admission.places.waiting_by_account() == {"b": 1}
     queue.admission.end(job)
     queue.join()
     assert queue.served == ["b"]
-    assert queue.admission.num_waiting() == 0
+    assert queue.admission.places.num_waiting() == 0
 
 
 def test_account_with_the_fewest_jobs_is_next():
@@ -203,6 +204,18 @@ def test_account_with_the_fewest_jobs_is_next():
     queue.admission.end(queue.jobs[2])
     until(lambda: len(queue.served) == 4)
     assert queue.served[3] == "other"
+    serve_all(queue)
+
+
+def test_accounts_take_turns():
+    queue = queueing(streams=2, per_account=1)
+    for account in "abaabcc":
+        queue.enter(account)
+    for number in range(5):
+        until(lambda: len(queue.served) == 2 + number)  # noqa: B023
+        queue.admission.end(queue.jobs[number])
+    until(lambda: len(queue.served) == 7)
+    assert "".join(queue.served) == "ababcac"
     serve_all(queue)
 
 
@@ -232,7 +245,7 @@ def test_wait_for_admission_ends_in_time():
 
 
 def test_expired_grant_admits_a_waiting_request():
-    admission = Admission(JobLimits(1, 1, 4), 0.1, queue_seconds=5.0)
+    admission = Admission(PlaceLimits(1, 1, 4), 0.1, queue_seconds=5.0)
     granted(admission, "a")
     queue = Queue(admission)
     queue.enter("b")
@@ -247,7 +260,7 @@ def test_account_with_the_longest_queue_is_refused_first():
         queue.enter("greedy")
     queue.enter("modest")
     assert queue.refused == [("greedy", "queue_full")]
-    assert queue.admission.waiting_by_account()["modest"] == 1
+    assert queue.admission.places.waiting_by_account()["modest"] == 1
     queue.enter("greedy")
     until(lambda: len(queue.refused) == 2)
     assert queue.refused[1][0] == "greedy"
@@ -303,7 +316,7 @@ def test_disconnected_request_ends_its_wait():
     disconnected.set()
     queue.join()
     assert queue.refused == [("b", "bad_request")]
-    assert queue.admission.num_waiting() == 0
+    assert queue.admission.places.num_waiting() == 0
 
 
 def test_drain_refuses_waiting_requests():
@@ -319,7 +332,6 @@ def test_new_limits_apply_at_once():
     queue = queueing(streams=1)
     granted(queue.admission, "a")
     queue.enter("b")
-    queue.admission.reconfigure(JobLimits(2, 2, 8), 1.0)
+    queue.admission.places.set_limits(PlaceLimits(2, 2, 8))
     queue.join()
     assert queue.served == ["b"]
-    assert queue.admission.queue_seconds == 1.0

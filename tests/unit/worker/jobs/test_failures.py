@@ -234,9 +234,9 @@ def test_disconnected_caller_frees_its_job_at_once(tmp_path, package, tar):
         caller = UnixConnection(worker.socket, TIMEOUT_SECONDS)
         caller.request("POST", "/jobs", job.to_body())
         models = worker.worker.models
-        until(lambda: models.uploads.num_waiting() == 1)
+        until(lambda: models.waiting.num_waiting() == 1)
         caller.close()
-        until(lambda: models.uploads.num_waiting() == 0)
+        until(lambda: models.waiting.num_waiting() == 0)
         worker.put(package)
         assert not worker.worker.admission.jobs()
 
@@ -245,7 +245,7 @@ def test_disconnected_caller_frees_its_job_at_once(tmp_path, package, tar):
             assert stream.answer().status == 200
             caller = UnixConnection(worker.socket, TIMEOUT_SECONDS)
             caller.request("POST", "/jobs", job.to_body())
-            until(lambda: worker.worker.admission.num_waiting() == 1)
+            until(lambda: worker.worker.admission.places.num_waiting() == 1)
             caller.close()
             done.set()
         assert worker.idle()
@@ -452,8 +452,13 @@ def test_slow_packages_of_one_account_delay_no_other(
             asked = worker.ask(replace(job, charged_account="AUTH_b"))
             assert asked.code == "model_needed"
         sent = [pool.submit(worker.put, b"PK" * 9, job.model) for job in slow]
-        uploads = worker.worker.models.uploads._uploads
-        until(lambda: [each.begun for each in uploads.values()] == [True] * 4)
+        models = worker.worker.models
+        until(
+            lambda: (
+                [each.begun for each in models.uploads._uploads.values()]
+                == [True] * 4
+            )
+        )
         worker.run(job_for(tar, package), package, tar)
         assert not any(each.done() for each in sent)
         go_on.set()

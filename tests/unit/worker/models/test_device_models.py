@@ -32,6 +32,7 @@ from hapi_worker.models.device_models import (
     DeviceModels,
 )
 from hapi_worker.models.loaded_model import LoadedModel
+from hapi_worker.models.memory_queue import MemoryQueue
 from hapi_worker.models.registry import KnownModel, Models
 from waiting import until
 from worker_under_test import refusal
@@ -92,7 +93,7 @@ def make(
     preferred_batch=1,
     clock=time.monotonic,
 ):
-    changed = threading.Condition()
+    queue = MemoryQueue(clock)
     return Models(
         [
             DeviceModels(
@@ -101,17 +102,15 @@ def make(
                 num_forwards=num_forwards,
                 preferred_batch=preferred_batch,
                 wait_seconds=wait_seconds,
-                changed=changed,
-                clock=clock,
+                queue=queue,
             )
             for _ in range(num_devices)
         ],
-        changed,
+        queue,
         max_identities=max_identities,
         wait_seconds=wait_seconds,
         max_waiting=max_waiting,
         load=load,
-        clock=clock,
     )
 
 
@@ -212,7 +211,7 @@ def test_account_with_most_waiting_jobs_is_turned_away_first():
 
     with ThreadPoolExecutor(6) as pool:
         greedy = [pool.submit(ask, "AUTH_greedy") for _ in range(3)]
-        until(lambda: models.uploads.num_waiting() == 3)
+        until(lambda: models.waiting.num_waiting() == 3)
         modest = [pool.submit(ask, f"AUTH_modest{n}") for n in range(2)]
         until(lambda: sum(each.done() for each in greedy) == 2)
         models.put(model, bytearray(b"10:x"))

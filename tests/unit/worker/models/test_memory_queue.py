@@ -14,14 +14,13 @@ from hapi_protocol.job_messages import ModelIdentity
 from hapi_splitter.profiling.memory_model import MemoryRequirement
 from hapi_worker.models import device_models as device_models_module
 from hapi_worker.models.device_models import DeviceModels
-from hapi_worker.models.load_queue import (
+from hapi_worker.models.memory_queue import (
     HEAD_SECONDS,
     LOAD_GRACE_SECONDS,
     MAX_LOADS_PER_ACCOUNT,
-    LoadQueue,
-    QueuedLoad,
+    QUEUED_LOAD_SECONDS,
+    MemoryQueue,
 )
-from hapi_worker.models.memory_queue import MemoryQueue
 from hapi_worker.models.registry import Models
 from hapi_worker.models.uploads import GRACE_SECONDS
 from worker_under_test import refusal
@@ -55,19 +54,15 @@ def models(monkeypatch, clock):
 
 
 def models_on(num_devices, clock):
-    changed = threading.Condition()
+    queue = MemoryQueue(clock)
     device = torch.device("cpu")
     return Models(
-        [
-            DeviceModels(device, 1000, changed=changed, clock=clock)
-            for _ in range(num_devices)
-        ],
-        changed,
+        [DeviceModels(device, 1000, queue=queue) for _ in range(num_devices)],
+        queue,
         max_identities=10,
         wait_seconds=60.0,
         max_waiting=8,
         load=FakeFrozen,
-        clock=clock,
     )
 
 
@@ -91,46 +86,74 @@ def upload(models, model):
     models.end_upload(model)
 
 
-def test_account_with_many_loads_has_one_turn_like_others(clock):
-    load_queue = LoadQueue(clock)
-    clock.now = LOAD_GRACE_SECONDS
-    made = [
-        QueuedLoad(account, 10, since, 1000.0, "")
-        for since, account in enumerate(["a", "a", "a", "b", "c", "b"])
-    ]
-    for request in reversed(made):
-        load_queue.add(request)
-    order = sorted(made, key=load_queue.bytes_ahead)
-    assert order == [made[n] for n in (0, 3, 4, 1, 5, 2)]
-    assert load_queue.blocking() is made[0]
-    # The account had its turn: its others come behind those of all.
-    load_queue.remove(made[0], served=True)
-    order = sorted(made[1:], key=load_queue.bytes_ahead)
-    assert order[:2] == [made[3], made[4]]
+class Loads:
+    """Queued loads of one device, by account and number."""
+
+    def __init__(self, models):
+        self.devices = models.devices
+        self.queue = self.devices[0].queue
+
+    def request(self, name, num_bytes=10):
+        self.queue.request(self._identity(name), "", num_bytes, self.devices)
+
+    def end(self, name, *, served=True):
+        self.queue.end(self._identity(name), served=served)
+
+    def names(self):
+        return {model.object for model in self.queue.loads()}
+
+    def head(self):
+        return self._name(self.queue.head(self.devices[0]))
+
+    def blocking(self):
+        return self._name(self.queue.blocking(self.devices[0]))
+
+    def _name(self, load):
+        loads = self.queue.loads().items()
+        return next((m.object for m, each in loads if each is load), None)
+
+    def _identity(self, name):
+        return ModelIdentity(name[0], "models", name, "etag", 10)
 
 
-def test_load_blocks_others_after_its_grace_period(clock):
-    load_queue = LoadQueue(clock)
-    first, second = (QueuedLoad(a, 10, clock.now, 1000.0, "") for a in "ab")
-    load_queue.add(first)
-    load_queue.add(second)
+@pytest.fixture
+def loads(models):
+    return Loads(models)
+
+
+def test_account_with_many_loads_has_one_turn_like_others(loads, clock):
+    names = ["a0", "a1", "a2", "b3", "c4", "b5"]
+    for name in names:
+        clock.now += 0.1
+        loads.request(name)
+    order = []
+    while head := loads.head():
+        clock.now += 0.1
+        order.append(head)
+        loads.end(head)
+    assert order == ["a0", "b3", "c4", "a1", "b5", "a2"]
+
+
+def test_load_blocks_others_after_its_grace_period(loads, clock):
+    loads.request("a")
+    loads.request("b")
     clock.now += LOAD_GRACE_SECONDS - 0.1
-    assert load_queue.blocking() is None
+    assert loads.blocking() is None
     clock.now += 0.1
-    assert load_queue.blocking() is first
-    load_queue.remove(first, served=True)
-    assert load_queue.blocking() is None
+    assert loads.blocking() == "a"
+    loads.end("a")
+    assert loads.blocking() is None
+    loads.request("b")
     clock.now += LOAD_GRACE_SECONDS
-    assert load_queue.blocking() is second
+    assert loads.blocking() == "b"
 
 
-def test_load_that_is_not_extended_expires(clock):
-    load_queue = LoadQueue(clock)
-    load_queue.add(QueuedLoad("a", 10, 0.0, clock.now + 1, ""))
-    assert len(load_queue) == 1
-    clock.now += 1
-    assert len(load_queue) == 0
-    assert load_queue.blocking() is None
+def test_load_that_is_not_requested_again_expires(loads, clock):
+    loads.request("a")
+    assert loads.names() == {"a"}
+    clock.now += QUEUED_LOAD_SECONDS
+    assert not loads.names()
+    assert loads.blocking() is None
 
 
 def test_waiting_model_gets_its_turn(models, clock):
@@ -211,59 +234,47 @@ def test_loaded_model_stays_until_its_job_comes(models):
     models.acquire(small, 1)
 
 
-def test_load_grows_to_the_needs_of_a_sample(models, clock):
-    room = MemoryQueue(lambda digest: models.devices, clock)
-    model = model_of(300)
+def test_load_grows_to_the_needs_of_a_sample(loads, models):
     for needed in (300, 700, 500, 1300):
-        room.request(model, "", needed)
-    [device_models] = models.devices
-    other = QueuedLoad("AUTH_b", 10, clock.now, clock.now + 1, "")
-    device_models.load_queue.add(other)
-    assert len(device_models.load_queue) == 2
-    assert (
-        device_models.load_queue.bytes_ahead(other)
-        == device_models.limit_bytes
-    )
+        loads.request("a", needed)
+    [load] = loads.queue.loads().values()
+    assert load.num_bytes == models.devices[0].limit_bytes
 
 
-def test_account_that_was_served_is_behind_all_others(clock):
-    load_queue = LoadQueue(clock)
-    clock.now = float(MAX_LOADS_PER_ACCOUNT)
-    for since in range(MAX_LOADS_PER_ACCOUNT):
-        assert load_queue.add(QueuedLoad("greedy", 10, since, 9999.0, ""))
-    assert not load_queue.add(QueuedLoad("greedy", 10, clock.now, 9999.0, ""))
-    modest = QueuedLoad("modest", 10, clock.now - 1, 9999.0, "")
-    load_queue.add(modest)
-    first = load_queue.blocking()
-    assert first is not None
-    load_queue.remove(first, served=True)
-    clock.now += LOAD_GRACE_SECONDS
-    assert load_queue.blocking() is modest
+def test_loads_of_an_account_are_bounded(loads):
+    for number in range(MAX_LOADS_PER_ACCOUNT + 1):
+        loads.request(f"a{number}")
+    loads.request("b")
+    assert len(loads.names()) == MAX_LOADS_PER_ACCOUNT + 1
+    assert "b" in loads.names()
 
 
-def test_head_is_not_delayed_by_a_load_served_before_it(clock):
-    load_queue = LoadQueue(clock)
-    first = QueuedLoad("a", 600, clock.now, 9999.0, "")
-    second = QueuedLoad("b", 300, clock.now + 1, 9999.0, "")
-    load_queue.add(first)
-    load_queue.add(second)
-    clock.now += LOAD_GRACE_SECONDS
-    load_queue.remove(second, served=True)
-    assert load_queue.blocking() is first
+def test_head_is_not_delayed_by_a_load_served_before_it(loads, clock):
+    loads.request("a")
+    clock.now += 1
+    loads.request("b")
+    clock.now += LOAD_GRACE_SECONDS - 1
+    loads.end("b")
+    assert loads.blocking() == "a"
 
 
-def test_head_pauses_if_long_jobs_hold_its_memory(clock):
-    load_queue = LoadQueue(clock)
-    stuck = QueuedLoad("a", 600, clock.now, 9999.0, "")
-    load_queue.add(stuck)
-    clock.now += LOAD_GRACE_SECONDS
-    assert load_queue.blocking() is stuck
-    clock.now += HEAD_SECONDS
-    assert load_queue.blocking() is None
-    clock.now += HEAD_SECONDS
-    assert load_queue.blocking() is None
-    clock.now += LOAD_GRACE_SECONDS
-    assert load_queue.blocking() is stuck
+def test_head_pauses_if_long_jobs_hold_its_memory(loads, clock):
+    def pass_time(seconds):
+        for _ in range(2):
+            loads.request("a")
+            clock.now += seconds / 2
+        loads.request("a")
+
+    pass_time(LOAD_GRACE_SECONDS)
+    assert loads.blocking() == "a"
+    for _ in range(int(HEAD_SECONDS / 10)):
+        pass_time(10)
+    assert loads.blocking() is None
+    for _ in range(int(HEAD_SECONDS / 10)):
+        pass_time(10)
+        assert loads.blocking() is None
+    pass_time(LOAD_GRACE_SECONDS)
+    assert loads.blocking() == "a"
 
 
 def test_package_that_grows_is_uploaded_in_vain_only_once(
@@ -348,18 +359,22 @@ def in_use(pair):
     return leases
 
 
+def waiting_for(pair):
+    """The device for whose memory the only load waits."""
+    [load] = pair.devices[0].queue.loads().values()
+    return load.device
+
+
 def test_load_moves_to_the_device_with_memory(pair):
     third = model_of(602, "AUTH_c")
     leases = in_use(pair)
     assert leases[0].device_models is not leases[1].device_models
     assert asked(pair, third) == "queue_full"
-    claimed = [r for r in pair.devices if len(r.load_queue)]
-    [free] = [lease for lease in leases if lease.device_models not in claimed]
+    claimed = waiting_for(pair)
+    [free] = [lease for lease in leases if lease.device_models is not claimed]
     free.release()
     assert asked(pair, third) == "model_needed"
-    assert [len(r.load_queue) for r in pair.devices] == [
-        int(r is free.device_models) for r in pair.devices
-    ]
+    assert waiting_for(pair) is free.device_models
     # It is kept for it there.
     upload(pair, third)
     assert pair.acquire(third, 1).device_models is free.device_models
@@ -369,11 +384,22 @@ def test_load_leaves_a_failed_device(pair):
     third = model_of(602, "AUTH_c")
     assert len(in_use(pair)) == 2
     assert asked(pair, third) == "queue_full"
-    [claimed] = [r for r in pair.devices if len(r.load_queue)]
-    [other] = [r for r in pair.devices if r is not claimed]
+    claimed = waiting_for(pair)
     claimed.leave_service()
     assert asked(pair, third) == "queue_full"
-    assert len(other.load_queue) == 1
+    assert waiting_for(pair) is not claimed
+
+
+def test_second_model_is_not_uploaded_in_vain(models):
+    """The memory is free until the first one is loaded."""
+    running, first, second, third = (
+        model_of(size, f"AUTH_{size}") for size in (300, 400, 200, 201)
+    )
+    upload(models, running)
+    models.acquire(running, 1)
+    assert asked(models, first) == "model_needed"
+    assert asked(models, second) == "model_needed"
+    assert asked(models, third) == "queue_full"
 
 
 def test_caller_is_asked_to_upload_once_there_is_memory(models):

@@ -211,7 +211,7 @@ def test_number_of_waiting_queries_is_bounded():
     ]
     for each in waiting:
         each.start()
-    until(lambda: accounting._num_waiting == MAX_WAITING_QUERIES)
+    until(lambda: accounting._queries.num_waiting() == MAX_WAITING_QUERIES)
     with pytest.raises(UnavailableError) as caught:
         accounting.find("a", SHORT)
     assert caught.value.code == "queue_full"
