@@ -15,7 +15,8 @@ from typing import Any, TypeVar
 
 _Config = TypeVar("_Config")
 _NOTHING: Mapping[str, str] = MappingProxyType({})
-_MAX_SOCKET_PATH_BYTES = 107
+MAX_SOCKET_PATH_BYTES = 107
+"""Limit of the kernel, for paths of unix sockets."""
 
 
 def option(
@@ -102,27 +103,12 @@ def seconds(text: str) -> float:
     return value
 
 
-def path(text: str) -> str:
-    """Parses an absolute path."""
-    if not text.startswith("/"):
-        raise ValueError("an absolute path")
-    return text
-
-
-def socket_path(suffix: str = "") -> Callable[[str], str]:
-    """Makes a parser of paths of unix sockets.
-
-    Args:
-        suffix: longest suffix that is appended for another socket.
-    """
-    max_bytes = _MAX_SOCKET_PATH_BYTES - len(suffix)
+def absolute_path(max_bytes: int = 4096) -> Callable[[str], str]:
+    """Makes a parser of absolute paths."""
 
     def parse(text: str) -> str:
         if not text.startswith("/") or len(text.encode()) > max_bytes:
-            raise ValueError(
-                f"an absolute path of at most {max_bytes} bytes (a limit of "
-                "unix sockets)"
-            )
+            raise ValueError(f"an absolute path of at most {max_bytes} bytes")
         return text
 
     return parse

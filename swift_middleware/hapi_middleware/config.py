@@ -10,12 +10,12 @@ from swift.common.storage_policy import POLICIES
 
 from hapi_protocol.job_messages import UNAUTHENTICATED_ACCOUNT
 from hapi_protocol.options import (
+    MAX_SOCKET_PATH_BYTES,
+    absolute_path,
     count,
     option,
-    path,
     read_options,
     seconds,
-    socket_path,
 )
 from hapi_protocol.signatures import address_text
 
@@ -104,7 +104,9 @@ def _is_word(text: str) -> bool:
 class FilterConfig:
     """Options of ``[filter:hapi]``; see ``proxy-server.conf-sample``."""
 
-    worker_socket: str = option(DEFAULT_WORKER_SOCKET, socket_path())
+    worker_socket: str = option(
+        DEFAULT_WORKER_SOCKET, absolute_path(MAX_SOCKET_PATH_BYTES)
+    )
     """Path of the worker's unix socket on this host."""
 
     worker_connect_timeout: float = option("1", seconds)
@@ -168,7 +170,7 @@ class FilterConfig:
     """Places that compute features, first choice first: ``proxy``, by this
     host's worker, or ``object``, on an object server that has the object."""
 
-    backend_key_file: str = option(DEFAULT_KEY_FILE, path)
+    backend_key_file: str = option(DEFAULT_KEY_FILE, absolute_path())
     """File of mode 0600 with the key that signs requests to object
     servers."""
 
@@ -183,7 +185,7 @@ class FilterConfig:
     """Time for which an object server that did not answer, or that has no
     filter, is not asked again."""
 
-    swift_dir: str = option("/etc/swift", path)
+    swift_dir: str = option("/etc/swift", absolute_path())
     """Folder of the rings; usually set in ``[DEFAULT]``."""
 
     @classmethod
@@ -210,10 +212,12 @@ class ObjectFilterConfig:
     """Options of ``[filter:hapi_object]``; see
     ``object-server.conf-sample``."""
 
-    backend_key_file: str = option(DEFAULT_KEY_FILE, path)
+    backend_key_file: str = option(DEFAULT_KEY_FILE, absolute_path())
     """File of mode 0600 with the key that signs requests of proxies."""
 
-    worker_socket: str = option(DEFAULT_WORKER_SOCKET, socket_path())
+    worker_socket: str = option(
+        DEFAULT_WORKER_SOCKET, absolute_path(MAX_SOCKET_PATH_BYTES)
+    )
     """Path of the worker's unix socket on this host."""
 
     worker_connect_timeout: float = option("1", seconds)

@@ -12,11 +12,12 @@ import re
 from dataclasses import dataclass, fields, replace
 
 from hapi_protocol.options import (
+    MAX_SOCKET_PATH_BYTES,
+    absolute_path,
     count,
     option,
     read_options,
     seconds,
-    socket_path,
 )
 from hapi_protocol.samples import IMAGE
 
@@ -114,7 +115,10 @@ class WorkerConfig:
     """The operator's options; ``deploy/hapi-worker.conf-sample`` explains
     them."""
 
-    socket: str = option("/run/hapi/worker.sock", socket_path(".admin"))
+    socket: str = option(
+        "/run/hapi/worker.sock",
+        absolute_path(MAX_SOCKET_PATH_BYTES - len(".admin")),
+    )
     """Unix socket for the filter; ``<socket>.admin`` answers health and
     metrics."""
     socket_mode: int = option("0660", _mode)

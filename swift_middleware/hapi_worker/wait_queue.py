@@ -62,6 +62,21 @@ def wait_until(
         changed.wait(min(left, POLL_SECONDS))
 
 
+@dataclass(frozen=True)
+class QueueLimits:
+    """Numbers of requests.
+
+    Args:
+        places: places of all accounts.
+        per_account: places of one account.
+        waiting: requests that may wait.
+    """
+
+    places: int = 0
+    per_account: int = 0
+    waiting: int = 0
+
+
 @dataclass(eq=False)
 class _Waiter:
     account: str
@@ -70,27 +85,34 @@ class _Waiter:
 
 
 class WaitQueue:
-    """A bounded number of waiting requests; thread-safe.
+    """A bounded number of waiting requests, and places; thread-safe.
 
     Args:
-        max_waiting: number of requests that may wait.
-        refusal: makes the error of a request for which there is no space,
-            from its account.
-        changed: guards the queue and the state that its requests wait for.
+        limits: numbers of requests; they may be set at any time.
+        refusal: makes the error of an account's request for which there is
+            no place, or no space in the queue.
+        weight: returns the weight of an account.
+        changed: guards the queue and what its requests wait for.
         clock: monotonic seconds.
+
+    Attributes:
+        taken: places by account; read it with the lock held.
     """
 
     def __init__(
         self,
-        max_waiting: int,
+        limits: QueueLimits,
         refusal: Callable[[str], HapiError],
         *,
+        weight: Callable[[str], float] = lambda account: 1.0,
         changed: threading.Condition | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
-        self.max_waiting = max_waiting
+        self.limits = limits
         self.changed = changed or threading.Condition()
+        self.taken: Counter[str] = Counter()
         self._refusal = refusal
+        self._weight = weight
         self._clock = clock
         self._waiting: list[_Waiter] = []
 
@@ -105,7 +127,7 @@ class WaitQueue:
 
     def wait(
         self,
-        is_ready: Callable[[], bool],
+        is_ready: Callable[[_Waiter], bool],
         seconds: float,
         account: str = "",
         is_disconnected: IsDisconnected = always_connected,
@@ -114,19 +136,8 @@ class WaitQueue:
 
         Raises:
             AnnotationError: ``bad_request``: the caller has disconnected.
-            HapiError: the refusal; too many requests wait.
+            HapiError: the refusal: too many requests wait.
         """
-        return self._wait(
-            lambda waiter: is_ready(), seconds, account, is_disconnected
-        )
-
-    def _wait(
-        self,
-        is_ready: Callable[[_Waiter], bool],
-        seconds: float,
-        account: str,
-        is_disconnected: IsDisconnected,
-    ) -> bool:
         waiter = _Waiter(account, self._clock())
 
         def is_ready_or_refused() -> bool:
@@ -151,68 +162,6 @@ class WaitQueue:
                 if not waiter.refused:
                     self._waiting.remove(waiter)
                 self.changed.notify_all()
-
-    def _refuse_excess(self) -> None:
-        if len(self._waiting) <= self.max_waiting:
-            return
-        counts = self.waiting_by_account()
-        most = max(counts.values())
-        last = next(
-            w for w in reversed(self._waiting) if counts[w.account] == most
-        )
-        self._waiting.remove(last)
-        last.refused = True
-        self.changed.notify_all()
-
-
-@dataclass(frozen=True)
-class PlaceLimits:
-    """Numbers of places, and of requests that wait for one.
-
-    Args:
-        places: places of all accounts.
-        per_account: places of one account.
-        waiting: requests that may wait.
-    """
-
-    places: int
-    per_account: int
-    waiting: int = 0
-
-
-class FairPlaces(WaitQueue):
-    """Places that accounts share; requests without one wait.
-
-    Args:
-        limits: numbers of places.
-        refusal: makes the error of a request that gets no place, from its
-            account.
-        weight: returns the weight of an account.
-        clock: monotonic seconds.
-
-    Attributes:
-        taken: places by account; read it with the lock held.
-    """
-
-    def __init__(
-        self,
-        limits: PlaceLimits,
-        refusal: Callable[[str], HapiError],
-        *,
-        weight: Callable[[str], float] = lambda account: 1.0,
-        clock: Clock = time.monotonic,
-    ) -> None:
-        super().__init__(limits.waiting, refusal, clock=clock)
-        self.limits = limits
-        self.taken: Counter[str] = Counter()
-        self._weight = weight
-
-    def set_limits(self, limits: PlaceLimits) -> None:
-        """Sets new limits; places over them stay taken."""
-        with self.changed:
-            self.limits = limits
-            self.max_waiting = limits.waiting
-            self.changed.notify_all()
 
     def take(
         self,
@@ -241,7 +190,7 @@ class FairPlaces(WaitQueue):
             return self._next() is waiter
 
         with self.changed:
-            if not self._wait(is_next, seconds, account, is_disconnected):
+            if not self.wait(is_next, seconds, account, is_disconnected):
                 raise self._refusal(account)
             self.taken[account] += 1
             for waiter in self._waiting:
@@ -257,15 +206,23 @@ class FairPlaces(WaitQueue):
 
     def _next(self) -> _Waiter | None:
         """Returns the request that gets a free place, if there is one."""
+
+        def rank(waiter: _Waiter) -> tuple[float, float]:
+            share = self.taken[waiter.account] / self._weight(waiter.account)
+            return share, waiter.since
+
         if self.taken.total() >= self.limits.places:
             return None
-        allowed = (
-            waiter
-            for waiter in self._waiting
-            if self.taken[waiter.account] < self.limits.per_account
-        )
-        return min(allowed, key=self._rank, default=None)
+        share = self.limits.per_account
+        allowed = (w for w in self._waiting if self.taken[w.account] < share)
+        return min(allowed, key=rank, default=None)
 
-    def _rank(self, waiter: _Waiter) -> tuple[float, float]:
-        share = self.taken[waiter.account] / self._weight(waiter.account)
-        return share, waiter.since
+    def _refuse_excess(self) -> None:
+        if len(self._waiting) > self.limits.waiting:
+            counts = self.waiting_by_account()
+            # Of equals, max() takes the first one, which is the newest.
+            newest = reversed(self._waiting)
+            last = max(newest, key=lambda waiter: counts[waiter.account])
+            self._waiting.remove(last)
+            last.refused = True
+            self.changed.notify_all()

@@ -100,7 +100,7 @@ class Executor:
 
     def check_hanging(self, limit_seconds: float) -> None:
         """Fails the device if a pass on it does not return."""
-        seconds = self.device_models.longest_pass_seconds()
+        seconds = self.device_models.working_memory.longest_pass_seconds()
         if self.device.type in HANGING_KINDS and seconds > limit_seconds:
             self.fail(
                 TimeoutError(f"a pass has not returned for {seconds:.0f} s")
@@ -150,13 +150,15 @@ class PrefixCompute:
     def reserve(
         self, size: int, retry: Callable[[], None]
     ) -> Reservation | None:
-        return self.executor.device_models.reserve(self.lease, size, retry)
+        return self.executor.device_models.working_memory.reserve(
+            self.lease, size, retry
+        )
 
     def cancel_wait(self, retry: Callable[[], None]) -> None:
-        self.executor.device_models.cancel_wait(retry)
+        self.executor.device_models.working_memory.cancel_wait(retry)
 
     def free(self, reservation: Reservation) -> None:
-        self.executor.device_models.free(reservation)
+        self.executor.device_models.working_memory.free(reservation)
 
     def run(self, images: Sequence[torch.Tensor], size: int) -> PassResult:
         """
@@ -172,7 +174,9 @@ class PrefixCompute:
         if done.num_halvings:
             self.oom()
             tried = size >> (done.num_halvings - 1)
-            self.executor.device_models.record_out_of_memory(self.lease, tried)
+            self.executor.device_models.working_memory.record_out_of_memory(
+                self.lease, tried
+            )
         self.quarantine.note(self.lease.digest, time.monotonic() - started)
         return done
 

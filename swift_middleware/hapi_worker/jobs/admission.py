@@ -26,7 +26,7 @@ from hapi_protocol.errors import (
 from hapi_protocol.job_messages import JobRequest
 from hapi_worker.models.device_models import Lease
 from hapi_worker.peer import IsDisconnected, always_connected
-from hapi_worker.wait_queue import FairPlaces, PlaceLimits, wait_until
+from hapi_worker.wait_queue import QueueLimits, WaitQueue, wait_until
 
 PATIENCE_SECONDS = 5.0
 RETRY_SECONDS = 2.0
@@ -74,7 +74,7 @@ class Admission:
 
     def __init__(
         self,
-        limits: PlaceLimits,
+        limits: QueueLimits,
         grant_seconds: float,
         *,
         queue_seconds: float = 0.0,
@@ -82,14 +82,14 @@ class Admission:
         on_admitted: Callable[[float], None] = lambda seconds: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.places = FairPlaces(
+        self.queue = WaitQueue(
             limits, self._refusal, weight=weight, clock=clock
         )
         self.queue_seconds = queue_seconds
         self._grant_seconds = grant_seconds
         self._on_admitted = on_admitted
         self._clock = clock
-        self._changed = self.places.changed
+        self._changed = self.queue.changed
         self._jobs: dict[str, Job] = {}
         self._draining = False
 
@@ -130,12 +130,12 @@ class Admission:
             self.check_open()
             self._drop_expired()
             is_patient = self._clock() < patient_until
-            has_place = self.places.taken[account] > 0
+            has_place = self.queue.taken[account] > 0
             if not (is_patient or has_place) and self._abort_slow_job():
                 patient_until = self._clock() + PATIENCE_SECONDS
 
         with self._changed:
-            self.places.take(
+            self.queue.take(
                 account, self.queue_seconds, is_disconnected, check
             )
             job = Job(secrets.token_hex(16), request)
@@ -227,7 +227,7 @@ class Admission:
             return
         if job.lease is not None:
             job.lease.release()
-        self.places.leave(job.account)
+        self.queue.leave(job.account)
 
     def _drop_expired(self) -> None:
         now = self._clock()
@@ -237,7 +237,7 @@ class Admission:
 
     def _abort_slow_job(self) -> bool:
         """Aborts a job with a slow client of an account with several."""
-        num_jobs = self.places.taken
+        num_jobs = self.queue.taken
         slow = [
             job
             for job in self._jobs.values()
@@ -259,8 +259,8 @@ class Admission:
         return True
 
     def _refusal(self, account: str) -> HapiError:
-        limits = self.places.limits
-        if self.places.taken[account] >= limits.per_account:
+        limits = self.queue.limits
+        if self.queue.taken[account] >= limits.per_account:
             return ShareError(
                 "share_exceeded",
                 f"account {account} has {limits.per_account} streams already, "

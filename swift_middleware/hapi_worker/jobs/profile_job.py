@@ -325,7 +325,9 @@ class Profiling:
         started = self._clock()
         device_models = lease.device_models
         # At least one sample: the lease holds the memory for it.
-        with device_models.reserve_alone(lease, max(self._batches)) as largest:
+        with device_models.working_memory.reserve_alone(
+            lease, max(self._batches)
+        ) as largest:
             batches = [size for size in self._batches if size <= largest]
             profile = profile_model(
                 lease.frozen,

@@ -76,7 +76,7 @@ from hapi_worker.peer import (
 from hapi_worker.scheduling.batch_size import batch_size
 from hapi_worker.scheduling.fair_pool import FairPool
 from hapi_worker.scheduling.fair_queue import Ledger
-from hapi_worker.wait_queue import PlaceLimits
+from hapi_worker.wait_queue import QueueLimits
 
 MAX_UPLOADS = 2
 """Packages that are received or loaded at a time."""
@@ -184,7 +184,7 @@ class Worker:
         These are streams, requests that wait (for admission, a model, a
         profile or a usage record), uploads, and four for short answers.
         """
-        limits = self.admission.places.limits
+        limits = self.admission.queue.limits
         waiting = limits.waiting + limits.places + MAX_WAITING
         uploads = MAX_UPLOADS + MAX_WAITING_UPLOADS
         return limits.places + waiting + MAX_WAITING_QUERIES + uploads + 4
@@ -223,9 +223,11 @@ class Worker:
         self.ledger.set_weights(dict(config.account_weights))
         self.quarantine.limit_seconds = config.pass_seconds
         for each in self.executors:
-            each.device_models.pass_seconds = config.pass_seconds
+            each.device_models.working_memory.pass_seconds = (
+                config.pass_seconds
+            )
         self.admission.queue_seconds = config.queue_seconds
-        self.admission.places.set_limits(_job_limits(config))
+        self.admission.queue.limits = _job_limits(config)
 
     def check_devices(self) -> None:
         """Takes devices that hang out of service."""
@@ -286,7 +288,7 @@ class Worker:
             numerics_tag=self.numerics_tag,
             lifetime_seconds=self.config.grant_seconds,
             jobs=len(self.admission.jobs())
-            + self.admission.places.num_waiting(),
+            + self.admission.queue.num_waiting(),
         )
 
     def stream(self, job_id: str, connection: Connection) -> JobStream:
@@ -380,7 +382,7 @@ class Worker:
             self.config.decode_seconds,
             # memory_limit is a GPU's own memory, and decoding takes the
             # host's.
-            models.decoding
+            models.working_memory.decoding
             if models.device.type == "cpu"
             else lambda num_bytes: nullcontext(),
         )
@@ -399,16 +401,16 @@ class Worker:
         add_gauge("waiting_models", self.models.num_queued_loads)
         add_gauge("resident_bytes", lambda: self.models.loaded_totals()[1])
         add_gauge("jobs_running", self.admission.num_running)
-        add_gauge("jobs_waiting", self.admission.places.num_waiting)
+        add_gauge("jobs_waiting", self.admission.queue.num_waiting)
         add_gauge("buffered_bytes", self._buffered_bytes)
         add_gauge("degraded", lambda: bool(self.self_test.problem))
         add_gauge("slow_passes", lambda: self.quarantine.total)
         for each in self.executors:
             taken = partial(allocated_bytes, each.device)
-            reserved = each.device_models.reserved_bytes
+            reserved = each.device_models.working_memory.reserved_bytes
             add_gauge("reserved_bytes", reserved, device=each.name)
             add_gauge("allocated_bytes", taken, device=each.name)
-            longest = each.device_models.longest_pass_seconds
+            longest = each.device_models.working_memory.longest_pass_seconds
             add_gauge("longest_pass_seconds", longest, device=each.name)
         for name, pool in self.pools.items():
             add_gauge("queue_length", pool.__len__, pool=name)
@@ -485,7 +487,7 @@ class Worker:
         return self.load_meter.report(
             account,
             admission.num_running(account)
-            + admission.places.waiting_by_account()[account],
+            + admission.queue.waiting_by_account()[account],
         )
 
     def _count_early_end(
@@ -535,8 +537,8 @@ class Worker:
         return pipeline
 
 
-def _job_limits(config: WorkerConfig) -> PlaceLimits:
-    return PlaceLimits(
+def _job_limits(config: WorkerConfig) -> QueueLimits:
+    return QueueLimits(
         config.max_streams,
         config.max_streams_per_account,
         WAITING_PER_STREAM * config.max_streams,

@@ -1,14 +1,13 @@
-"""The models in one device's memory, and the working memory of their passes.
+"""The models in one device's memory.
 
 All cuts of a model share its parameters.  Models with a lease stay in memory;
 idle ones are evicted, least recently used first, when memory is needed.
 
 The limit covers the parameters of all models, the working memory of all
-running forward passes and, on a CPU, that of decoding large images.  A pass
-reserves its working memory before it begins, by max-min fair grants; one
-sample always fits.  A model that is being loaded counts from the start, but is
-copied to the device only when the running passes leave enough memory: these do
-not wait for it, and new ones get less.
+running forward passes and, on a CPU, that of decoding large images.  A model
+that is being loaded counts from the start, but is copied to the device only
+when the running passes leave enough memory: these do not wait for it, and new
+ones get less.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ import logging
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import nn
@@ -34,21 +33,18 @@ from hapi_splitter.profiling.memory_model import (
 from hapi_worker.models.loaded_model import (
     CutDtype,
     LoadedModel,
-    Reservation,
     check_cut,
     does_not_fit_error,
     touch,
 )
 from hapi_worker.models.memory_queue import MemoryQueue
 from hapi_worker.models.uploads import too_busy_error
-from hapi_worker.scheduling.max_min_grants import granted_bytes
+from hapi_worker.models.working_memory import WorkingMemory
 
 MAX_PREFIXES = 4
 """Maximum number of cuts whose modules a model keeps."""
 MAX_REQUIREMENTS = 64
 """Maximum number of cuts whose memory requirements a model keeps."""
-CAP_SECONDS = 600.0
-"""Seconds for which a batch that ran out of memory is not tried again."""
 
 logger = logging.getLogger(__name__)
 
@@ -84,27 +80,25 @@ class DeviceModels:
         self.in_service = True
         self.guarded: Callable[[], AbstractContextManager[None]] = nullcontext
         """Context for work on the device; the executor detects failures."""
-        self.generation = 0
-        """Raised whenever memory becomes free."""
-        self._num_forwards = num_forwards
         self.preferred_batch = preferred_batch
-        self._wait_seconds = wait_seconds
-        self.pass_seconds = pass_seconds
         self.queue = queue or MemoryQueue()
         self._changed = self.queue.changed
         self._clock = self.queue.clock
         self._loaded: OrderedDict[str, LoadedModel] = OrderedDict()
         self._loading: dict[str, int] = {}
-        self._decoding_bytes = 0
-        self._reserved: list[Reservation] = []
-        self._waiting_passes: list[Callable[[], None]] = []
         self._evicted = False
         self._building = threading.Lock()
+        self.working_memory = WorkingMemory(
+            self,
+            num_forwards=num_forwards,
+            wait_seconds=wait_seconds,
+            pass_seconds=pass_seconds,
+        )
 
     def loaded_totals(self) -> tuple[int, int]:
         """Number of models in memory, and bytes of their parameters."""
         with self._changed:
-            return len(self._loaded), self._model_bytes()
+            return len(self._loaded), self.model_bytes()
 
     def models(self) -> list[tuple[str, int, int]]:
         """Digest, parameter bytes and jobs of each model in memory."""
@@ -114,28 +108,14 @@ class DeviceModels:
                 for r in self._loaded.values()
             ]
 
-    def num_jobs(self) -> int:
-        """Number of leases of all models."""
-        with self._changed:
-            return sum(len(r.leases) for r in self._loaded.values())
+    def leases(self) -> list[Lease]:
+        """All leases; call it with the lock held."""
+        return [lease for r in self._loaded.values() for lease in r.leases]
 
-    def reserved_bytes(self) -> int:
-        """Working memory of the running passes."""
-        with self._changed:
-            return sum(each.num_bytes for each in self._reserved)
-
-    def longest_pass_seconds(self) -> float:
-        """Duration so far of the oldest running pass; 0 without one."""
-        with self._changed:
-            now = self._clock()
-            return max(
-                (now - each.started for each in self._reserved), default=0
-            )
-
-    @property
-    def has_late_pass(self) -> bool:
-        """True if a pass has been running for longer than allowed."""
-        return self.longest_pass_seconds() > self.pass_seconds
+    def has(self, loaded: LoadedModel) -> bool:
+        """True if that copy of a model is in memory; call it with the lock
+        held."""
+        return self._loaded.get(loaded.digest) is loaded
 
     def find(self, digest: str) -> LoadedModel | None:
         """Returns a model and marks it as used; call it with the lock held."""
@@ -190,23 +170,23 @@ class DeviceModels:
         """
         started = self._clock()
         size = frozen.parameter_bytes
-        self._check_size(digest, size)
+        self.check_size(f"the model {digest[:12]}", size)
         with self._changed:
             found = self.find(digest)
             if found is not None:
                 return found
             # The memory is taken before the copy to the device, not after.
-            self._make_room(size, 0)
+            self.make_room(size, 0)
             self._loading[digest] = size
         try:
-            self._await_passes()
+            self.working_memory.await_passes()
             self._empty_cache()
             with self.guarded():
                 moved = frozen.to(self.device)
         except BaseException as error:
             with self._changed:
                 del self._loading[digest]
-                self.freed()
+                self.queue.freed()
             if isinstance(error, (DoesNotFitError, torch.OutOfMemoryError)):
                 # It should fit: others use more than they have reserved.
                 raise too_busy_error("queue_full", str(error)) from error
@@ -215,19 +195,19 @@ class DeviceModels:
         loaded.load_seconds = load_seconds + self._clock() - started
         with self._changed:
             del self._loading[digest]
-            self._check_service()
+            self.check_service()
             self._loaded[digest] = loaded
             self._changed.notify_all()
         return loaded
 
-    def check_length(self, what: str, length_bytes: int) -> None:
-        """Refuses a package that can never fit.
+    def check_size(self, what: str, num_bytes: int) -> None:
+        """Refuses what can never fit.
 
         Raises:
-            DoesNotFitError: it is longer than ``limit_bytes``.
+            DoesNotFitError: it is larger than ``limit_bytes``.
         """
-        if length_bytes > self.limit_bytes:
-            raise does_not_fit_error(what, length_bytes, self.limit_bytes)
+        if num_bytes > self.limit_bytes:
+            raise does_not_fit_error(what, num_bytes, self.limit_bytes)
 
     def sample_bytes(self, digest: str) -> int:
         """Returns the bytes of a model and one sample at a requested cut.
@@ -241,130 +221,6 @@ class DeviceModels:
         # Cuts that need more than the limit are refused.
         return max((n for n in needed if n <= self.limit_bytes), default=0)
 
-    def batch_limit(self, lease: Lease, maximum: int) -> int:
-        """Largest batch of a pass, see :meth:`Lease.batch_limit`."""
-        with self._changed:
-            return self._batch_limit(lease, maximum)
-
-    @contextmanager
-    def reserve_alone(self, lease: Lease, maximum: int) -> Iterator[int]:
-        """Reserves working memory while no other pass runs.
-
-        Yields the batch, as :meth:`batch_limit` returns it.
-        """
-        with self._changed:
-            batch = self._batch_limit(lease, maximum)
-            made = self._made(lease, batch)
-        try:
-            yield batch
-        finally:
-            self.free(made)
-
-    def reserve(
-        self, lease: Lease, maximum: int, retry: Callable[[], None]
-    ) -> Reservation | None:
-        """Reserves working memory for a pass of up to ``maximum`` samples.
-
-        Args:
-            lease: lease of the job that runs the pass.
-            maximum: number of waiting samples.
-            retry: called once if None was returned, when a running pass has
-                ended and it is this caller's turn.
-
-        Returns:
-            None if running passes leave too little for one sample, or if
-            other callers already wait: they are served first.
-        """
-        with self._changed:
-            if self._waiting_passes and self._waiting_passes[0] != retry:
-                self._wait_for_memory(retry)
-                return None
-            maximum = self._capped(lease, maximum)
-            capacity = self.limit_bytes - self._used_bytes()
-            share = granted_bytes(
-                _working(lease, maximum),
-                self._other_demands(lease, maximum),
-                capacity,
-                self._num_forwards,
-            )
-            base = lease.loaded.parameter_bytes
-            room = min(
-                max(share, _working(lease, 1)), capacity - self._taken_bytes()
-            )
-            batch = lease.needs.batch_for(base + room, maximum)
-            if batch < 1 and (self._reserved or self._decoding_bytes):
-                self._wait_for_memory(retry)
-                return None
-            batch = max(batch, 1)
-            made = self._made(lease, batch)
-        self.cancel_wait(retry)
-        return made
-
-    def cancel_wait(self, retry: Callable[[], None]) -> None:
-        """Stops waiting for memory, and lets the next caller try."""
-        with self._changed:
-            if retry not in self._waiting_passes:
-                return
-            self._waiting_passes.remove(retry)
-            following = self._waiting_passes[:1]
-        for each in following:
-            each()
-
-    def free(self, reservation: Reservation) -> None:
-        """Gives working memory back."""
-        with self._changed:
-            self._reserved.remove(reservation)
-            retry = self._waiting_passes[:1]
-            self.freed()
-        for each in retry:
-            each()
-
-    @contextmanager
-    def decoding(self, num_bytes: int) -> Iterator[None]:
-        """Counts the memory of decoding an image in its block.
-
-        Waits until it fits.  Images may use half of the limit together.
-
-        Raises:
-            DoesNotFitError: the image needs more than that.
-            UnavailableError: other images, jobs or passes hold the memory.
-        """
-        share = self.limit_bytes // 2
-        if num_bytes > share:
-            raise does_not_fit_error("decoding an image", num_bytes, share)
-        with self._changed:
-            if not self._changed.wait_for(
-                lambda: self._decoding_bytes + num_bytes <= share,
-                self._wait_seconds,
-            ):
-                raise too_busy_error("queue_full", "images hold the memory")
-            self._make_room(num_bytes, 0)
-            self._decoding_bytes += num_bytes
-        try:
-            self._await_passes()
-            yield
-        finally:
-            with self._changed:
-                self._decoding_bytes -= num_bytes
-                retry = self._waiting_passes[:1]
-                self.freed()
-            for each in retry:
-                each()
-
-    def record_out_of_memory(self, lease: Lease, batch: int) -> None:
-        """Lowers the batch limit after a pass ran out of memory."""
-        cap = max(batch // 2, 1)
-        with self._changed:
-            until = self._clock() + CAP_SECONDS
-            lease.loaded.caps[lease.cut_dtype] = cap, until
-        logger.warning(
-            "model %s up to cut %d: no memory for %d samples; %d from now on",
-            lease.digest[:12],
-            lease.cut,
-            batch,
-            cap,
-        )
-
     def prefix(self, loaded: LoadedModel, cut: int) -> nn.Module:
         """Returns the module of a cut, built once."""
         with self._building:
@@ -377,66 +233,28 @@ class DeviceModels:
         """Ends a lease, see :meth:`Lease.release`."""
         with self._changed:
             lease.loaded.leases.pop(lease, None)
-            self.freed()
+            self.queue.freed()
 
     def leave_service(self) -> None:
         """Forgets all models of a failed device."""
         with self._changed:
             self.in_service = False
             self._loaded.clear()
-            self.freed()
-
-    def freed(self) -> None:
-        """Wakes who waits for memory; call it with the lock held."""
-        self.generation += 1
-        self._changed.notify_all()
-
-    def _batch_limit(self, lease: Lease, maximum: int) -> int:
-        others = self._model_bytes() - lease.loaded.parameter_bytes
-        available = self.limit_bytes - others
-        batch = lease.needs.batch_for(available, self._capped(lease, maximum))
-        return max(batch, 1)
-
-    def _made(self, lease: Lease, batch: int) -> Reservation:
-        made = Reservation(
-            batch, _working(lease, batch), lease.loaded, self._clock()
-        )
-        self._reserved.append(made)
-        return made
-
-    def _wait_for_memory(self, retry: Callable[[], None]) -> None:
-        if retry not in self._waiting_passes:
-            self._waiting_passes.append(retry)
-
-    def _capped(self, lease: Lease, maximum: int) -> int:
-        cap, until = lease.loaded.caps.get(lease.cut_dtype, (maximum, 0.0))
-        return min(cap, maximum) if self._clock() < until else maximum
-
-    def _other_demands(self, lease: Lease, maximum: int) -> list[int]:
-        """Demands of passes at all other leased cuts, each counted once."""
-        demands: dict[tuple[str, CutDtype], int] = {}
-        for loaded in self._loaded.values():
-            for other in loaded.leases:
-                key = loaded.digest, other.cut_dtype
-                demands[key] = _working(other, maximum)
-        demands.pop((lease.digest, lease.cut_dtype), None)
-        return list(demands.values())
+            self.queue.freed()
 
     def _lease(self, loaded: LoadedModel, cut_dtype: CutDtype) -> Lease:
         needs = loaded.needs[cut_dtype]
         needed = needs.peak_bytes(1)
-        if needed > self.limit_bytes:
-            raise does_not_fit_error(
-                f"one sample up to cut {cut_dtype.cut} of the model "
-                f"{loaded.digest[:12]}",
-                needed,
-                self.limit_bytes,
-            )
+        self.check_size(
+            f"one sample up to cut {cut_dtype.cut} of the model "
+            f"{loaded.digest[:12]}",
+            needed,
+        )
         self._check_load_queue(loaded)
         working = needed - loaded.parameter_bytes
-        self._make_room(0, working, keep=loaded)
+        self.make_room(0, working, keep=loaded)
         usual = needs.peak_bytes(self.preferred_batch) - loaded.parameter_bytes
-        self._leave_room(self._num_forwards * usual, keep=loaded)
+        self._leave_room(self.working_memory.num_forwards * usual, keep=loaded)
         lease = Lease(self, loaded, cut_dtype, needs)
         loaded.leases[lease] = working
         return lease
@@ -479,56 +297,29 @@ class DeviceModels:
         working = max((each.working_bytes for each in held), default=0)
         return sum(r.parameter_bytes for r in held) + sum(loading) + working
 
-    def _check_size(self, digest: str, size: int) -> None:
-        if size > self.limit_bytes:
-            raise does_not_fit_error(
-                f"the model {digest[:12]}", size, self.limit_bytes
-            )
+    def used_bytes(self) -> int:
+        """Bytes of models and of decoding; call it with the lock held."""
+        return self.model_bytes() + self.working_memory.decoding_bytes
 
-    def _used_bytes(self) -> int:
-        return self._model_bytes() + self._decoding_bytes
-
-    def _model_bytes(self) -> int:
+    def model_bytes(self) -> int:
+        """Bytes of parameters, also of loading models; call it with the lock
+        held."""
         loaded = sum(r.parameter_bytes for r in self._loaded.values())
         return loaded + sum(self._loading.values())
 
-    def _taken_bytes(self) -> int:
-        """Bytes of running passes: working memory, and the parameters of
-        models that were evicted while a pass still used them."""
-        evicted = {
-            id(each.loaded): each.loaded.parameter_bytes
-            for each in self._reserved
-            if self._loaded.get(each.loaded.digest) is not each.loaded
-        }
-        working = sum(each.num_bytes for each in self._reserved)
-        return working + sum(evicted.values())
-
-    def _await_passes(self) -> None:
-        """Waits until running passes and all models, also loading ones, fit.
-
-        Raises:
-            UnavailableError: the passes do not end, or the device has failed.
-        """
-        with self._changed:
-            if not self._changed.wait_for(self._has_room, self._wait_seconds):
-                raise too_busy_error("queue_full", "passes hold the memory")
-            self._check_service()
-
-    def _has_room(self) -> bool:
-        needed = self._used_bytes() + self._taken_bytes()
-        return needed <= self.limit_bytes or not self.in_service
-
-    def _check_service(self) -> None:
+    def check_service(self) -> None:
+        """Raises an error if the device has failed."""
         if not self.in_service:
             raise too_busy_error("queue_full", "the device has left service")
 
-    def _make_room(
+    def make_room(
         self,
         parameter_bytes: int,
         working_bytes: int,
         keep: LoadedModel | None = None,
     ) -> None:
-        """Evicts idle models until both sizes fit next to leased models.
+        """Evicts idle models until both sizes fit next to leased models; call
+        it with the lock held.
 
         The model at the head of the load queue stays.
         """
@@ -543,9 +334,9 @@ class DeviceModels:
             and loaded is not keep
             and loaded.digest != stays
         ]
-        while idle and self.limit_bytes - self._used_bytes() < needed:
+        while idle and self.limit_bytes - self.used_bytes() < needed:
             self._evict(idle.pop(0))
-        available = self.limit_bytes - self._used_bytes()
+        available = self.limit_bytes - self.used_bytes()
         if available < needed:
             raise too_busy_error(
                 "queue_full",
@@ -563,7 +354,7 @@ class DeviceModels:
         wanted = min(working_bytes, self.limit_bytes // 2)
         awaited = {load.digest for load in self.queue.loads().values()}
         for idle in list(self._loaded.values()):
-            if self.limit_bytes - self._used_bytes() >= wanted:
+            if self.limit_bytes - self.used_bytes() >= wanted:
                 return
             if (
                 not idle.leases
@@ -591,10 +382,6 @@ class DeviceModels:
         if self.device.type == "cuda":
             with self.guarded():
                 torch.cuda.empty_cache()
-
-
-def _working(lease: Lease, batch: int) -> int:
-    return lease.needs.peak_bytes(batch) - lease.loaded.parameter_bytes
 
 
 class Lease:
@@ -644,7 +431,7 @@ class Lease:
 
     def batch_limit(self, maximum: int) -> int:
         """Maximum samples of a pass while nothing else runs, at least 1."""
-        return self.device_models.batch_limit(self, maximum)
+        return self.device_models.working_memory.batch_limit(self, maximum)
 
     def release(self) -> None:
         """Ends the lease; further calls do nothing."""

@@ -73,6 +73,13 @@ class MemoryQueue:
     def __post_init__(self) -> None:
         self._loads: dict[ModelIdentity, QueuedLoad] = {}
         self._last_served: dict[DeviceModels, float] = {}
+        self.generation = 0
+        """Raised whenever memory of a device becomes free."""
+
+    def freed(self) -> None:
+        """Wakes who waits for memory."""
+        self.generation += 1
+        self.changed.notify_all()
 
     def loads(self) -> dict[ModelIdentity, QueuedLoad]:
         """The queued loads; those whose lifetime has ended are forgotten."""
@@ -176,6 +183,7 @@ class MemoryQueue:
             if served:
                 self._last_served[load.device] = self.clock()
         del self._loads[identity]
+        self.freed()
 
     def head(self, device: DeviceModels) -> QueuedLoad | None:
         """Returns the first load of a device."""

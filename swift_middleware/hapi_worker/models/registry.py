@@ -13,8 +13,9 @@ import hashlib
 import logging
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from hapi_protocol.errors import DoesNotFitError, HapiError, UnavailableError
 from hapi_protocol.job_messages import ModelIdentity
@@ -22,7 +23,6 @@ from hapi_splitter.cuts import FrozenGraph
 from hapi_worker.models.device_models import DeviceModels, Lease
 from hapi_worker.models.loaded_model import LoadedModel
 from hapi_worker.models.memory_queue import QUEUED_LOAD_SECONDS, MemoryQueue
-from hapi_worker.models.placement import DeviceState, devices_in_order
 from hapi_worker.models.uploads import (
     Upload,
     Uploads,
@@ -30,14 +30,16 @@ from hapi_worker.models.uploads import (
     copy_of_error,
     too_busy_error,
 )
-from hapi_worker.peer import IsDisconnected, always_connected
-from hapi_worker.wait_queue import WaitQueue, wait_until
+from hapi_worker.peer import POLL_SECONDS, IsDisconnected, always_connected
+from hapi_worker.wait_queue import QueueLimits, WaitQueue
 
 MIN_BYTES_PER_SECOND = 10e6
 """A slower upload may lose the memory that was kept for it."""
-TRY_SECONDS = 1.0
-"""Interval of tries of a job that waits for memory."""
+SPREAD_JOBS = 2
+"""A device without the model is preferred if it has this many jobs fewer: the
+copy costs less than waiting for them."""
 
+_T = TypeVar("_T")
 logger = logging.getLogger(__name__)
 
 
@@ -95,7 +97,7 @@ class Models:
             self._changed, clock=self._clock, check_worker=check_uploads
         )
         self.waiting = WaitQueue(
-            max_waiting,
+            QueueLimits(waiting=max_waiting),
             self._refusal,
             changed=self._changed,
             clock=self._clock,
@@ -143,7 +145,7 @@ class Models:
         upload: Upload | None = None
         digest: str | None = None
 
-        def is_loaded() -> bool:
+        def is_loaded(waiter: object) -> bool:
             nonlocal upload, digest
             if self._closed:
                 raise too_busy_error(
@@ -211,15 +213,13 @@ class Models:
         while True:
             left = max(deadline - self._clock(), 0.0)
             digest = self.await_model(identity, is_disconnected, left, account)
-            before = self._generation()
+            before = self._memory_queue.generation
             try:
                 lease = self._lease(digest, cut, encoding)
             except DoesNotFitError:
                 raise
             except UnavailableError:
-                if not self._await_memory(
-                    identity, before, deadline, is_disconnected
-                ):
+                if not self._await_memory(identity, before, deadline):
                     raise
                 continue
             if lease is not None:
@@ -238,18 +238,20 @@ class Models:
         digest = hashlib.sha256(package).hexdigest()
         check_name(identity, digest)
         with self._exclusive(digest):
-            loaded = self._find_anywhere(digest)
+            loaded = self._loaded_on(self.devices, digest)
             if loaded is None:
                 started = self._clock()
                 frozen = self._load(package)
                 load_seconds = self._clock() - started
-                size = frozen.parameter_bytes
                 with self._changed:
                     # Folded layers change the size.
                     self._memory_queue.extend(
-                        identity, self._wait_seconds, digest, size
+                        identity,
+                        self._wait_seconds,
+                        digest,
+                        frozen.parameter_bytes,
                     )
-                    self._remember(identity, digest, len(frozen.cuts), size)
+                    self._remember(identity, digest, frozen)
                 loaded = self._place(identity, digest, frozen, load_seconds)
                 logger.info(
                     "model %s (%s): %d cuts, %d parameter bytes, loaded in "
@@ -261,12 +263,7 @@ class Models:
                     loaded.load_seconds,
                 )
         with self._changed:
-            return self._remember(
-                identity,
-                digest,
-                len(loaded.frozen.cuts),
-                loaded.parameter_bytes,
-            )
+            return self._remember(identity, digest, loaded.frozen)
 
     def check_length(self, identity: ModelIdentity) -> None:
         """Checks that a package of that length may fit on a device.
@@ -276,7 +273,7 @@ class Models:
         """
         largest = max(self.devices, key=lambda each: each.limit_bytes)
         what = f"the package {identity.path}"
-        largest.check_length(what, identity.length_bytes)
+        largest.check_size(what, identity.length_bytes)
 
     def begin_upload(self, identity: ModelIdentity) -> str:
         """Records that the package's bytes are about to arrive; returns the
@@ -311,32 +308,26 @@ class Models:
             self._closed = True
             self._changed.notify_all()
 
-    def _generation(self) -> int:
-        return sum(each.generation for each in self.devices)
-
     def _await_memory(
-        self,
-        identity: ModelIdentity,
-        before: int,
-        deadline: float,
-        is_disconnected: IsDisconnected,
+        self, identity: ModelIdentity, before: int, deadline: float
     ) -> bool:
-        """Waits for memory; returns True if another try is worthwhile."""
+        """Waits for memory, shortly; returns False after the deadline.
 
-        def is_worth_a_try() -> bool:
-            self._memory_queue.request(*self._demand(identity))
-            return self._closed or self._generation() != before
-
+        Args:
+            identity: identity of the model, which is queued.
+            before: the queue's generation before the last try.
+            deadline: on the clock.
+        """
+        left = deadline - self._clock()
+        queue = self._memory_queue
         with self._changed:
-            left = deadline - self._clock()
-            wait_until(
-                self._changed,
-                is_worth_a_try,
-                min(left, TRY_SECONDS),
-                is_disconnected=is_disconnected,
-                clock=self._clock,
-            )
-            return not self._closed and self._clock() < deadline
+            queue.request(*self._demand(identity))
+            if left > 0:
+                self._changed.wait_for(
+                    lambda: self._closed or queue.generation != before,
+                    min(left, POLL_SECONDS),
+                )
+        return left > 0
 
     def _can_come(self, identity: ModelIdentity) -> bool:
         """Returns True if it is being uploaded, or there is memory for it."""
@@ -349,7 +340,7 @@ class Models:
             "queue_full",
             f"account {account} has too many jobs waiting for models "
             f"({self.waiting.num_waiting()} in all; at most "
-            f"{self.waiting.max_waiting} may wait)",
+            f"{self.waiting.limits.waiting} may wait)",
         )
 
     def _demand(
@@ -371,7 +362,6 @@ class Models:
                 needed = lease.needs.peak_bytes(1)
                 self._known[identity] = replace(known, needed_bytes=needed)
             self._memory_queue.end(identity, served=True)
-            lease.device_models.freed()
 
     def _find(self, identity: ModelIdentity) -> str | None:
         """Returns the digest if the model is in memory; with the lock held."""
@@ -379,77 +369,55 @@ class Models:
         if known is None:
             return None
         self._known.move_to_end(identity)
-        found = [each.find(known.digest) for each in self.devices]
-        return known.digest if any(found) else None
+        loaded = self._loaded_on(self.devices, known.digest)
+        return known.digest if loaded else None
 
-    def _find_anywhere(self, digest: str) -> LoadedModel | None:
+    def _loaded_on(
+        self, devices: Iterable[DeviceModels], digest: str
+    ) -> LoadedModel | None:
         with self._changed:
-            found = (each.find(digest) for each in self.devices)
-            return next((each for each in found if each is not None), None)
-
-    def _source(self, digest: str) -> LoadedModel | None:
-        """Returns a model to copy; a copy from a device that hangs would not
-        end."""
-        with self._changed:
-            on_time = [each for each in self.devices if not each.has_late_pass]
-            found = (each.find(digest) for each in on_time)
-            return next((each for each in found if each is not None), None)
+            copies = [each.find(digest) for each in devices]
+            return next(filter(None, copies), None)
 
     def _devices_for(self, digest: str) -> list[DeviceModels]:
         with self._changed:
-            places = [
-                DeviceState(
-                    each.in_service,
-                    each.find(digest) is not None,
-                    each.num_jobs(),
-                    each.has_late_pass,
-                )
-                for each in self.devices
-            ]
-        return [self.devices[n] for n in devices_in_order(places)]
+            return devices_in_order(self.devices, digest)
 
     def _lease(self, digest: str, cut: int, encoding: str) -> Lease | None:
         """Leases on the best device that has memory; None if the model was
         evicted."""
-        refusal: HapiError | None = None
-        for device_models in self._devices_for(digest):
-            try:
-                found = device_models.hold(digest, cut, encoding)
-                if found is None and self._copy(digest, device_models):
-                    found = device_models.hold(digest, cut, encoding)
-            except (UnavailableError, DoesNotFitError) as error:
-                refusal = _retryable(refusal, error)
-                continue
-            if found is not None:
-                return found
-        try:
-            if refusal is not None:
-                raise refusal
-        finally:
-            # Its traceback refers to this frame and to models.
-            del refusal
-        return None
 
-    def _copy(self, digest: str, device_models: DeviceModels) -> bool:
+        def hold(device: DeviceModels) -> Lease | None:
+            lease = device.hold(digest, cut, encoding)
+            if lease is None and self._copy(digest, device):
+                lease = device.hold(digest, cut, encoding)
+            return lease
+
+        return _first_success(self._devices_for(digest), hold)
+
+    def _copy(self, digest: str, target: DeviceModels) -> bool:
         """Copies a model from another device; returns False without one."""
+        # A copy from a device that hangs would not end.
+        on_time = [
+            device
+            for device in self.devices
+            if not device.working_memory.has_late_pass
+        ]
         with self._exclusive(digest):
-            source = self._source(digest)
+            source = self._loaded_on(on_time, digest)
             if source is None:
                 return False
-            device_models.add(digest, source.frozen, source.load_seconds)
+            target.add(digest, source.frozen, source.load_seconds)
             return True
 
     def _remember(
-        self,
-        identity: ModelIdentity,
-        digest: str,
-        num_cuts: int,
-        needed_bytes: int,
+        self, identity: ModelIdentity, digest: str, frozen: FrozenGraph
     ) -> KnownModel:
         """Remembers a model under an identity; called with the lock held."""
         known = self._known.get(identity)
         if known is None or known.digest != digest:
-            known = KnownModel(digest, num_cuts, needed_bytes)
+            num_bytes = frozen.parameter_bytes
+            known = KnownModel(digest, len(frozen.cuts), num_bytes)
         self._known[identity] = known
         self._known.move_to_end(identity)
         while len(self._known) > self._max_identities:
@@ -463,21 +431,18 @@ class Models:
         frozen: FrozenGraph,
         load_seconds: float,
     ) -> LoadedModel:
-        refusal: HapiError | None = None
         with self._changed:
-            queued = self._memory_queue.loads().get(identity)
+            load = self._memory_queue.loads().get(identity)
         devices = self._devices_for(digest)
-        if queued is not None:
+        if load is not None:
             # The device with memory for it comes first.
-            devices.sort(key=lambda each: each is not queued.device)
-        for device_models in devices:
-            try:
-                return device_models.add(digest, frozen, load_seconds)
-            except (UnavailableError, DoesNotFitError) as error:
-                refusal = _retryable(refusal, error)
-        raise refusal or too_busy_error(
-            "queue_full", "no device is in service"
+            devices.sort(key=lambda device: device is not load.device)
+        loaded = _first_success(
+            devices, lambda device: device.add(digest, frozen, load_seconds)
         )
+        if loaded is None:
+            raise too_busy_error("queue_full", "no device is in service")
+        return loaded
 
     @contextlib.contextmanager
     def _exclusive(self, digest: str) -> Iterator[None]:
@@ -500,6 +465,49 @@ class Models:
                 self._changed.notify_all()
 
 
-def _retryable(before: HapiError | None, error: HapiError) -> HapiError:
-    """Returns the one of two devices' refusals that a retry may cure."""
-    return before if isinstance(before, UnavailableError) else error
+def devices_in_order(
+    devices: Sequence[DeviceModels], digest: str
+) -> list[DeviceModels]:
+    """Returns the devices in service, the best for a model first.
+
+    This is the least busy one that has the model, unless another one is less
+    busy by :data:`SPREAD_JOBS`.  Devices with a late pass come last: the pass
+    may never end.
+    """
+
+    def cost(device: DeviceModels) -> tuple[bool, float]:
+        # Half a job less: at equal cost a device with the model is first.
+        missing = 0.0 if device.find(digest) else SPREAD_JOBS - 0.5
+        late = device.working_memory.has_late_pass
+        return late, len(device.leases()) + missing
+
+    return sorted((each for each in devices if each.in_service), key=cost)
+
+
+def _first_success(
+    devices: Iterable[DeviceModels],
+    action: Callable[[DeviceModels], _T | None],
+) -> _T | None:
+    """Returns the first result of an action on one of the devices.
+
+    Raises:
+        HapiError: one of the devices' refusals, if possible one that a retry
+            may cure.
+    """
+    refusal: HapiError | None = None
+    for device in devices:
+        try:
+            result = action(device)
+        except (UnavailableError, DoesNotFitError) as error:
+            if not isinstance(refusal, UnavailableError):
+                refusal = error
+        else:
+            if result is not None:
+                return result
+    try:
+        if refusal is not None:
+            raise refusal
+    finally:
+        # Its traceback refers to this frame and to models.
+        del refusal
+    return None

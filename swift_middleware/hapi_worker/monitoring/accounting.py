@@ -14,11 +14,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 
 from hapi_protocol.errors import NotFoundError, TooSlowError, UnavailableError
 from hapi_protocol.job_messages import JobRequest, Usage
-from hapi_worker.wait_queue import WaitQueue
+from hapi_worker.wait_queue import QueueLimits, WaitQueue
 
 MAX_ENDED = 1024
 """Ended jobs that are remembered."""
@@ -165,7 +164,9 @@ class JobAccounting:
         self._clock = clock
         self._changed = threading.Condition()
         self._queries = WaitQueue(
-            MAX_WAITING_QUERIES, _too_many_queries, changed=self._changed
+            QueueLimits(waiting=MAX_WAITING_QUERIES),
+            _too_many_queries,
+            changed=self._changed,
         )
         self._running: dict[str, JobUsageMeter] = {}
         self._ended: OrderedDict[str, _Ended] = OrderedDict()
@@ -210,8 +211,9 @@ class JobAccounting:
             self._forget()
             if not self._is_known(job_id):
                 raise _unknown(job_id)
-            is_settled = partial(self._is_settled, job_id)
-            if not (is_settled() or self._queries.wait(is_settled, seconds)):
+            if not self._queries.wait(
+                lambda waiter: self._is_settled(job_id), seconds
+            ):
                 raise TooSlowError(
                     "too_slow",
                     f"job {job_id[:64]} did not end in {seconds:g} s",

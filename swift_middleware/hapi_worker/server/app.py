@@ -39,7 +39,7 @@ from hapi_worker.models.uploads import too_busy_error
 from hapi_worker.monitoring.metrics import CONTENT_TYPE as METRICS_CONTENT_TYPE
 from hapi_worker.peer import Connection
 from hapi_worker.server.status import package_version, status_of
-from hapi_worker.wait_queue import FairPlaces, PlaceLimits
+from hapi_worker.wait_queue import QueueLimits, WaitQueue
 
 ENVIRON_CONNECTION = "hapi_worker.connection"
 """WSGI key of the request's :class:`Connection`, if the body is chunked."""
@@ -50,7 +50,7 @@ ENVIRON_BROKEN_BODY = "hapi_worker.broken_body"
 ENVIRON_PEER_UID = "X_REMOTE_UID"
 
 READ_BYTES = 1024 * 1024
-UPLOAD_LIMITS = PlaceLimits(MAX_UPLOADS, MAX_UPLOADS - 1, MAX_WAITING_UPLOADS)
+UPLOAD_LIMITS = QueueLimits(MAX_UPLOADS, MAX_UPLOADS - 1, MAX_WAITING_UPLOADS)
 """A package can take minutes to validate: no account may hold all places."""
 UPLOAD_WAIT_SECONDS = 20.0
 """Longest wait of an upload for its place; Swift holds the package open."""
@@ -75,7 +75,7 @@ class WorkerApp:
     def __init__(self, worker: Worker, *, admin_only: bool = False) -> None:
         self._worker = worker
         self._admin_only = admin_only
-        self._uploads = FairPlaces(UPLOAD_LIMITS, self._too_many_uploads)
+        self._uploads = WaitQueue(UPLOAD_LIMITS, self._too_many_uploads)
         self._allowed_uids = {0, os.getuid(), *worker.config.allowed_users}
 
     def __call__(
@@ -171,7 +171,7 @@ class WorkerApp:
                 "resident_bytes": used,
                 "memory_limit_bytes": worker.models.limit_bytes,
                 "jobs_running": worker.admission.num_running(),
-                "jobs_waiting": worker.admission.places.num_waiting(),
+                "jobs_waiting": worker.admission.queue.num_waiting(),
                 "max_streams": worker.config.max_streams,
             },
         )

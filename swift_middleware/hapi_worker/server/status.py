@@ -20,7 +20,7 @@ def status_of(worker: Worker, *, with_names: bool) -> dict[str, Any]:
         with_names: include the accounts' names.
     """
     admission = worker.admission
-    limits = admission.places.limits
+    limits = admission.queue.limits
     return {
         "version": package_version(),
         "pid": os.getpid(),
@@ -29,7 +29,7 @@ def status_of(worker: Worker, *, with_names: bool) -> dict[str, Any]:
         "uptime_seconds": round(time.monotonic() - worker.started, 3),
         "cores": worker.cores,
         "jobs_running": admission.num_running(),
-        "jobs_waiting": admission.places.num_waiting(),
+        "jobs_waiting": admission.queue.num_waiting(),
         "max_streams": limits.places,
         "max_streams_per_account": limits.per_account,
         "totals": _totals(worker),
@@ -62,8 +62,10 @@ def _device(executor: Executor) -> dict[str, Any]:
         "forwards": executor.pool.num_threads,
         "memory_limit_bytes": device_models.limit_bytes,
         "resident_bytes": resident_bytes,
-        "reserved_bytes": device_models.reserved_bytes(),
-        "longest_pass_seconds": round(device_models.longest_pass_seconds(), 3),
+        "reserved_bytes": device_models.working_memory.reserved_bytes(),
+        "longest_pass_seconds": round(
+            device_models.working_memory.longest_pass_seconds(), 3
+        ),
         "models": [
             {"digest": digest, "parameter_bytes": size, "jobs": jobs}
             for digest, size, jobs in device_models.models()
@@ -76,7 +78,7 @@ def _accounts(worker: Worker, with_names: bool) -> list[dict[str, Any]]:
     admission = worker.admission
     jobs = admission.jobs()
     running = Counter(job.account for job in jobs)
-    waiting = admission.places.waiting_by_account()
+    waiting = admission.queue.waiting_by_account()
     busiest = sorted(
         {*running, *waiting},
         key=lambda account: (-running[account], -waiting[account], account),

@@ -15,7 +15,7 @@ from hapi_protocol.errors import (
 from hapi_worker.jobs import admission as admission_module
 from hapi_worker.jobs.admission import Admission, Job
 from hapi_worker.peer import always_connected
-from hapi_worker.wait_queue import PlaceLimits
+from hapi_worker.wait_queue import QueueLimits
 from waiting import until
 from worker_under_test import job_for
 
@@ -32,7 +32,7 @@ def request(account="AUTH_a"):
     return job_for(b"x", charged_account=account)
 
 
-LIMITS = PlaceLimits(places=3, per_account=2)
+LIMITS = QueueLimits(places=3, per_account=2)
 
 
 @pytest.fixture
@@ -128,7 +128,7 @@ class Queue:
         self._threads: list[threading.Thread] = []
 
     def enter(self, account, is_disconnected=always_connected):
-        before = self.admission.places.num_waiting()
+        before = self.admission.queue.num_waiting()
         thread = threading.Thread(
             target=self._enter, args=[account, is_disconnected]
         )
@@ -137,7 +137,7 @@ class Queue:
         thread.start()
         until(
             lambda: (
-                self.admission.places.num_waiting() != before
+                self.admission.queue.num_waiting() != before
                 or len(self.served) + len(self.refused) != num_ended
             )
         )
@@ -162,7 +162,7 @@ def queueing(
 ):
     return Queue(
         Admission(
-            PlaceLimits(streams, per_account, waiting),
+            QueueLimits(streams, per_account, waiting),
             10.0,
             queue_seconds=queue_seconds,
             weight=lambda account: weights.get(account, 1.0),
@@ -174,7 +174,7 @@ def serve_all(queue):
     """Ends one job after another, until all requests were admitted."""
     while queue.admission.jobs():
         num_served = len(queue.served)
-        waiting = queue.admission.places.num_waiting()
+        waiting = queue.admission.queue.num_waiting()
         queue.admission.end(queue.admission.jobs()[0])
         if waiting:
             until(lambda: len(queue.served) > num_served)  # noqa: B023
@@ -186,11 +186,11 @@ def test_request_waits_for_admission():
     job = granted(queue.admission)
     queue.enter("b")
     assert queue.served == []
-    assert queue.admission.places.waiting_by_account() == {"b": 1}
+    assert queue.admission.queue.waiting_by_account() == {"b": 1}
     queue.admission.end(job)
     queue.join()
     assert queue.served == ["b"]
-    assert queue.admission.places.num_waiting() == 0
+    assert queue.admission.queue.num_waiting() == 0
 
 
 def test_account_with_the_fewest_jobs_is_next():
@@ -245,7 +245,7 @@ def test_wait_for_admission_ends_in_time():
 
 
 def test_expired_grant_admits_a_waiting_request():
-    admission = Admission(PlaceLimits(1, 1, 4), 0.1, queue_seconds=5.0)
+    admission = Admission(QueueLimits(1, 1, 4), 0.1, queue_seconds=5.0)
     granted(admission, "a")
     queue = Queue(admission)
     queue.enter("b")
@@ -260,7 +260,7 @@ def test_account_with_the_longest_queue_is_refused_first():
         queue.enter("greedy")
     queue.enter("modest")
     assert queue.refused == [("greedy", "queue_full")]
-    assert queue.admission.places.waiting_by_account()["modest"] == 1
+    assert queue.admission.queue.waiting_by_account()["modest"] == 1
     queue.enter("greedy")
     until(lambda: len(queue.refused) == 2)
     assert queue.refused[1][0] == "greedy"
@@ -316,7 +316,7 @@ def test_disconnected_request_ends_its_wait():
     disconnected.set()
     queue.join()
     assert queue.refused == [("b", "bad_request")]
-    assert queue.admission.places.num_waiting() == 0
+    assert queue.admission.queue.num_waiting() == 0
 
 
 def test_drain_refuses_waiting_requests():
@@ -332,6 +332,6 @@ def test_new_limits_apply_at_once():
     queue = queueing(streams=1)
     granted(queue.admission, "a")
     queue.enter("b")
-    queue.admission.places.set_limits(PlaceLimits(2, 2, 8))
+    queue.admission.queue.limits = QueueLimits(2, 2, 8)
     queue.join()
     assert queue.served == ["b"]

@@ -245,7 +245,7 @@ def test_disconnected_caller_frees_its_job_at_once(tmp_path, package, tar):
             assert stream.answer().status == 200
             caller = UnixConnection(worker.socket, TIMEOUT_SECONDS)
             caller.request("POST", "/jobs", job.to_body())
-            until(lambda: worker.worker.admission.places.num_waiting() == 1)
+            until(lambda: worker.worker.admission.queue.num_waiting() == 1)
             caller.close()
             done.set()
         assert worker.idle()

@@ -185,13 +185,13 @@ def test_profile_reserves_memory_and_pauses_the_pools(worker, gate):
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(ask, worker)
         assert gate.begun.wait(10)
-        assert device_models.reserved_bytes() > 0
+        assert device_models.working_memory.reserved_bytes() > 0
         decoded = threading.Event()
         worker.worker.executors[0].pool.submit("AUTH_b", decoded.set)
         assert not decoded.wait(0.3)
         gate.opened.set()
         assert asked.result().status == 200
-    assert device_models.reserved_bytes() == 0
+    assert device_models.working_memory.reserved_bytes() == 0
     assert decoded.wait(5)
 
 

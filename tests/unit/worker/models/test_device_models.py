@@ -27,13 +27,13 @@ from hapi_splitter.profiling.memory_model import MemoryRequirement
 from hapi_worker.models import device_models as device_models_module
 from hapi_worker.models import uploads as uploads_module
 from hapi_worker.models.device_models import (
-    CAP_SECONDS,
     MAX_PREFIXES,
     DeviceModels,
 )
 from hapi_worker.models.loaded_model import LoadedModel
 from hapi_worker.models.memory_queue import MemoryQueue
 from hapi_worker.models.registry import KnownModel, Models
+from hapi_worker.models.working_memory import CAP_SECONDS
 from waiting import until
 from worker_under_test import refusal
 
@@ -435,17 +435,17 @@ def test_model_that_is_used_is_copied_to_an_idle_device():
 def test_device_that_a_pass_does_not_return_from_is_not_idle(clock):
     models = make(num_devices=2, clock=clock)
     for each in models.devices:
-        each.pass_seconds = 60.0
+        each.working_memory.pass_seconds = 60.0
     model = put(models, "a", b"100:a")
     lease = models.acquire(model, 1)
     late = lease.device_models
-    assert late.longest_pass_seconds() == 0
+    assert late.working_memory.longest_pass_seconds() == 0
     assert reserve(lease, 8) is not None
     lease.release()
     clock.now += 60.0
-    assert not late.has_late_pass
+    assert not late.working_memory.has_late_pass
     clock.now += 1.0
-    assert late.longest_pass_seconds() == 61.0
+    assert late.working_memory.longest_pass_seconds() == 61.0
     other = models.acquire(put(models, "b", b"100:b"), 1)
     assert other.device_models is not late
     # It would not come off the device.
@@ -532,14 +532,14 @@ def test_cycles_that_hold_evicted_models_are_collected():
 
 
 def reserve(lease, maximum, starved=Mock()):  # noqa: B008
-    return lease.device_models.reserve(lease, maximum, starved)
+    return lease.device_models.working_memory.reserve(lease, maximum, starved)
 
 
 def test_passes_share_the_working_memory_evenly():
     models = make(260, num_forwards=2)
     lease = models.acquire(put(models, "a", b"100:a"), 1)
     assert [reserve(lease, 32).batch for _ in range(2)] == [8, 8]
-    assert lease.device_models.reserved_bytes() == 160
+    assert lease.device_models.working_memory.reserved_bytes() == 160
 
 
 def test_pass_that_needs_little_leaves_the_rest_to_others():
@@ -558,7 +558,7 @@ def test_pass_waits_if_not_one_sample_fits_next_to_others():
     assert first.batch == 1
     retry = Mock()
     assert reserve(lease, 8, retry) is None
-    lease.device_models.free(first)
+    lease.device_models.working_memory.free(first)
     retry.assert_called_once_with()
     assert reserve(lease, 8, retry).batch == 1
 
@@ -569,16 +569,16 @@ def test_large_images_take_at_most_half_and_passes_get_the_rest():
     lease = models.acquire(model, 1)
     devices = lease.device_models
     with pytest.raises(DoesNotFitError, match="decoding an image needs 131"):
-        devices.decoding(131).__enter__()
+        devices.working_memory.decoding(131).__enter__()
     retry = Mock()
-    with devices.decoding(130):
+    with devices.working_memory.decoding(130):
         assert devices.loaded_totals() == (1, 100)
         made = reserve(lease, 32, retry)
         assert made.batch == 3
-        assert devices.batch_limit(lease, 32) == 16
+        assert devices.working_memory.batch_limit(lease, 32) == 16
         # A pass that finds no memory is called when the image is done.
         assert reserve(lease, 32, retry) is None
-        devices.free(made)
+        devices.working_memory.free(made)
     assert retry.call_count == 2
     assert reserve(lease, 32, retry).batch == 16
 
@@ -591,16 +591,16 @@ def test_large_image_waits_for_others_and_for_passes():
     order = []
 
     def decode(name, num_bytes):
-        with devices.decoding(num_bytes):
+        with devices.working_memory.decoding(num_bytes):
             order.append(name)
 
     with ThreadPoolExecutor(2) as threads:
         first = threads.submit(decode, "first", 80)
-        until(lambda: devices._decoding_bytes)
+        until(lambda: devices.working_memory.decoding_bytes)
         second = threads.submit(decode, "second", 80)
         assert not order
         order.append("pass")
-        devices.free(made)
+        devices.working_memory.free(made)
         first.result()
         second.result()
     assert order == ["pass", "first", "second"]
@@ -633,7 +633,9 @@ class Loading:
         class Moving(FakeFrozen):
             def to(self, device):
                 _, used_bytes = loading.device_models.loaded_totals()
-                reserved_bytes = loading.device_models.reserved_bytes()
+                reserved_bytes = (
+                    loading.device_models.working_memory.reserved_bytes()
+                )
                 loading.taken.append(used_bytes + reserved_bytes)
                 return self
 
@@ -651,11 +653,11 @@ def test_model_is_copied_once_the_passes_leave_room_for_it():
     lease = models.acquire(put(models, "a", b"400:a"), 1)
     device_models = lease.device_models
     passes = [reserve(lease, 30), reserve(lease, 30)]
-    assert device_models.reserved_bytes() == 600
+    assert device_models.working_memory.reserved_bytes() == 600
     loading = Loading(models, "b", b"500:b")
     for each in passes:
         assert not loading.taken
-        device_models.free(each)
+        device_models.working_memory.free(each)
         # What begins meanwhile finds the less, and does not wait for it.
         began = reserve(lease, 30)
         assert began is None or began.batch <= 10
@@ -672,10 +674,10 @@ def test_pass_that_starves_goes_on_while_a_model_waits():
     loading = Loading(models, "b", b"580:b")
     woken = threading.Event()
     assert reserve(lease, 60, woken.set) is None
-    device_models.free(first)
+    device_models.working_memory.free(first)
     assert woken.is_set()
     assert reserve(lease, 60, woken.set) is None
-    device_models.free(second)
+    device_models.working_memory.free(second)
     loading.join()
     assert reserve(lease, 60, woken.set) is not None
     assert loading.taken == [980]
@@ -689,7 +691,7 @@ def test_model_counts_while_its_last_pass_runs_though_it_has_left():
     loading = Loading(models, "b", b"500:b")
     assert models.loaded_totals()[1] == 500
     assert not loading.taken
-    lease.device_models.free(last)
+    lease.device_models.working_memory.free(last)
     loading.join()
     assert loading.taken == [500]
 
@@ -711,17 +713,19 @@ def test_model_waits_in_vain_for_passes_that_do_not_end(fails, seconds):
 def test_who_is_alone_has_all_of_the_working_memory():
     models = make(260, num_forwards=2)
     lease = models.acquire(put(models, "a", b"100:a"), 1)
-    with lease.device_models.reserve_alone(lease, 32) as largest:
+    with lease.device_models.working_memory.reserve_alone(
+        lease, 32
+    ) as largest:
         assert largest == 16
-        assert lease.device_models.reserved_bytes() == 160
-    assert lease.device_models.reserved_bytes() == 0
+        assert lease.device_models.working_memory.reserved_bytes() == 160
+    assert lease.device_models.working_memory.reserved_bytes() == 0
 
 
 def test_batch_that_did_not_fit_is_not_tried_again_for_a_while(clock):
     models = make(10_000, clock=clock)
     model = put(models, "a", b"100:a")
     lease, other = models.acquire(model, 1), models.acquire(model, 2)
-    lease.device_models.record_out_of_memory(lease, 16)
+    lease.device_models.working_memory.record_out_of_memory(lease, 16)
     assert lease.batch_limit(32) == 8
     assert other.batch_limit(32) == 32
     assert models.acquire(model, 1).batch_limit(32) == 8
@@ -742,7 +746,7 @@ def test_pass_that_needs_much_is_not_passed_by_small_ones():
     # There is room for it, but not before the one that waits.
     assert reserve(small, 12, retry_small) is None
     for each in taken:
-        small.device_models.free(each)
+        small.device_models.working_memory.free(each)
     assert set(asked) == {"large"}
     assert reserve(large, 1, retry_large) is not None
     assert asked[-1] == "small"
@@ -756,7 +760,7 @@ def test_who_waits_for_memory_no_more_lets_the_next_one_try():
     first, second = Mock(), Mock()
     assert reserve(lease, 8, first) is None
     assert reserve(lease, 8, second) is None
-    lease.device_models.cancel_wait(first)
+    lease.device_models.working_memory.cancel_wait(first)
     first.assert_not_called()
     second.assert_called_once_with()
 

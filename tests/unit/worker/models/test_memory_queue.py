@@ -97,7 +97,8 @@ class Loads:
         self.queue.request(self._identity(name), "", num_bytes, self.devices)
 
     def end(self, name, *, served=True):
-        self.queue.end(self._identity(name), served=served)
+        with self.queue.changed:
+            self.queue.end(self._identity(name), served=served)
 
     def names(self):
         return {model.object for model in self.queue.loads()}

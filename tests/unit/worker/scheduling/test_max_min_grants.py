@@ -1,12 +1,13 @@
 """Shares of memory, and devices for jobs."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hapi_worker.models.placement import DeviceState, devices_in_order
+from hapi_worker.models.registry import devices_in_order
 from hapi_worker.scheduling.max_min_grants import granted_bytes, max_min_level
 
 
@@ -51,24 +52,28 @@ def test_as_many_passes_as_run_at_a_time_fit_together(
     assert equal * num_at_once <= capacity
 
 
+def device(in_service, has_model, num_jobs, has_late_pass=False):
+    return SimpleNamespace(
+        in_service=in_service,
+        find=lambda digest: has_model,
+        leases=lambda: [None] * num_jobs,
+        working_memory=SimpleNamespace(has_late_pass=has_late_pass),
+    )
+
+
 @pytest.mark.parametrize(
     ("devices", "order"),
     [
-        ([DeviceState(True, False, 0), DeviceState(True, True, 0)], [1, 0]),
-        ([DeviceState(True, False, 0), DeviceState(True, True, 1)], [1, 0]),
-        ([DeviceState(True, False, 0), DeviceState(True, True, 2)], [0, 1]),
-        ([DeviceState(True, False, 3), DeviceState(True, False, 2)], [1, 0]),
-        ([DeviceState(False, True, 0), DeviceState(True, False, 9)], [1]),
-        ([DeviceState(False, True, 0)], []),
-        ([DeviceState(True, True, 1), DeviceState(True, True, 1)], [0, 1]),
-        (
-            [
-                DeviceState(True, True, 0, has_late_pass=True),
-                DeviceState(True, False, 9),
-            ],
-            [1, 0],
-        ),
+        ([device(True, False, 0), device(True, True, 0)], [1, 0]),
+        ([device(True, False, 0), device(True, True, 1)], [1, 0]),
+        ([device(True, False, 0), device(True, True, 2)], [0, 1]),
+        ([device(True, False, 3), device(True, False, 2)], [1, 0]),
+        ([device(False, True, 0), device(True, False, 9)], [1]),
+        ([device(False, True, 0)], []),
+        ([device(True, True, 1), device(True, True, 1)], [0, 1]),
+        ([device(True, True, 0, True), device(True, False, 9)], [1, 0]),
     ],
 )
 def test_devices_to_try(devices, order):
-    assert devices_in_order(devices) == order
+    ordered = devices_in_order(devices, "digest")
+    assert [devices.index(each) for each in ordered] == order
