@@ -59,12 +59,17 @@ def read_options(
         each.name: each.metadata["parse"]
         for each in fields(kind)  # type: ignore[arg-type]
     }
-    problems = [
-        f"[{section}] has the unknown option {name} = {text}; allowed are "
-        f"{', '.join(sorted(parsers))}"
+    unknown = [
+        f"{name} = {text}"
         for name, text in texts.items()
         if name not in parsers and not is_foreign(name)
     ]
+    problems = []
+    if unknown:
+        problems.append(
+            f"[{section}] has the unknown option {', '.join(unknown)}; "
+            f"allowed are {', '.join(sorted(parsers))}"
+        )
     values = {}
     for name, text in {**inherited, **texts}.items():
         if name in parsers:
