@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TYPE_CHECKING, ClassVar
 
 from swift.common.storage_policy import POLICIES
 
@@ -19,6 +19,9 @@ from hapi_protocol.options import (
 )
 from hapi_protocol.signatures import address_text
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 DEFAULT_WORKER_SOCKET = "/run/hapi/worker.sock"
 PLACE_PROXY = "proxy"
 PLACE_OBJECT = "object"
@@ -27,7 +30,6 @@ DEFAULT_KEY_FILE = "/etc/swift/hapi-backend.key"
 MIB = 1024**2
 GIB = 1024**3
 
-_Config = TypeVar("_Config")
 _PASTE_KEYS = ("use", "name", "here", "__file__", "__name__")
 _LOG_PREFIXES = ("log_", "access_log_", "statsd_")
 
@@ -101,8 +103,10 @@ def _is_word(text: str) -> bool:
 
 
 @dataclass(frozen=True)
-class FilterConfig:
-    """Options of ``[filter:hapi]``; see ``proxy-server.conf-sample``."""
+class _Config:
+    """Options that both filters have."""
+
+    SECTION: ClassVar[str]
 
     worker_socket: str = option(
         DEFAULT_WORKER_SOCKET, absolute_path(MAX_SOCKET_PATH_BYTES)
@@ -115,6 +119,46 @@ class FilterConfig:
     worker_timeout: float = option("120", seconds)
     """Timeout of each step of the worker, in seconds: granting a job,
     beginning its answer, continuing it."""
+
+    backend_key_file: str = option(DEFAULT_KEY_FILE, absolute_path())
+    """File of mode 0600 with the key that signs requests of proxies to object
+    servers."""
+
+    @classmethod
+    def from_conf(
+        cls, global_conf: Mapping[str, str], local_conf: Mapping[str, str]
+    ) -> Self:
+        """Parses the configuration that paste hands to a filter factory.
+
+        Args:
+            global_conf: the [DEFAULT] section and ``set`` values; other
+                keys than our options are ignored.
+            local_conf: the filter's section; every key must be known.
+
+        Raises:
+            ValueError: names the key, the value and what is allowed.
+        """
+        config = read_options(
+            cls,
+            cls.SECTION,
+            local_conf,
+            inherited=global_conf,
+            is_foreign=lambda name: (
+                name in _PASTE_KEYS or name.startswith(_LOG_PREFIXES)
+            ),
+        )
+        config.check()
+        return config
+
+    def check(self) -> None:
+        """Raises ValueError if options contradict each other."""
+
+
+@dataclass(frozen=True)
+class FilterConfig(_Config):
+    """Options of ``[filter:hapi]``; see ``proxy-server.conf-sample``."""
+
+    SECTION = "filter:hapi"
 
     max_object_bytes: int = option(str(5 * GIB), count(1))
     """Maximum length of an object, or of its ``X-Hapi-Range``."""
@@ -170,10 +214,6 @@ class FilterConfig:
     """Places that compute features, first choice first: ``proxy``, by this
     host's worker, or ``object``, on an object server that has the object."""
 
-    backend_key_file: str = option(DEFAULT_KEY_FILE, absolute_path())
-    """File of mode 0600 with the key that signs requests to object
-    servers."""
-
     object_connect_timeout: float = option("0.5", seconds)
     """Timeout of a connection to an object server, in seconds."""
 
@@ -188,43 +228,29 @@ class FilterConfig:
     swift_dir: str = option("/etc/swift", absolute_path())
     """Folder of the rings; usually set in ``[DEFAULT]``."""
 
-    @classmethod
-    def from_conf(
-        cls, global_conf: Mapping[str, str], local_conf: Mapping[str, str]
-    ) -> FilterConfig:
-        """Parses the configuration that paste hands to a filter factory.
-
-        Args:
-            global_conf: the [DEFAULT] section and ``set`` values; other
-                keys than our options are ignored.
-            local_conf: the filter's section; every key must be known.
-
-        Raises:
-            ValueError: names the key, the value and what is allowed.
-        """
-        config = _read(cls, "filter:hapi", global_conf, local_conf)
-        _check_accounts(config)
-        return config
+    def check(self) -> None:
+        """Raises ValueError for accounts without the reseller prefix."""
+        prefix = self.reseller_prefix
+        names = [
+            ("allowed_accounts", n) for n in sorted(self.allowed_accounts)
+        ]
+        if self.model_library:
+            names.append(("model_library", self.model_library))
+        for option_name, name in names:
+            if not name.startswith(prefix):
+                raise ValueError(
+                    f"[{self.SECTION}] {option_name} has {name}: names of "
+                    f"accounts begin with the reseller_prefix {prefix}, for "
+                    f"instance {prefix}{name}"
+                )
 
 
 @dataclass(frozen=True)
-class ObjectFilterConfig:
+class ObjectFilterConfig(_Config):
     """Options of ``[filter:hapi_object]``; see
     ``object-server.conf-sample``."""
 
-    backend_key_file: str = option(DEFAULT_KEY_FILE, absolute_path())
-    """File of mode 0600 with the key that signs requests of proxies."""
-
-    worker_socket: str = option(
-        DEFAULT_WORKER_SOCKET, absolute_path(MAX_SOCKET_PATH_BYTES)
-    )
-    """Path of the worker's unix socket on this host."""
-
-    worker_connect_timeout: float = option("1", seconds)
-    """Timeout of a connection to the worker, in seconds."""
-
-    worker_timeout: float = option("120", seconds)
-    """Timeout of each step of the worker, in seconds."""
+    SECTION = "filter:hapi_object"
 
     addresses: frozenset[str] = option("", _addresses)
     """``HOST:PORT`` of this server in the rings, if proxies reach it by a host
@@ -232,45 +258,3 @@ class ObjectFilterConfig:
 
     beat_seconds: float = option("1", seconds)
     """Silence after which a beat shows the proxy that the answer goes on."""
-
-    @classmethod
-    def from_conf(
-        cls, global_conf: Mapping[str, str], local_conf: Mapping[str, str]
-    ) -> ObjectFilterConfig:
-        """Parses the configuration, as :meth:`FilterConfig.from_conf`.
-
-        Raises:
-            ValueError: names the key, the value and what is allowed.
-        """
-        return _read(cls, "filter:hapi_object", global_conf, local_conf)
-
-
-def _read(
-    kind: type[_Config],
-    section: str,
-    global_conf: Mapping[str, str],
-    local_conf: Mapping[str, str],
-) -> _Config:
-    return read_options(
-        kind,
-        section,
-        local_conf,
-        inherited=global_conf,
-        is_foreign=lambda name: (
-            name in _PASTE_KEYS or name.startswith(_LOG_PREFIXES)
-        ),
-    )
-
-
-def _check_accounts(config: FilterConfig) -> None:
-    prefix = config.reseller_prefix
-    names = [("allowed_accounts", n) for n in sorted(config.allowed_accounts)]
-    if config.model_library:
-        names.append(("model_library", config.model_library))
-    for option_name, name in names:
-        if not name.startswith(prefix):
-            raise ValueError(
-                f"[filter:hapi] {option_name} has {name}: names of accounts "
-                f"begin with the reseller_prefix {prefix}, for instance "
-                f"{prefix}{name}"
-            )
