@@ -55,7 +55,7 @@ def cache_split(case, monkeypatch, folder):
     freeze = case.freeze or default_freeze(model, **case.options)
     monkeypatch.setenv("HAPI_CACHE_DIR", str(folder))
     split(model, freeze, **case.options)
-    is_cached = any((folder / "splits-2").glob("*.split"))
+    is_cached = any((folder / "splits-3").glob("*.split"))
     assert is_cached == (case.id not in NOT_CACHEABLE)
     if is_cached:  # any other export is an error
         monkeypatch.setattr(split_model, "export_region", None)

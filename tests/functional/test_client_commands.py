@@ -136,7 +136,7 @@ def test_info_describes_a_package(hapi, connection, tmp_path, capsys):
     assert "hapi models ls" in capsys.readouterr().err
     connection.put("told", "x.hapi", io.BytesIO(b"PK"), 2)
     assert hapi("info", "told/x.hapi") == (1, None)
-    assert "not a zip file" in capsys.readouterr().err
+    assert "not a model package" in capsys.readouterr().err
 
 
 def test_packages_are_listed_and_deleted(
@@ -160,7 +160,7 @@ def test_packages_are_listed_and_deleted(
     assert first["cuts"] > by_digest[digests[1]]["cuts"]
     assert first["bytes"] > 0
     assert "torch" in first["producer"]
-    assert "not a zip file" in by_digest["0" * 64]["problem"]
+    assert "not a model package" in by_digest["0" * 64]["problem"]
     assert digests[0][:12] in capsys.readouterr().out
 
     assert hapi("models", "rm", "f" * 64, "--yes", *where) == (1, None)

@@ -11,11 +11,11 @@ from photos import shard
 
 ACCOUNT = "AUTH_test"
 NAMES = (
-    "pickled weights",
+    "pickled header",
     "expression as size",
     "torch.hub.load",
     "cut shape",
-    "overlap",
+    "overlapping tensors",
     "ten million nodes",
 )
 """The other holes are tried at the loader and at the validation server."""

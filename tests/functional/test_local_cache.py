@@ -438,7 +438,7 @@ def test_commands_show_and_empty_the_cache_of_splits(tmp_path, monkeypatch):
     assert run("ls") == {"entries": []}
     small_parts()
     (entry,) = run("ls")["entries"]
-    (file,) = (folder / "splits-2").glob("*.split")
+    (file,) = (folder / "splits-3").glob("*.split")
     assert file.name == f"{entry['key']}.split"
     assert entry["length_bytes"] == file.stat().st_size
     found = run("stats")
@@ -448,5 +448,5 @@ def test_commands_show_and_empty_the_cache_of_splits(tmp_path, monkeypatch):
     assert "exclude each other" in run("purge", "--directory", "x", status=2)
     assert run("purge", "--yes") == {"deleted": 1}
     assert run("ls") == {"entries": []}
-    (folder / "splits-2").chmod(0o777)
+    (folder / "splits-3").chmod(0o777)
     assert "other users may write" in run("stats", status=2)

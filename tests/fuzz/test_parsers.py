@@ -52,7 +52,7 @@ from hapi_splitter.inputs.image_decode import decode_image
 from hapi_splitter.inputs.image_header import FORMATS
 from hapi_splitter.inputs.named_arrays import NamedArrays
 from hapi_splitter.package.reader import load_package
-from hostile import members, repack, valid_package
+from hostile import framed, parts, repack, valid_package
 from photos import shard
 from worker_under_test import job_for
 
@@ -161,12 +161,15 @@ def stream(*, has_features: bool = True) -> bytes:
 
 
 def package_of(chance: random.Random) -> bytes:
-    """A container around a damaged member, or a damaged container."""
-    name = chance.choice((None, *members()))
+    """A package around a damaged part, or a damaged package."""
+    name = chance.choice((None, "header", "hapi", "graph", "data"))
+    package = valid_package()
     if name is None:
-        return damaged(chance, valid_package())
-    content = damaged(chance, members()[name])
-    return repack(**{name.partition(".")[0]: content})
+        return damaged(chance, package)
+    if name == "header":
+        end = len(package) - len(parts()["data"])
+        return framed(damaged(chance, package[8:end])) + package[end:]
+    return repack(**{name: damaged(chance, parts()[name])})
 
 
 def headers_of(chance: random.Random) -> dict[str, str]:

@@ -7,13 +7,10 @@ package, so that only the attack itself can be the reason of the refusal.
 from __future__ import annotations
 
 import functools
-import io
 import json
 import pickle
 import re
 import struct
-import zipfile
-import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,7 +21,7 @@ from torch import nn
 from hapi_splitter.freezing.split_model import split
 from hapi_splitter.inputs.augmentation import Augmentation
 from hapi_splitter.inputs.image_transform import ImageTransform
-from hapi_splitter.package import zip_container
+from hapi_splitter.package.header import MAX_HEADER_BYTES, parse_header
 from hapi_splitter.package.writer import package_bytes
 
 CODE = "<code>"
@@ -53,15 +50,21 @@ def valid_package() -> bytes:
     return package_bytes(frozen)
 
 
-def members() -> dict[str, bytes]:
-    """Returns the members of the valid package."""
-    with zipfile.ZipFile(io.BytesIO(valid_package())) as package:
-        return {name: package.read(name) for name in package.namelist()}
+def parts() -> dict[str, Any]:
+    """The texts, the table of tensors and their bytes in a valid package."""
+    data = valid_package()
+    hapi, graph, tensors, end = parse_header(data)
+    return {
+        "hapi": json.dumps(hapi).encode(),
+        "graph": json.dumps(graph).encode(),
+        "tensors": tensors,
+        "data": data[end:],
+    }
 
 
 def document(name: str) -> dict[str, Any]:
     """Returns ``hapi.json`` or ``graph.json`` of the valid package."""
-    found: dict[str, Any] = json.loads(members()[f"{name}.json"])
+    found: dict[str, Any] = json.loads(parts()[name])
     return found
 
 
@@ -72,17 +75,34 @@ def filled(content: Any, trace: Path) -> bytes:
     return text.replace(TRACE, str(trace)).encode()
 
 
-def repack(**changed: bytes) -> bytes:
-    """Returns a valid container around changed members (``graph=…``)."""
-    names = {name.partition(".")[0]: name for name in zip_container.MEMBERS}
-    content = members() | {names[k]: v for k, v in changed.items()}
-    return b"".join(zip_container.pack(content))
+def repack(**changed: Any) -> bytes:
+    """Returns a valid file of changed parts (``graph=…``)."""
+    part = parts() | changed
+    texts = {
+        f"{name}.json": part[name].decode("latin-1")
+        for name in ("hapi", "graph")
+    }
+    header = {"__metadata__": texts, **part["tensors"]}
+    return framed(json.dumps(header).encode()) + part["data"]
 
 
-def framed(header: Any, trace: Path, num_bytes: int = 0) -> bytes:
-    """Returns weights of a header and zeros."""
-    text = filled(header, trace)
-    return struct.pack("<Q", len(text)) + text + bytes(num_bytes)
+def framed(text: bytes) -> bytes:
+    """Returns a header of a text with its length and padding."""
+    text += b" " * (-(8 + len(text)) % 64)
+    return struct.pack("<Q", len(text)) + text
+
+
+def with_header(before: bytes, after: bytes, _: Path) -> bytes:
+    """Replaces a text in the header."""
+    data = valid_package()
+    end = parse_header(data).end
+    assert before in data[8:end]
+    return framed(data[8:end].replace(before, after, 1).rstrip()) + data[end:]
+
+
+def with_length(length: int, _: Path) -> bytes:
+    """Declares another length of the header."""
+    return struct.pack("<Q", length) + valid_package()[8:]
 
 
 def with_call(call: list[Any], trace: Path) -> bytes:
@@ -98,7 +118,8 @@ def with_program(calls: list[Any], trace: Path) -> bytes:
     return repack(
         hapi=filled(hapi, trace),
         graph=filled({"weights": 0, "calls": calls}, trace),
-        weights=framed({}, trace),
+        tensors={},
+        data=b"",
     )
 
 
@@ -113,45 +134,13 @@ def with_weight(
     return repack(
         hapi=filled(hapi, trace),
         graph=filled({"weights": 1, "calls": calls}, trace),
-        weights=framed({"1": entry}, trace) + data,
+        tensors={"1": entry},
+        data=data,
     )
 
 
 def with_hapi(fields: dict[str, Any], trace: Path) -> bytes:
     return repack(hapi=filled(document("hapi") | fields, trace))
-
-
-def with_text(before: bytes, after: bytes, trace: Path) -> bytes:
-    """Replaces a text in the header of the weights."""
-    weights = members()["weights.safetensors"]
-    return repack(weights=weights.replace(before, after, 1))
-
-
-def with_field(
-    offset: int, layout: str, value: int, trace: Path, *, entry: int = 0
-) -> bytes:
-    """Changes a field of a directory entry (offsets: APPNOTE 4.3.12)."""
-    data = bytearray(valid_package())
-    position = -1
-    for _ in range(entry + 1):
-        position = data.index(b"PK\x01\x02", position + 1)
-    values = [value] * (len(layout) - 1)
-    struct.pack_into(layout, data, position + offset, *values)
-    return bytes(data)
-
-
-def zipped(
-    content: list[tuple[str, bytes]], method: int = zipfile.ZIP_STORED
-) -> bytes:
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", method) as package:
-        for name, data in content:
-            info = zipfile.ZipInfo(name)
-            info.compress_type = method
-            # Avoids zipfile's warning about repeated names.
-            package.NameToInfo.pop(name, None)
-            package.writestr(info, data)
-    return buffer.getvalue()
 
 
 class _Touch:
@@ -168,10 +157,6 @@ def pickled(trace: Path) -> bytes:
     return pickle.dumps(_Touch(trace))
 
 
-def pickled_member(trace: Path) -> bytes:
-    return repack(weights=pickled(trace))
-
-
 def cut_name_injection(trace: Path) -> bytes:
     names = [f"x'); {CODE} #", *document("hapi")["names"][1:]]
     return with_hapi({"names": names}, trace)
@@ -179,14 +164,20 @@ def cut_name_injection(trace: Path) -> bytes:
 
 def weight_name_injection(trace: Path) -> bytes:
     entry = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
-    return repack(weights=framed({f"w; {CODE}": entry}, trace, 4))
+    tensors = json.loads(filled({f"w; {CODE}": entry}, trace))
+    return repack(tensors=tensors, data=bytes(4))
 
 
-def overlapping_tensors(trace: Path) -> bytes:
-    entry = {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}
+def with_offsets(*spans: tuple[int, int]) -> bytes:
+    """Makes each weight four floats; the first ones get other offsets."""
+    entry = {"dtype": "F32", "shape": [4]}
     count = document("graph")["weights"]
-    header = {str(node): entry for node in range(1, count + 1)}
-    return repack(weights=framed(header, trace, 16))
+    rest = [(16 * node, 16 * node + 16) for node in range(count)]
+    tensors = {
+        str(node): {**entry, "data_offsets": list(span)}
+        for node, span in enumerate([*spans, *rest[len(spans) :]], 1)
+    }
+    return repack(tensors=tensors, data=bytes(16 * count))
 
 
 def lookup_of_computed_ids(trace: Path) -> bytes:
@@ -231,19 +222,13 @@ def output_without_samples(trace: Path) -> bytes:
     return repack(hapi=filled(hapi, trace), graph=filled(graph, trace))
 
 
-def duplicate_member(trace: Path) -> bytes:
-    content = members()
-    graph = ("graph.json", content["graph.json"])
-    return zipped([("hapi.json", content["hapi.json"]), graph, graph])
-
-
 HUGE = (1 << 62) - 1
 RESHAPE, COPY = "aten.reshape.default", "aten._to_copy.default"
 NO_INTEGER = "argument 'shape' .* must be an integer"
 NO_DTYPE = "argument 'dtype' .* must be null or one of"
 ON_BATCH = "would mix samples: it acts on the batch"
-NOT_A_ZIP = "not a zip file"
-BEHIND_END = "comment or bytes after its end"
+NO_HEADER = "not a model package: it does not begin with a header"
+NO_TEXTS = "__metadata__ must have the texts"
 
 UNKNOWN_OPERATORS: Mapping[str, list[Any]] = {
     "torch.hub.load": [TRACE, CODE],
@@ -405,33 +390,67 @@ WRONG_HAPI: Mapping[str, tuple[dict[str, Any], str]] = {
     ),
 }
 
-WRONG_WEIGHTS: Mapping[str, tuple[bytes, bytes, str]] = {
+WRONG_HEADERS: Mapping[str, tuple[bytes, bytes, str]] = {
     "float64 weights": (b'"F32"', b'"F64"', "has the unsupported dtype 'F64'"),
     "tensor size": (
         b'"shape":[4]',
         b'"shape":[9]',
         "shape and offsets do not match",
     ),
+    "negative size": (
+        b'"shape":[4]',
+        b'"shape":[-4]',
+        "has the invalid shape",
+    ),
+    "field of a tensor": (b'"shape":[4]', b'"shape":[4],"x":1', "must have"),
+    "extra document": (
+        b'"graph.json":',
+        b'"sample_inputs.pt":"x","graph.json":',
+        NO_TEXTS,
+    ),
+    "missing document": (b'"graph.json":', b'"graph.jso":', NO_TEXTS),
+    "repeated document": (
+        b'"graph.json":',
+        b'"graph.json":"{}","graph.json":',
+        "the header is not acceptable JSON: a key is repeated",
+    ),
+    "repeated tensor": (
+        b'{"1":',
+        b'{"1":{},"1":',
+        "the header is not acceptable JSON: a key is repeated",
+    ),
+    "second metadata": (
+        b'"__metadata__":',
+        b'"__metadata__":{},"__metadata__":',
+        "the header is not acceptable JSON: a key is repeated",
+    ),
+    "no metadata": (b'"__metadata__":', b'"_metadata_":', NO_TEXTS),
+    "bytes that are not UTF-8": (b'"F32"', b'"\xff32"', "can't decode byte"),
+    "bytes after the object": (b'{"1":', b'{} {"1":', "Extra data"),
+}
+"""A text in the header, and what replaces it."""
+
+WRONG_LENGTHS: Mapping[str, tuple[int, str]] = {
+    "header of no bytes": (0, NO_HEADER),
+    "unaligned header": (121, NO_HEADER),
+    "short header": (120, "the header is not acceptable JSON"),
+    "header over the limit": (MAX_HEADER_BYTES + 56, "more than the limit"),
+    "header of 2**63 bytes": (2**63 + 56, "more than the limit"),
+    "header after the file": (MAX_HEADER_BYTES - 8, "header is truncated"),
 }
 
-WRONG_FIELDS: Mapping[str, tuple[int, str, int, int, str]] = {
-    "encrypted": (8, "<H", 1, 0, "is encrypted"),
-    "overlap": (42, "<I", 0, 1, "overlaps another"),
-    "one size": (20, "<I", 0x7FFFFFFF, 0, "has two different sizes"),
-    "both sizes": (20, "<II", 0x7FFFFFFF, 2, "ends after the file"),
-    "checksum": (
-        16,
-        "<I",
-        zlib.crc32(b"other"),
-        0,
-        "header differs from the directory",
-    ),
+WRONG_OFFSETS: Mapping[str, tuple[list[tuple[int, int]], str]] = {
+    "overlapping tensors": ([(0, 16), (0, 16)], "overlap or leave gaps"),
+    "gap between tensors": ([(0, 16), (32, 48)], "overlap or leave gaps"),
+    "unaligned tensor": ([(1, 17)], "shape and offsets do not match"),
+    "offsets in reverse": ([(16, 0)], "shape and offsets do not match"),
+    "tensor after the file": ([(960, 976)], "ends after the file"),
 }
-"""Offset, layout, value and number of an entry of the zip directory."""
 
 OTHERS: Mapping[str, Attack] = {
-    "pickled weights": Attack(
-        pickled_member, "its header has an invalid length"
+    "pickled header": Attack(
+        lambda trace: framed(pickled(trace)),
+        "the header is not acceptable JSON",
     ),
     "pickled graph": Attack(
         lambda trace: repack(graph=pickled(trace)),
@@ -449,7 +468,7 @@ OTHERS: Mapping[str, Attack] = {
         lookup_of_computed_ids, "it must look up unchanged int64 ids"
     ),
     "ten million nodes": Attack(
-        ten_million_nodes, r"graph.json has \d+ bytes, more than the limit"
+        ten_million_nodes, r"header has \d+ bytes, more than the limit"
     ),
     "too many nodes": Attack(
         too_many_nodes, "20001 calls .* limit of 20000 nodes"
@@ -458,42 +477,29 @@ OTHERS: Mapping[str, Attack] = {
     "output without samples": Attack(
         output_without_samples, "must be a batch of floating-point samples"
     ),
-    "overlapping tensors": Attack(
-        overlapping_tensors, "shape and offsets do not match|overlap"
+    "header that is a list": Attack(lambda _: framed(b"[]"), NO_TEXTS),
+    "metadata that is a text": Attack(
+        lambda _: framed(b'{"__metadata__":"x"}'), NO_TEXTS
     ),
-    "truncated weights": Attack(
-        lambda _: repack(weights=members()["weights.safetensors"][:-4]),
-        "ends after the file",
+    "documents that are objects": Attack(
+        lambda _: framed(b'{"__metadata__":{"hapi.json":{},"graph.json":{}}}'),
+        NO_TEXTS,
     ),
-    "extra member": Attack(
-        lambda trace: zipped(
-            [*members().items(), ("sample_inputs.pt", pickled(trace))]
-        ),
-        "4 members instead of 3",
+    "deep header": Attack(
+        lambda _: framed(b"[" * 1_000_000), "nested too deeply"
     ),
-    "duplicate member": Attack(
-        duplicate_member, "'graph.json' instead of weights.safetensors"
+    "prepended": Attack(lambda _: b"#!/bin/sh\n" + valid_package(), NO_HEADER),
+    "appended": Attack(
+        lambda _: valid_package() + b"\n", "bytes after its last tensor"
     ),
-    "fourth member of the same name": Attack(
-        lambda _: zipped([*members().items(), ("graph.json", b"{}")]),
-        "4 members instead of 3",
+    "truncated": Attack(lambda _: valid_package()[:-4], "ends after the file"),
+    "truncated header": Attack(
+        lambda _: valid_package()[:100], "header is truncated"
     ),
-    "deflated": Attack(
-        lambda _: zipped([*members().items()], zipfile.ZIP_DEFLATED),
-        "is compressed, not stored",
-    ),
-    "prepended": Attack(
-        lambda _: b"#!/bin/sh\n" + valid_package(),
-        "directory is not at the end",
-    ),
-    "appended": Attack(lambda _: valid_package() + b"\n", BEHIND_END),
-    "comment": Attack(
-        lambda _: valid_package()[:-2] + struct.pack("<H", 5) + b"hello",
-        BEHIND_END,
-    ),
-    "pickle": Attack(pickled, NOT_A_ZIP),
-    "empty": Attack(lambda _: b"", NOT_A_ZIP),
-    "truncated": Attack(lambda _: valid_package()[:-100], NOT_A_ZIP),
+    "zip": Attack(lambda _: b"PK\x03\x04" + bytes(200), NO_HEADER),
+    "pickle": Attack(pickled, NO_HEADER),
+    "empty": Attack(lambda _: b"", NO_HEADER),
+    "seven bytes": Attack(lambda _: b"\x38" + bytes(6), NO_HEADER),
 }
 
 
@@ -520,8 +526,12 @@ def attacks() -> dict[str, Attack]:
         found[name] = Attack(
             lambda _, graph=graph: repack(graph=graph), reason
         )
-    for name, (before, after, reason) in WRONG_WEIGHTS.items():
-        found[name] = Attack(part(with_text, before, after), reason)
-    for name, (*field, entry, reason) in WRONG_FIELDS.items():
-        found[name] = Attack(part(with_field, *field, entry=entry), reason)
+    for name, (before, after, reason) in WRONG_HEADERS.items():
+        found[name] = Attack(part(with_header, before, after), reason)
+    for name, (length, reason) in WRONG_LENGTHS.items():
+        found[name] = Attack(part(with_length, length), reason)
+    for name, (spans, reason) in WRONG_OFFSETS.items():
+        found[name] = Attack(
+            lambda _, spans=spans: with_offsets(*spans), reason
+        )
     return found | OTHERS

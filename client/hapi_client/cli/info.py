@@ -15,13 +15,13 @@ from hapi_client.cli.context import (
     write_json,
 )
 from hapi_client.data.dataset_summary import DataSetSummary, summarize_data_set
-from hapi_client.model.package_store import read_details
+from hapi_client.model.package_store import read_metadata
 from hapi_client.swift.account import ObjectInfo
 from hapi_client.swift.capabilities import hapi_rows, swift_rows
 from hapi_client.swift.connection import Connection
 from hapi_client.swift.swift_url import Location, parse_location
 from hapi_protocol.errors import ClientError
-from hapi_splitter.package.metadata import PackageDetails
+from hapi_splitter.package.metadata import PackageMetadata
 from hapi_splitter.units import bytes_text, count_text
 
 PACKAGE_SUFFIX = ".hapi"
@@ -181,8 +181,8 @@ def _describe_package(
             f"there is no object {place}; 'hapi models ls' lists packages",
             object_name=f"{place.container}/{place.prefix}",
         )
-    details = read_details(connection, place.container, info)
-    _print_rows("package", _package_rows(info, details))
+    metadata = read_metadata(connection, place.container, info)
+    _print_rows("package", _package_rows(info, metadata))
     print_table(
         ("cut", "module", "shape", "bytes per sample"),
         [
@@ -192,27 +192,27 @@ def _describe_package(
                 _shape_text(cut.shape),
                 bytes_text(cut.sample_bytes),
             )
-            for cut in details.cuts
+            for cut in metadata.cuts
         ],
     )
-    return {"package": _package_facts(info, details)}
+    return {"package": _package_facts(info, metadata)}
 
 
 def _package_rows(
-    info: ObjectInfo, details: PackageDetails
+    info: ObjectInfo, metadata: PackageMetadata
 ) -> Iterator[tuple[str, str]]:
     yield "object", info.name
     yield "bytes", bytes_text(info.length_bytes)
-    versions = details.head.producer.items()
+    versions = metadata.producer.items()
     yield "written by", ", ".join(f"{name} {v}" for name, v in versions)
-    yield "sample", _shape_text(details.head.sample_shape)
-    yield "transform", _transform_text(details.transform)
+    yield "sample", _shape_text(metadata.sample_shape)
+    yield "transform", _transform_text(metadata.transform)
     yield (
         "weights",
-        f"{details.num_values:,} values, {bytes_text(details.weight_bytes)}",
+        f"{metadata.num_values:,} values, {bytes_text(metadata.weight_bytes)}",
     )
-    yield "cuts", str(details.head.num_cuts)
-    yield "ends with", details.head.last_module
+    yield "cuts", str(len(metadata.cuts))
+    yield "ends with", metadata.cuts[-1].module
 
 
 def _transform_text(transform: Mapping[str, Any] | None) -> str:
@@ -222,16 +222,16 @@ def _transform_text(transform: Mapping[str, Any] | None) -> str:
 
 
 def _package_facts(
-    info: ObjectInfo, details: PackageDetails
+    info: ObjectInfo, metadata: PackageMetadata
 ) -> dict[str, Any]:
     return {
         "name": info.name,
         "bytes": info.length_bytes,
-        "sample": list(details.head.sample_shape),
-        "transform": details.transform,
-        "producer": details.head.producer,
-        "values": details.num_values,
-        "weight_bytes": details.weight_bytes,
+        "sample": list(metadata.sample_shape),
+        "transform": metadata.transform,
+        "producer": metadata.producer,
+        "values": metadata.num_values,
+        "weight_bytes": metadata.weight_bytes,
         "cuts": [
             {
                 "cut": cut.index,
@@ -239,7 +239,7 @@ def _package_facts(
                 "shape": list(cut.shape),
                 "bytes": cut.sample_bytes,
             }
-            for cut in details.cuts
+            for cut in metadata.cuts
         ],
     }
 

@@ -22,13 +22,13 @@ from hapi_client.model.package_store import (
     delete_package,
     list_packages,
     older_than,
-    read_heads,
+    read_all_metadata,
     select_packages,
 )
 from hapi_client.reports.terminal import ConsoleReporter
 from hapi_client.swift.connection import Connection
 from hapi_protocol.errors import ClientError, HapiError
-from hapi_splitter.package.metadata import PackageHead
+from hapi_splitter.package.metadata import PackageMetadata
 from hapi_splitter.units import bytes_text
 
 SHOWN_DIGITS = 12
@@ -55,7 +55,7 @@ def ls_command(
 ) -> None:
     """List the packages, latest first.
 
-    Only the first bytes of each package are read.
+    Only the header of each package is read.
 
     Examples:
 
@@ -69,38 +69,35 @@ def ls_command(
     """
     with connect(context) as connection:
         packages = list_packages(connection, container)
-        heads = list(read_heads(connection, container, packages))
-    rows = list(zip(packages, heads, strict=True))
+        read = list(read_all_metadata(connection, container, packages))
+    rows = list(zip(packages, read, strict=True))
     print_table(
         (
             *("package", "bytes", "stored", "sample", "cuts", "output"),
             *("ends with", "producer"),
         ),
-        [_row(package, head) for package, head in rows],
+        [_row(*row) for row in rows],
     )
-    write_json(
-        json_path,
-        {"packages": [_facts(package, head) for package, head in rows]},
-    )
+    write_json(json_path, {"packages": [_facts(*row) for row in rows]})
 
 
 def _row(
-    package: StoredPackage, head: PackageHead | HapiError
+    package: StoredPackage, metadata: PackageMetadata | HapiError
 ) -> tuple[str, ...]:
     start = (
         package.digest[:SHOWN_DIGITS],
         bytes_text(package.info.length_bytes),
         package.info.stored.partition("T")[0],
     )
-    if isinstance(head, HapiError):
-        return (*start, "?", "?", "?", "?", head.message)
+    if isinstance(metadata, HapiError):
+        return (*start, "?", "?", "?", "?", metadata.message)
     return (
         *start,
-        _shape_text(head.sample_shape),
-        str(head.num_cuts),
-        _shape_text(head.output_shape),
-        head.last_module,
-        f"torch {head.producer.get('torch', '?')}",
+        _shape_text(metadata.sample_shape),
+        str(len(metadata.cuts)),
+        _shape_text(metadata.cuts[-1].shape),
+        metadata.cuts[-1].module,
+        f"torch {metadata.producer.get('torch', '?')}",
     )
 
 
@@ -109,23 +106,23 @@ def _shape_text(shape: tuple[int, ...]) -> str:
 
 
 def _facts(
-    package: StoredPackage, head: PackageHead | HapiError
+    package: StoredPackage, metadata: PackageMetadata | HapiError
 ) -> dict[str, Any]:
     facts: dict[str, Any] = {
         "digest": package.digest,
         "bytes": package.info.length_bytes,
         "stored": package.info.stored,
     }
-    if isinstance(head, HapiError):
+    if isinstance(metadata, HapiError):
         unknown = ("sample", "output", "cuts", "ends_with", "producer")
-        return {**facts, **dict.fromkeys(unknown), "problem": str(head)}
+        return {**facts, **dict.fromkeys(unknown), "problem": str(metadata)}
     return {
         **facts,
-        "sample": list(head.sample_shape),
-        "output": list(head.output_shape),
-        "cuts": head.num_cuts,
-        "ends_with": head.last_module,
-        "producer": head.producer,
+        "sample": list(metadata.sample_shape),
+        "output": list(metadata.cuts[-1].shape),
+        "cuts": len(metadata.cuts),
+        "ends_with": metadata.cuts[-1].module,
+        "producer": metadata.producer,
         "problem": None,
     }
 

@@ -23,17 +23,15 @@ from hapi_protocol.errors import (
     SourceChangedError,
 )
 from hapi_protocol.headers import ByteRange, ModelPath
-from hapi_splitter.package.metadata import (
-    PackageDetails,
-    PackageHead,
-    ReadBytes,
-    head_bytes,
-)
+from hapi_splitter.package.header import header_bytes
+from hapi_splitter.package.metadata import PackageMetadata
 
 logger = logging.getLogger(__name__)
 
 DEFAULT_MODELS_CONTAINER = "hapi-models"
-USUAL_HEAD_BYTES = 64 * 1024
+USUAL_HEADER_BYTES = 64 * 1024
+"""Bytes of the first read: ResNet-50's header has 35 KB; longer ones (ViT-L:
+105 KB) take a second read."""
 NUM_THREADS = 8
 LIBRARY_SECONDS = 10.0
 """Deadline of a look-up in the model library."""
@@ -80,22 +78,22 @@ def list_packages(
     return sorted(packages, key=lambda each: each.info.stored, reverse=True)
 
 
-def read_heads(
+def read_all_metadata(
     connection: Connection, container: str, packages: Sequence[StoredPackage]
-) -> Iterator[PackageHead | PackageError | RightsError]:
-    """Reads the heads of packages, in the given order.
+) -> Iterator[PackageMetadata | PackageError | RightsError]:
+    """Reads the metadata of packages, in the given order.
 
-    Only the first bytes of each package are read.
+    Only the header of each package is read.
 
     Yields:
-        The head, or the error that prevents reading it.
+        The metadata, or the error that prevents reading them.
     """
 
     def read(
         package: StoredPackage,
-    ) -> PackageHead | PackageError | RightsError:
+    ) -> PackageMetadata | PackageError | RightsError:
         try:
-            return _read_head(connection, container, package.info)
+            return read_metadata(connection, container, package.info)
         except (PackageError, RightsError) as error:
             return error
         except SourceChangedError as error:
@@ -110,48 +108,30 @@ def read_heads(
         yield from pool.map(read, packages)
 
 
-def read_details(
+def read_metadata(
     connection: Connection, container: str, info: ObjectInfo
-) -> PackageDetails:
-    """Reads the details of a package from a few of its bytes.
+) -> PackageMetadata:
+    """Reads the metadata of a package from its header.
 
     Raises:
         PackageError: if it is not a package.
         HapiError: if it cannot be read, or is replaced meanwhile.
     """
-    read = _reader(connection, container, info)
-    return PackageDetails.read(read, _first_bytes(read))
 
-
-def _read_head(
-    connection: Connection, container: str, info: ObjectInfo
-) -> PackageHead:
-    read = _reader(connection, container, info)
-    return PackageHead.from_bytes(_first_bytes(read))
-
-
-def _first_bytes(read: ReadBytes) -> bytes:
-    """Returns at least the whole head of a package."""
-    data = read(0, USUAL_HEAD_BYTES)
-    length_bytes = head_bytes(data)
-    return data if length_bytes <= len(data) else read(0, length_bytes)
-
-
-def _reader(
-    connection: Connection, container: str, info: ObjectInfo
-) -> ReadBytes:
-    def read(position: int, length_bytes: int) -> bytes:
-        stop = min(position + length_bytes, info.length_bytes)
-        if stop <= position:
+    def read(length_bytes: int) -> bytes:
+        stop = min(length_bytes, info.length_bytes)
+        if not stop:
             return b""
+        span = ByteRange(0, stop - 1)
         return connection.get_range(
-            container,
-            info.name,
-            ByteRange(position, stop - 1),
-            if_match=info.etag,
+            container, info.name, span, if_match=info.etag
         )
 
-    return read
+    data = read(USUAL_HEADER_BYTES)
+    length_bytes = header_bytes(data)
+    if length_bytes > len(data):
+        data = read(length_bytes)
+    return PackageMetadata.from_bytes(data)
 
 
 def select_packages(

@@ -10,6 +10,7 @@ is noticed.  The caller compares an entry with the model before use.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import logging
 import warnings
@@ -31,7 +32,6 @@ from hapi_splitter.freezing.split_store import (
 )
 from hapi_splitter.freezing.tail_call import TailPlan
 from hapi_splitter.inputs.sample_format import InputTransform
-from hapi_splitter.package.weights import WeightsFile, read_weights
 
 logger = logging.getLogger(__name__)
 
@@ -133,7 +133,7 @@ class SplitCache:
             self.discard("is damaged")
             return None
         try:
-            return self._parsed(bytearray(content))
+            return self._parsed(content)
         except ValueError as error:
             self.discard(f"cannot be used: {error}")
             return None
@@ -178,7 +178,7 @@ class SplitCache:
     def _content(
         self, split: CachedSplit, weights: Mapping[int, torch.Tensor]
     ) -> bytes:
-        """Returns a line of JSON, and the constants in safetensors format."""
+        """Returns a JSON text and the constants, as torch saves them."""
         frozen, plan = split.frozen, split.plan
         if from_json(to_json(plan)) != plan:
             raise ValueError("the plan of its tail has no JSON")
@@ -198,24 +198,24 @@ class SplitCache:
         ]
         graph = (frozen.program, frozen.values, frozen.names, frozen.digest)
         document = to_json((*graph, sources, plan, split.freeze))
-        constants = dict(enumerate([*stored, split.features], 1))
-        line = json.dumps(document, separators=(",", ":"))
-        return b"\n".join((line.encode(), b"".join(WeightsFile(constants))))
+        text = json.dumps(document, separators=(",", ":"))
+        # Clones, because a view is saved with all of its memory.
+        constants = [each.detach().clone() for each in stored]
+        buffer = io.BytesIO()
+        torch.save([text, *constants, split.features.clone()], buffer)
+        return buffer.getvalue()
 
-    def _parsed(self, content: bytearray) -> CachedSplit:
+    def _parsed(self, content: bytes) -> CachedSplit:
         """Reads what :meth:`_content` has returned.
 
         Raises:
             ValueError: if a class that it names is not imported.
         """
-        length = content.index(b"\n")
-        document = from_json(json.loads(content[:length]))
-        program, values, names, digest, sources, plan, freeze = document
-        constants = read_weights(
-            memoryview(content)[length + 1 :], sources.count(None) + 1
+        text, *stored, features = torch.load(
+            io.BytesIO(content), weights_only=True
         )
-        # Copies are aligned, unlike the file.
-        *stored, features = (constants[n].clone() for n in sorted(constants))
+        document = from_json(json.loads(text))
+        program, values, names, digest, sources, plan, freeze = document
         live, rest = self._tensors(), iter(stored)
         weights = {
             node: next(rest) if source is None else live[source].detach().cpu()

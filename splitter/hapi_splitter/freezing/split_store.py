@@ -33,7 +33,7 @@ MAX_MEMORY_BYTES = 64 << 20
 MAX_MEMORY_ENTRIES = 4
 MAX_WAIT_SECONDS = 60.0
 """Longest wait for another process that makes the same split."""
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 _NAME = re.compile("[0-9a-z]+[.]")
 _SUFFIX = ".split"
 _PART_SUFFIX = ".part"
@@ -201,7 +201,7 @@ class DiskStore:
 def disk_store(cache_directory: str | Path | None = None) -> DiskStore | None:
     """Returns the splits on disk; None if they are not stored there.
 
-    The folder is ``splits-2`` in ``HAPI_CACHE_DIR``, else in ``hapi`` in the
+    The folder is ``splits-3`` in ``HAPI_CACHE_DIR``, else in ``hapi`` in the
     user's cache directory (``XDG_CACHE_HOME`` or ``~/.cache``, as in the XDG
     Base Directory Specification).
 

@@ -1,7 +1,7 @@
 """Loads and checks untrusted model packages.
 
-A package is a zip of exactly three stored members (see
-:mod:`hapi_splitter.package.zip_container`):
+A package is a safetensors file (:mod:`hapi_splitter.package.header`) of the
+weights, named by their ids, with two JSON documents in its metadata:
 
 ``hapi.json``
     format version, sample shape, input transform, table of cuts, versions
@@ -9,8 +9,6 @@ A package is a zip of exactly three stored members (see
 ``graph.json``
     the program: a flat list of ATen calls
     (:mod:`hapi_splitter.graph.program`).
-``weights.safetensors``
-    the weights, named by their ids.
 
 The same program and weights give the same bytes; a package is named by their
 sha256. Loading never evaluates package content as code: it reads numbers,
@@ -36,14 +34,14 @@ from hapi_splitter.inputs.sample_format import (
     SampleForm,
     transform_from_json,
 )
-from hapi_splitter.package import zip_container
-from hapi_splitter.package.strict_json import parse_json
-from hapi_splitter.package.weights import read_weights
-from hapi_splitter.package.writer import (
-    FORMATS,
-    cut_row,
-    format_of,
+from hapi_splitter.package.header import (
+    FORMAT,
+    MAX_HEADER_BYTES,
+    Header,
+    parse_header,
 )
+from hapi_splitter.package.weights import read_weights
+from hapi_splitter.package.writer import cut_row
 
 _HAPI_FIELDS = {"format", "sample", "transform", "names", "cuts", "producer"}
 
@@ -54,7 +52,7 @@ class PackageLimits:
 
     Args:
         package_bytes: length of the file.
-        json_bytes: length of each JSON member.
+        header_bytes: length of the header, which has both documents.
         nodes: calls of the program.
         parameters: entries of all weights together.
         loaded_bytes: bytes of all weights as a worker holds them, some of
@@ -63,7 +61,7 @@ class PackageLimits:
     """
 
     package_bytes: int = 2 << 30
-    json_bytes: int = 8 << 20
+    header_bytes: int = MAX_HEADER_BYTES
     nodes: int = 20_000
     parameters: int = 1 << 30
     loaded_bytes: int = 1 << 40
@@ -100,38 +98,33 @@ def load_package(
     actual = hashlib.sha256(view).hexdigest()
     if digest is not None and digest != actual:
         raise _error(f"the package has the digest {actual}, not {digest:.80}")
-    members = zip_container.unpack(view)
-    return _read(members, limits, actual)
+    header = parse_header(view, limits.header_bytes)
+    return _read(header, view[header.end :], limits, actual)
 
 
 def _map(path: Path) -> memoryview:
     with path.open("rb") as file:
         if not path.stat().st_size:
-            raise _error(f"{path} is empty: not a zip file")
+            return memoryview(b"")
         # A private mapping, because torch warns about read-only memory.
         return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
 
 
 def _read(
-    members: dict[str, memoryview], limits: PackageLimits, digest: str
+    header: Header, data: memoryview, limits: PackageLimits, digest: str
 ) -> FrozenGraph:
-    documents = {
-        name: _parse(members[name], name, limits)
-        for name in ("hapi.json", "graph.json")
-    }
-    hapi = documents["hapi.json"]
-    if not isinstance(hapi, dict) or hapi.get("format") not in FORMATS:
-        raise _error(f"hapi.json: its format is none of {FORMATS}")
+    hapi = header.hapi
+    if not isinstance(hapi, dict) or hapi.get("format") != FORMAT:
+        raise _error(f"hapi.json: its format is not {FORMAT}")
     if set(hapi) != _HAPI_FIELDS:
         raise _error(f"hapi.json must have {sorted(_HAPI_FIELDS)}")
     sample = _read_sample(hapi["sample"])
     transform = _read_transform(hapi["transform"], sample)
-    program = program_from_json(documents["graph.json"], limits.nodes)
+    program = program_from_json(header.graph, limits.nodes)
     names = _read_names(hapi["names"], len(program.calls))
-    weights_data = members["weights.safetensors"]
-    if weights_data.readonly:
-        weights_data = memoryview(bytearray(weights_data))
-    weights = read_weights(weights_data, program.num_weights)
+    if data.readonly:
+        data = memoryview(bytearray(data))
+    weights = read_weights(header.tensors, data, program.num_weights)
     parameters = sum(weight.numel() for weight in weights.values())
     if parameters > limits.parameters:
         raise _error(
@@ -141,11 +134,6 @@ def _read(
     form = SampleForm.of(transform, sample)
     values = infer(program, weights, form, limits.shapes)
     frozen = FrozenGraph(program, weights, values, names, transform, digest)
-    if hapi["format"] != format_of(frozen):
-        raise _error(
-            f"hapi.json: its format is {hapi['format']!r:.20}, expected "
-            f"{format_of(frozen)} for this transform and these dtypes"
-        )
     _check_cuts(hapi["cuts"], frozen.cuts)
     if not frozen.cuts or frozen.cuts[-1].node != program.output:
         raise _error(
@@ -153,15 +141,6 @@ def _read(
             "floating-point samples that depend on the input"
         )
     return frozen
-
-
-def _parse(data: memoryview, name: str, limits: PackageLimits) -> Any:
-    if len(data) > limits.json_bytes:
-        raise _error(
-            f"{name} has {len(data)} bytes, more than the limit of "
-            f"{limits.json_bytes} (about {limits.nodes} nodes fit)"
-        )
-    return parse_json(bytes(data), name, limits.json_bytes)
 
 
 def _read_sample(shape: Any) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Strict parsing of untrusted JSON, with bounded size."""
+"""Strict parsing of untrusted JSON."""
 
 from __future__ import annotations
 
@@ -12,28 +12,21 @@ MAX_DIGITS = 20
 """Longest integer; those of 64 bits are shorter."""
 
 
-def parse_json(data: bytes, name: str, max_bytes: int) -> Any:
+def parse_json(data: bytes | str, name: str) -> Any:
     """Parses JSON.
 
     Args:
-        data: UTF-8.
-        name: of the document, for errors.
-        max_bytes: limit of the length; parsing takes many times as much
-            memory.
+        data: text, or its UTF-8.  The caller limits its length, because
+            parsing takes many times as much memory.
+        name: name of the document, for errors.
 
     Raises:
-        PackageError: too long, nested too deeply, not JSON, a repeated
-            key, or a number that is not finite.
+        PackageError: if it is nested too deeply, is not JSON, repeats a key,
+            or has a number that is not finite.
     """
-    if len(data) > max_bytes:
-        raise PackageError(
-            "bad_package",
-            f"{name} has {len(data)} bytes, more than the limit of "
-            f"{max_bytes}",
-        )
     try:
         return json.loads(
-            data.decode("utf-8"),
+            data if isinstance(data, str) else data.decode("utf-8"),
             object_pairs_hook=_unique_keys,
             parse_constant=_refuse_constant,
             parse_float=_finite,

@@ -1,13 +1,10 @@
-"""Writes and reads the weights member, in safetensors format.
+"""Writes and reads the tensors of a safetensors file without a copy.
 
-Neither copies the weights.  The bytes are those that the safetensors library
-writes; tensors that are read are views of the package's bytes, which may be a
-mapped file.
+Tensors that are read are views of the file's bytes, which may be mapped.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
@@ -16,7 +13,7 @@ from typing import Any
 import torch
 
 from hapi_protocol.errors import PackageError
-from hapi_splitter.package.strict_json import parse_json
+from hapi_splitter.package.header import encode_header
 
 _DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
     {
@@ -29,46 +26,40 @@ _DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
         "BOOL": torch.bool,
     }
 )
-"""By the names of the format, in the order in which its library writes."""
-_ALIGNMENT = 8
-_MAX_HEADER_BYTES = 16 << 20
+"""By the names of the format, in the order in which its library writes: the
+largest first, so that each tensor is aligned to its own size."""
 _MAX_DIMS = 8
 
 
-class WeightsFile:
-    """A safetensors file in pieces; equal tensors give equal bytes.
+def file_pieces(
+    documents: Mapping[str, Any], weights: Mapping[int, torch.Tensor]
+) -> Iterator[bytes | memoryview]:
+    """Yields a file in pieces; equal content gives equal bytes.
 
     Only tensors that are not contiguous, or not on the CPU, are copied, one
     at a time.
 
     Args:
-        weights: by id, with dtypes that a package can hold.
+        documents: content of ``hapi.json`` and ``graph.json``.
+        weights: weights by id, with dtypes that a package can hold.
     """
-
-    def __init__(self, weights: Mapping[int, torch.Tensor]) -> None:
-        names = {dtype: name for name, dtype in _DTYPES.items()}
-        order = list(_DTYPES)
-        self._weights = dict(
-            sorted(
-                ((str(node), weight) for node, weight in weights.items()),
-                key=lambda each: (order.index(names[each[1].dtype]), each[0]),
-            )
-        )
-        header, end = {}, 0
-        for name, weight in self._weights.items():
-            start, end = end, end + weight.nbytes
-            header[name] = {
-                "dtype": names[weight.dtype],
-                "shape": list(weight.shape),
-                "data_offsets": [start, end],
-            }
-        text = json.dumps(header, separators=(",", ":")).encode()
-        text += b" " * (-len(text) % _ALIGNMENT)
-        self._header = len(text).to_bytes(8, "little") + text
-
-    def __iter__(self) -> Iterator[memoryview]:
-        yield memoryview(self._header)
-        yield from map(tensor_bytes, self._weights.values())
+    names = {dtype: name for name, dtype in _DTYPES.items()}
+    order = list(_DTYPES.values())
+    ordered = sorted(
+        weights.items(),
+        key=lambda item: (order.index(item[1].dtype), str(item[0])),
+    )
+    entries, end = {}, 0
+    for node, weight in ordered:
+        start, end = end, end + weight.nbytes
+        entries[str(node)] = {
+            "dtype": names[weight.dtype],
+            "shape": list(weight.shape),
+            "data_offsets": [start, end],
+        }
+    yield encode_header(documents, entries)
+    for _, weight in ordered:
+        yield tensor_bytes(weight)
 
 
 def tensor_bytes(tensor: torch.Tensor) -> memoryview:
@@ -77,41 +68,32 @@ def tensor_bytes(tensor: torch.Tensor) -> memoryview:
     return values.view(torch.uint8).numpy().data
 
 
-def read_weights(data: memoryview, count: int) -> dict[int, torch.Tensor]:
+def read_weights(
+    entries: Mapping[str, Any], data: memoryview, count: int
+) -> dict[int, torch.Tensor]:
     """Returns weights 1 to ``count`` as views of ``data``.
 
     Args:
-        data: writable; must not change while the tensors are in use.
+        entries: entries of the tensors in the header, not checked.
+        data: bytes after the header; writable, and must not change while the
+            tensors are in use.
         count: number of the program's weights.
 
     Raises:
         PackageError: naming the tensor and its fault.
     """
-    header, body = _split(data)
-    if set(header) != {str(node) for node in range(1, count + 1)}:
+    if set(entries) != {str(node) for node in range(1, count + 1)}:
         raise _error(f"tensors must be named 1 to {count}, each once")
     tensors: dict[int, torch.Tensor] = {}
     spans = []
-    for name, entry in header.items():
+    for name, entry in entries.items():
         dtype, shape, start, end = _read_entry(name, entry)
-        if end > len(body):
+        if end > len(data):
             raise _error(f"tensor {name} ends after the file")
         spans.append((start, end))
-        tensors[int(name)] = _view(name, body[start:end], dtype, shape)
-    _check_spans(sorted(spans), len(body))
+        tensors[int(name)] = _view(name, data[start:end], dtype, shape)
+    _check_spans(sorted(spans), len(data))
     return tensors
-
-
-def _split(data: memoryview) -> tuple[dict[str, Any], memoryview]:
-    length = int.from_bytes(data[:8], "little")
-    if len(data) < 8 or length > min(len(data) - 8, _MAX_HEADER_BYTES):
-        raise _error(f"its header has an invalid length, {length} bytes")
-    header = parse_json(
-        bytes(data[8 : 8 + length]), "weights.safetensors", _MAX_HEADER_BYTES
-    )
-    if not isinstance(header, dict):
-        raise _error("its header is not an object")
-    return header, data[8 + length :]
 
 
 def _read_entry(
@@ -129,7 +111,8 @@ def _read_entry(
     if not _are_sizes(offsets) or len(offsets) != 2:
         raise _error(f"tensor {name} has invalid offsets {offsets!r:.80}")
     start, end = offsets
-    if math.prod(shape) * _DTYPES[dtype].itemsize != end - start:
+    size_bytes = _DTYPES[dtype].itemsize
+    if math.prod(shape) * size_bytes != end - start or start % size_bytes:
         raise _error(f"tensor {name}: shape and offsets do not match")
     return _DTYPES[dtype], tuple(shape), start, end
 
@@ -164,4 +147,4 @@ def _check_spans(spans: list[tuple[int, int]], length: int) -> None:
 
 
 def _error(message: str) -> PackageError:
-    return PackageError("bad_package", f"weights.safetensors: {message}")
+    return PackageError("bad_package", f"weights of the package: {message}")

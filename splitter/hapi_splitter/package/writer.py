@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
@@ -11,26 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from hapi_splitter.cuts import Cut, FrozenGraph
-from hapi_splitter.graph.operators import HALVES
-from hapi_splitter.inputs.array_transform import ArrayTransform
-from hapi_splitter.inputs.named_arrays import NamedArrays
-from hapi_splitter.package import zip_container
-from hapi_splitter.package.weights import WeightsFile
-
-FORMATS = (1, 2, 3, 4)
-"""Formats of packages whose input is images, one array, or several arrays,
-and of packages of any input with 16-bit tensors.  Older readers refuse the
-later ones."""
-_ALIGNMENT = 64
-
-
-def format_of(frozen: FrozenGraph) -> int:
-    """Returns the package format of a region."""
-    if any(value.dtype in HALVES for value in frozen.values):
-        return FORMATS[3]
-    if isinstance(frozen.transform, NamedArrays):
-        return FORMATS[2]
-    return FORMATS[isinstance(frozen.transform, ArrayTransform)]
+from hapi_splitter.package.header import FORMAT
+from hapi_splitter.package.weights import file_pieces
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +33,6 @@ def write_package(frozen: FrozenGraph, path: Path | str) -> PackageInfo:
     """Writes a frozen region to a file.
 
     Raises:
-        PackageError: if the package exceeds 4 GiB.
         ValueError: for a fast region.
         OSError: if the file cannot be written.
     """
@@ -79,9 +59,7 @@ def digest_of(frozen: FrozenGraph, algorithm: str = "sha256") -> str:
     return digest.hexdigest()
 
 
-def package_pieces(
-    frozen: FrozenGraph,
-) -> Iterator[zip_container.Buffer]:
+def package_pieces(frozen: FrozenGraph) -> Iterator[bytes | memoryview]:
     """Returns the content of a package in pieces.
 
     Raises:
@@ -92,39 +70,20 @@ def package_pieces(
             "a package cannot be written from a fast region; use the region "
             "that it was made from"
         )
-    hapi = _dump(
-        {
-            "format": format_of(frozen),
-            "sample": list(frozen.input_shape),
-            "transform": frozen.transform and frozen.transform.to_json(),
-            "names": list(frozen.names),
-            "cuts": [cut_row(cut) for cut in frozen.cuts],
-            "producer": {
-                name: metadata.version(name)
-                for name in ("torch", "torchvision")
-            },
-        }
-    )
-    graph = _dump(frozen.program.to_json())
-    lengths = {"hapi.json": len(hapi), "graph.json": len(graph)}
-    offset = zip_container.data_offset(lengths, "weights.safetensors")
-    # White space aligns the weights, which are used in place.
-    graph += b" " * (-offset % _ALIGNMENT)
-    return zip_container.pack(
-        {
-            "hapi.json": hapi,
-            "graph.json": graph,
-            "weights.safetensors": WeightsFile(frozen.weights),
-        }
-    )
+    hapi = {
+        "format": FORMAT,
+        "sample": list(frozen.input_shape),
+        "transform": frozen.transform and frozen.transform.to_json(),
+        "names": list(frozen.names),
+        "cuts": [cut_row(cut) for cut in frozen.cuts],
+        "producer": {
+            name: metadata.version(name) for name in ("torch", "torchvision")
+        },
+    }
+    documents = {"hapi.json": hapi, "graph.json": frozen.program.to_json()}
+    return file_pieces(documents, frozen.weights)
 
 
 def cut_row(cut: Cut) -> dict[str, Any]:
     """Returns a cut's entry in the package's table."""
     return {"call": cut.node, "shape": list(cut.shape), "dtype": cut.dtype}
-
-
-def _dump(document: Any) -> bytes:
-    return json.dumps(
-        document, allow_nan=False, separators=(",", ":"), sort_keys=True
-    ).encode()

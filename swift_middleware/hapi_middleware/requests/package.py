@@ -22,8 +22,8 @@ from hapi_protocol.errors import HapiError, PackageError, TooLargeError
 from hapi_protocol.headers import ModelPath
 from hapi_protocol.job_messages import ModelIdentity
 
-MIN_PACKAGE_BYTES = 22
-"""Length of an empty zip archive (its end-of-central-directory record)."""
+MIN_PACKAGE_BYTES = 64
+"""Shortest header of a package."""
 KNOWN_SECONDS = 1.0
 """Age at which a package is looked at again.  All requests of a job name one
 package: at 1,000 storage nodes its three hosts had 5,200 HEADs a second."""

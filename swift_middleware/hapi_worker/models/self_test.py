@@ -8,9 +8,7 @@ The packages of users decide nothing: theirs may be bad.
 
 from __future__ import annotations
 
-import json
 import logging
-import struct
 import threading
 import time
 from collections.abc import Callable
@@ -22,7 +20,7 @@ from hapi_protocol.errors import (
 )
 from hapi_splitter.cuts import FrozenGraph
 from hapi_splitter.inputs.image_transform import ImageTransform
-from hapi_splitter.package import zip_container
+from hapi_splitter.package.header import FORMAT, encode_header
 
 AGAIN_SECONDS = 10.0
 """Age at which a failed test is repeated, when a package is refused."""
@@ -122,7 +120,7 @@ def _package() -> bytes:
     (To make one of a model takes seconds, and torch's compiler.)
     """
     hapi = {
-        "format": 1,
+        "format": FORMAT,
         "sample": [3, 8, 8],
         "transform": ImageTransform(resize_size=8, crop_size=8).to_json(),
         "names": ["relu"],
@@ -130,9 +128,4 @@ def _package() -> bytes:
         "producer": {},
     }
     graph = {"calls": [[1, "aten.relu.default", [0]]], "weights": 0}
-    members = {
-        "hapi.json": json.dumps(hapi).encode(),
-        "graph.json": json.dumps(graph).encode(),
-        "weights.safetensors": struct.pack("<Q", 2) + b"{}",
-    }
-    return b"".join(zip_container.pack(members))
+    return encode_header({"hapi.json": hapi, "graph.json": graph}, {})

@@ -73,7 +73,7 @@ def use_shared_memory(parent):
 
 USES = {
     "samples-2": use_samples,
-    "splits-2": use_splits,
+    "splits-3": use_splits,
     f"hapi-{os.geteuid()}-{'0' * 16}-2": use_shared_memory,
 }
 

@@ -1,7 +1,6 @@
 """Packages in the store: listing, reading and selection."""
 
 import json
-import struct
 from datetime import datetime, timedelta, timezone
 
 import pytest
@@ -12,18 +11,15 @@ from hapi_client.model.package_store import (
     find_package,
     list_packages,
     older_than,
-    read_heads,
+    read_all_metadata,
     select_packages,
 )
 from hapi_client.swift.account import ObjectInfo
 from hapi_protocol.errors import ClientError, PackageError, RightsError
 from hapi_protocol.headers import ModelPath
 from hapi_splitter.freezing.split_model import split
-from hapi_splitter.package.metadata import (
-    PackageDetails,
-    PackageHead,
-    head_bytes,
-)
+from hapi_splitter.package.header import encode_header, parse_header
+from hapi_splitter.package.metadata import PackageMetadata
 from hapi_splitter.package.writer import package_bytes
 from networks import small_network, small_transform
 from scripted_swift import Answer
@@ -32,17 +28,15 @@ MIDNIGHT = "T00:00:00.000000"
 NOW = datetime(2026, 3, 31, 12, tzinfo=timezone.utc)
 HEAD = {
     "sample": [3, 8, 8],
-    "cuts": [{"shape": [4, 2]}],
+    "cuts": [{"call": 2, "shape": [4, 2]}],
     "names": ["a", "b"],
     "producer": {"torch": "2"},
+    "transform": None,
 }
 
 
-def package_start(document, name=b"hapi.json"):
-    data = json.dumps(document).encode()
-    fields = (20, 0, 0, 0, 0x21, 0, len(data), len(data), len(name), 0)
-    header = struct.pack("<4s5H3I2H", b"PK\x03\x04", *fields)
-    return header + name + data
+def package_start(document):
+    return encode_header({"hapi.json": document, "graph.json": {}}, {})
 
 
 def stored(start, days=0, length_bytes=7):
@@ -57,24 +51,11 @@ def frozen():
     return split(small_network(), "body", transform=small_transform()).frozen
 
 
-def details(data, read):
-    def part(position, length):
-        read.append(length)
-        return data[position : position + length]
-
-    return PackageDetails.read(part, data[: head_bytes(data)])
-
-
-def test_head_and_details_are_those_of_the_region(frozen):
+def test_metadata_are_those_of_the_region(frozen):
     data = package_bytes(frozen)
-    head = PackageHead.from_bytes(data[: head_bytes(data)])
-    assert head.sample_shape == frozen.input_shape
-    assert head.num_cuts == len(frozen.cuts)
-    assert head.output_shape == frozen.cuts[-1].shape
-    assert head.last_module == frozen.names[-1]
-    assert set(head.producer) == {"torch", "torchvision"}
-
-    found = details(data, read := [])
+    found = PackageMetadata.from_bytes(data[: parse_header(data).end])
+    assert found.sample_shape == frozen.input_shape
+    assert set(found.producer) == {"torch", "torchvision"}
     assert [
         (each.index, each.module, each.shape, each.sample_bytes)
         for each in found.cuts
@@ -86,21 +67,22 @@ def test_head_and_details_are_those_of_the_region(frozen):
     weights = frozen.weights.values()
     assert found.num_values == sum(each.numel() for each in weights)
     assert found.weight_bytes == sum(each.nbytes for each in weights)
-    assert sum(read) < len(data) / 2
 
 
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        (b"graph.json", b"Graph.json"),
-        (b"weights.safetensors", b"Weights.safetensors"),
+        (b'"graph.json"', b'"Graph.json"'),
         (b'"shape":[', b'"shade":['),
-        (b'"call":', b'"cell":'),
+        (b'\\"call\\":', b'\\"cell\\":'),
+        (b'"dtype":"F32"', b'"dtype":"F32'),
     ],
 )
-def test_details_of_a_damaged_package_are_refused(frozen, old, new):
+def test_metadata_of_a_damaged_package_are_refused(frozen, old, new):
+    damaged = package_bytes(frozen).replace(old, new)
+    assert damaged != package_bytes(frozen)
     with pytest.raises(PackageError):
-        details(package_bytes(frozen).replace(old, new), [])
+        PackageMetadata.from_bytes(damaged)
 
 
 @pytest.mark.parametrize(
@@ -108,20 +90,20 @@ def test_details_of_a_damaged_package_are_refused(frozen, old, new):
     [
         b"",
         b"PK\x03\x04",
-        b"no zip" * 20,
-        package_start(HEAD, b"else.json"),
+        b"no package" * 20,
         package_start(HEAD)[:-1],
         package_start([]),
         package_start({**HEAD, "cuts": []}),
+        package_start({**HEAD, "cuts": [{"call": 9, "shape": [4]}]}),
         package_start({**HEAD, "sample": None}),
         package_start({**HEAD, "producer": 1}),
         package_start({}),
-        b"PK\x03\x04" + b"\xff" * 26 + b"hapi.json",
+        b"\xff" * 64,
     ],
 )
-def test_damaged_head_is_refused(data):
+def test_damaged_header_is_refused(data):
     with pytest.raises(PackageError):
-        PackageHead.from_bytes(data)
+        PackageMetadata.from_bytes(data)
 
 
 def test_only_packages_are_listed_with_the_newest_first(swift, connection):
@@ -138,12 +120,12 @@ def test_only_packages_are_listed_with_the_newest_first(swift, connection):
     assert found[0].stored == datetime(2026, 1, 2, tzinfo=timezone.utc)
 
 
-def test_long_head_is_read_to_its_end(swift, connection):
-    data = package_start({**HEAD, "names": ["n" * 70_000]})
+def test_long_header_is_read_to_its_end(swift, connection):
+    data = package_start({**HEAD, "names": ["a", "n" * 70_000]})
     package = stored("a", length_bytes=len(data) + 1000)
     swift.script(Answer(206, data[: 64 * 1024]), Answer(206, data))
-    [head] = read_heads(connection, "m", [package])
-    assert isinstance(head, PackageHead)
+    [found] = read_all_metadata(connection, "m", [package])
+    assert found.cuts[-1].module == "n" * 70_000
     ranges = [each.headers["Range"] for each in swift.requests]
     assert ranges == ["bytes=0-65535", f"bytes=0-{len(data) - 1}"]
 
@@ -163,7 +145,7 @@ def test_unreadable_package_gives_an_error_in_its_place(
 ):
     swift.script(answer)
     package = stored("a", length_bytes=length_bytes)
-    [found] = read_heads(connection, "m", [package])
+    [found] = read_all_metadata(connection, "m", [package])
     assert isinstance(found, kind)
 
 

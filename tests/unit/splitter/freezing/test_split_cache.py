@@ -551,7 +551,7 @@ def test_two_modules_that_compute_something_else_are_split_again(
 )
 def test_damaged_entry_is_removed_and_made_again(world, damaged):
     world.split()
-    (path,) = (world.folder / "cache" / "splits-2").glob("*.split")
+    (path,) = (world.folder / "cache" / "splits-3").glob("*.split")
     data = path.read_bytes()
     path.write_bytes(damaged(data))
     with pytest.warns(SplitCacheWarning, match="split of Net is damaged"):
@@ -562,7 +562,7 @@ def test_damaged_entry_is_removed_and_made_again(world, damaged):
 
 def test_entry_under_another_key_is_not_used(world):
     world.split()
-    (path,) = (world.folder / "cache" / "splits-2").glob("*.split")
+    (path,) = (world.folder / "cache" / "splits-3").glob("*.split")
     model = world.model()
     model.gain = 2.0
     other = world.cache(model)
@@ -587,8 +587,8 @@ def test_unusable_folder_is_named_and_the_run_goes_on(world, problem):
     if problem == "file":
         folder.write_bytes(b"")
     elif problem == "shared":
-        (folder / "splits-2").mkdir(parents=True)
-        (folder / "splits-2").chmod(0o777)
+        (folder / "splits-3").mkdir(parents=True)
+        (folder / "splits-3").chmod(0o777)
     else:
         limit = no_file_beyond(1000)
     with limit, pytest.warns(SplitCacheWarning) as warned:

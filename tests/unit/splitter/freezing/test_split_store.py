@@ -42,11 +42,11 @@ def test_entries_are_private_files_that_can_be_listed_and_purged(store):
 @pytest.mark.parametrize(
     ("environ", "folder"),
     [
-        ({"HAPI_CACHE_DIR": "/c"}, "/c/splits-2"),
+        ({"HAPI_CACHE_DIR": "/c"}, "/c/splits-3"),
         ({"HAPI_CACHE_DIR": ""}, None),
-        ({"XDG_CACHE_HOME": "/x"}, "/x/hapi/splits-2"),
-        ({"XDG_CACHE_HOME": "x", "HOME": "/h"}, "/h/.cache/hapi/splits-2"),
-        ({"HOME": "/h"}, "/h/.cache/hapi/splits-2"),
+        ({"XDG_CACHE_HOME": "/x"}, "/x/hapi/splits-3"),
+        ({"XDG_CACHE_HOME": "x", "HOME": "/h"}, "/h/.cache/hapi/splits-3"),
+        ({"HOME": "/h"}, "/h/.cache/hapi/splits-3"),
     ],
 )
 def test_folder_is_that_of_the_environment(monkeypatch, environ, folder):
@@ -56,7 +56,7 @@ def test_folder_is_that_of_the_environment(monkeypatch, environ, folder):
         monkeypatch.setenv(name, value)
     found = disk_store()
     assert (found and str(found.folder)) == folder
-    assert str(disk_store("/given").folder) == "/given/splits-2"
+    assert str(disk_store("/given").folder) == "/given/splits-3"
     assert disk_store("") is None
 
 

@@ -3,7 +3,6 @@
 import hashlib
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -21,9 +20,8 @@ from hapi_splitter.inputs.image_transform import ImageTransform
 from hapi_splitter.inputs.sample_format import SampleForm
 from hapi_splitter.package.reader import load_package
 from hapi_splitter.package.subprocess_validation import probe_batchwise
-from hapi_splitter.package.weights import WeightsFile
+from hapi_splitter.package.weights import file_pieces
 from hapi_splitter.package.writer import package_bytes, write_package
-from hapi_splitter.package.zip_container import MEMBERS
 from reference_models import BranchedNet
 
 SHAPE = (3, 16, 16)
@@ -36,19 +34,19 @@ def frozen():
     return split(BranchedNet().eval(), "mix", transform=transform).frozen
 
 
-def test_package_is_a_zip_of_three_stored_members(frozen, tmp_path):
+def test_package_is_an_aligned_safetensors_file(frozen, tmp_path):
     info = write_package(frozen, tmp_path / "p")
-    with zipfile.ZipFile(info.path) as package:
-        assert package.testzip() is None
-        entries = package.infolist()
-        tensors = safetensors.torch.load(package.read("weights.safetensors"))
-    assert tuple(e.filename for e in entries) == MEMBERS
-    assert {e.compress_type for e in entries} == {zipfile.ZIP_STORED}
-    for node, weight in frozen.weights.items():
-        assert torch.equal(tensors[str(node)], weight)
+    with safetensors.safe_open(info.path, "pt") as file:
+        assert file.metadata().keys() == {"hapi.json", "graph.json"}
+        assert set(file.keys()) == {str(node) for node in frozen.weights}
+        for node, weight in frozen.weights.items():
+            assert torch.equal(file.get_tensor(str(node)), weight)
     data = info.path.read_bytes()
     assert info.digest == frozen.digest == hashlib.sha256(data).hexdigest()
     assert info.length_bytes == len(data)
+    pointers = [w.data_ptr() for w in load_package(info.path).weights.values()]
+    assert min(pointers) % 64 == 0
+    assert all(pointer % 4 == 0 for pointer in pointers)
 
 
 def test_same_model_gives_the_same_bytes_in_another_process(tmp_path):
@@ -72,7 +70,7 @@ def test_same_model_gives_the_same_bytes_in_another_process(tmp_path):
     assert here.digest == load_package(path).digest == digest
 
 
-def test_weights_are_the_bytes_that_safetensors_writes():
+def test_tensors_are_those_that_safetensors_reads():
     dtypes = ["float32", "int64", "int32", "uint8", "bool"]
     dtypes += ["bfloat16", "float16"]
     weights = {
@@ -81,15 +79,16 @@ def test_weights_are_the_bytes_that_safetensors_writes():
     }
     weights[22] = torch.randn(2, 3, 4).transpose(0, 2)
     weights[23] = torch.tensor(2.5)
-    expected = safetensors.torch.save(
-        {str(node): weight.contiguous() for node, weight in weights.items()}
-    )
-    assert b"".join(WeightsFile(weights)) == expected
-    assert b"".join(WeightsFile({})) == safetensors.torch.save({})
+    tensors = safetensors.torch.load(b"".join(file_pieces({}, weights)))
+    assert tensors.keys() == {str(node) for node in weights}
+    for node, weight in weights.items():
+        assert tensors[str(node)].dtype == weight.dtype
+        assert torch.equal(tensors[str(node)], weight)
+    assert safetensors.torch.load(b"".join(file_pieces({}, {}))) == {}
 
 
 def test_weights_are_written_from_their_own_memory(frozen):
-    pieces = [*WeightsFile(frozen.weights)][1:]
+    pieces = [*file_pieces({}, frozen.weights)][1:]
     addresses = {np.frombuffer(p, np.uint8).ctypes.data for p in pieces}
     pointers = {weight.data_ptr() for weight in frozen.weights.values()}
     assert addresses == pointers

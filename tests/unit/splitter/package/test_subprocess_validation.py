@@ -15,7 +15,7 @@ from hapi_splitter.package.subprocess_validation import (
     probe_batchwise,
     validate_package,
 )
-from hostile import attacks, pickled_member, valid_package
+from hostile import attacks, valid_package
 
 
 @pytest.mark.parametrize(
@@ -32,9 +32,12 @@ def test_hostile_package_is_refused_by_name_and_leaves_no_trace(
 
 
 def test_valid_package_loads_with_its_digest_only():
-    assert load_package(valid_package()).num_cuts == 4
+    frozen = load_package(valid_package())
+    assert frozen.num_cuts == 4
+    changed = bytearray(valid_package())
+    changed[-1] ^= 1
     with pytest.raises(PackageError, match="has the digest"):
-        load_package(valid_package(), digest="0" * 64)
+        load_package(changed, digest=frozen.digest)
 
 
 @pytest.mark.parametrize(
@@ -43,22 +46,12 @@ def test_valid_package_loads_with_its_digest_only():
         (PackageLimits(package_bytes=100), "more than the limit of 100"),
         (PackageLimits(parameters=10), "parameters, more than the limit"),
         (PackageLimits(nodes=2), "more than the limit of 2|must be 0 to 2"),
-        (PackageLimits(json_bytes=9), "more than the limit of 9"),
+        (PackageLimits(header_bytes=9), "more than the limit of 9"),
     ],
 )
 def test_each_limit_is_kept(limits, reason):
     with pytest.raises(PackageError, match=reason):
         load_package(valid_package(), limits=limits)
-
-
-def test_changed_byte_is_refused():
-    """At one position in seven, over the whole package."""
-    honest = valid_package()
-    for position in range(0, len(honest), 7):
-        data = bytearray(honest)
-        data[position] ^= 0x41
-        with pytest.raises(PackageError):
-            load_package(data)
 
 
 def test_validating_process_accepts_an_honest_package(tmp_path):
@@ -101,8 +94,9 @@ def full_file():
 
 
 def test_validating_process_passes_on_what_is_wrong(tmp_path):
-    with pytest.raises(PackageError, match="invalid length"):
-        validate_package(pickled_member(tmp_path / "trace"))
+    build, reason = attacks()["pickled header"]
+    with pytest.raises(PackageError, match=reason):
+        validate_package(build(tmp_path / "trace"))
     assert not list(tmp_path.iterdir())
 
 
