@@ -45,18 +45,12 @@ def train(result: Path, cache: str | None) -> None:
                 mean = torch.tensor(loss)
                 torch.distributed.all_reduce(mean)
                 losses.append(mean.item() / size)
-        directory = job._factory._caches._directory
         hits = torch.tensor(job.stats.local_hits)
         torch.distributed.all_reduce(hits)
         if torch.distributed.get_rank() == 0:
             weights = job.tail.state_dict()
             torch.save(
-                {
-                    "losses": losses,
-                    "weights": weights,
-                    "hits": int(hits),
-                    "directory": str(directory.path) if directory else "",
-                },
+                {"losses": losses, "weights": weights, "hits": int(hits)},
                 result,
             )
 

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import threading
-import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hapi_client.caching.directory import CacheDirectory, unusable_message
-from hapi_client.caching.disk_rows import DiskRows
-from hapi_client.caching.feature_cache import FeatureCache
-from hapi_client.caching.feature_rows import FeatureRows
-from hapi_client.caching.pool import POOL, CachedType, TakeMemory
-from hapi_client.caching.segments import RowFormat
-from hapi_client.caching.shared_memory import local_ranks, shared_directory
-from hapi_client.caching.stored_bytes import (
-    SampleCache,
-    ShardCopies,
-    StoredBytes,
+import numpy as np
+import torch
+
+from hapi_client.caching.directory import CacheDirectory
+from hapi_client.caching.feature_cache import FeatureCache, SampleCache
+from hapi_client.caching.pool import POOL, local_ranks, shared_name
+from hapi_client.caching.row_map import (
+    RowFormat,
+    RowMap,
+    unusable_message,
 )
 from hapi_client.data.splits import DataSet
 from hapi_protocol.transforms import Training, transform_text
@@ -42,7 +38,7 @@ def default_memory_bytes() -> int:
 
 
 def caches_samples(
-    feature_bytes: float, stored_bytes: float, room_bytes: float
+    feature_bytes: float, stored_bytes: float, limit_bytes: float
 ) -> bool:
     """Returns True if samples as stored are cached instead of features.
 
@@ -51,9 +47,9 @@ def caches_samples(
     Args:
         feature_bytes: of all samples and variants.
         stored_bytes: of all samples as they are stored.
-        room_bytes: of memory and directory.
+        limit_bytes: of memory or directory, whichever has more.
     """
-    return feature_bytes > room_bytes >= stored_bytes
+    return feature_bytes > limit_bytes >= stored_bytes
 
 
 @dataclass(frozen=True)
@@ -75,9 +71,11 @@ class FeatureCaches:
     """The cached features of all splits of a job.
 
     Args:
-        facts: what determines the features besides the random changes of
-            images: model, data, precision, numerics; fit for JSON.
-        form: shape and dtype of one sample's features.
+        facts: what determines the features besides the data and the random
+            changes of images: storage, model, precision, numerics; fit for
+            JSON.
+        shape: of one sample's features.
+        dtype: of the features.
         splits: all data sets of the job.
         options: where features are cached.
         variants: number of epochs after which random changes of the images
@@ -89,14 +87,17 @@ class FeatureCaches:
     def __init__(
         self,
         facts: Callable[[], Mapping[str, Any]],
-        form: RowFormat,
+        shape: Sequence[int],
+        dtype: torch.dtype,
         splits: Collection[DataSet],
         options: CacheOptions,
         variants: int | None = 1,
         changed_shards: Callable[[DataSet], Collection[str]] = lambda _: (),
     ) -> None:
         self._facts = facts
-        self._form = form
+        self._shape = tuple(shape)
+        self._dtype = dtype
+        self._row_bytes = torch.Size(shape).numel() * dtype.itemsize
         self._splits = list(splits)
         self._variants = variants
         self._changed_shards = changed_shards
@@ -105,43 +106,60 @@ class FeatureCaches:
             if options.memory_bytes is None
             else options.memory_bytes
         )
+        self._shared = ""
         self._directory: CacheDirectory | None = None
-        directory, limit_bytes = options.directory, options.directory_bytes
-        shared = None
-        if directory is None:
-            shared = shared_directory(os.environ, self._memory_bytes)
-            directory, limit_bytes = shared or (None, None)
-        if directory is not None:
+        if options.directory is None:
+            self._shared = shared_name(os.environ)
+        else:
             try:
-                self._directory = CacheDirectory(directory, limit_bytes)
+                self._directory = CacheDirectory(
+                    options.directory, options.directory_bytes
+                )
             except OSError as error:
-                logger.warning("%s", unusable_message(directory, error))
-            else:
-                self._memory_bytes = 0 if shared else self._memory_bytes
-        if 0 < self._memory_bytes < form.num_bytes:
+                logger.warning(
+                    "%s", unusable_message(options.directory, error)
+                )
+        if 0 < self._memory_bytes < self._row_bytes:
             logger.warning(
                 "features are not cached in memory: the budget is %s, and "
                 "those of one sample take %s",
                 bytes_text(self._memory_bytes),
-                bytes_text(form.num_bytes),
+                bytes_text(self._row_bytes),
             )
+        self._feature_bytes = self._row_bytes * sum(
+            data.num_samples * (variants or 1) for data in splits
+        )
         self._stored_bytes = sum(
             span.byte_range.length_bytes
-            for each in self._splits
-            for span in each.spans
+            for data in splits
+            for span in data.spans
         )
         self._lock = threading.Lock()
-        # Released, too, if a job is forgotten without being closed.
-        self._keys: list[str] = []
-        weakref.finalize(self, _abandon, self._keys)
-        self._samples: SampleCache | None = None
-        self._open: dict[Training | None, FeatureRows] = {}
+        self._maps: list[RowMap] = []
+        self._samples = SampleCache()
         self._caches: dict[tuple[int, Training | None], FeatureCache] = {}
+
+    @property
+    def _memory_limit(self) -> int:
+        """Bytes that the memory may have, of all ranks that share it."""
+        ranks = local_ranks(os.environ) if self._shared else 1
+        return ranks * self._memory_bytes
+
+    @property
+    def _limit_bytes(self) -> int:
+        """Bytes that can be cached, in the directory or in memory."""
+        directory = self._directory.limit_bytes if self._directory else 0
+        return max(self._memory_limit, directory)
+
+    @property
+    def is_active(self) -> bool:
+        """True if features can be cached."""
+        return self._limit_bytes >= self._row_bytes
 
     def samples(self, training: Training | None) -> SampleCache | None:
         """Returns samples as they are stored, where features are not cached.
 
-        None before :meth:`of` was called.
+        Those of data sets for which :meth:`of` was called.
 
         Args:
             training: random changes of the images; None for none.
@@ -149,75 +167,15 @@ class FeatureCaches:
         return self._samples if self._caches_samples(training) else None
 
     def _caches_samples(self, training: Training | None) -> bool:
-        room = self._memory_bytes
-        if self._directory is not None:
-            room += self._directory.limit_bytes
+        limit = self._limit_bytes
         if training is not None and self._variants is None:
-            return room > 0
-        samples = sum(each.num_samples for each in self._splits)
-        return caches_samples(
-            samples * (self._variants or 1) * self._form.num_bytes,
-            self._stored_bytes,
-            room,
-        )
-
-    def _open_samples(self) -> SampleCache:
-        facts = {
-            **{k: self._facts()[k] for k in ("storage", "container")},
-            "model": "none",
-            "images": "as stored",
-        }
-
-        def make(take_memory: TakeMemory) -> StoredBytes:
-            disk = None
-            if self._directory is not None:
-                with self._warned():
-                    disk = ShardCopies(self._directory, facts)
-            return StoredBytes(lambda n: take_memory(n, n) == n, disk)
-
-        stored = self._opened(facts, 1, make)
-        changed: set[str] = set()
-        for data in self._splits:
-            if any(map(stored.holds, data.spans)):
-                changed.update(self._changed_shards(data))
-        return SampleCache(stored, changed)
-
-    def _opened(
-        self,
-        facts: Mapping[str, Any],
-        row_bytes: int,
-        make: Callable[[TakeMemory], CachedType],
-    ) -> CachedType:
-        place = str(self._directory.path) if self._directory else ""
-        key = json.dumps([place, facts], sort_keys=True)
-        found = POOL.open(key, self._memory_bytes, row_bytes, make)
-        self._keys.append(key)
-        return found
-
-    @contextmanager
-    def _warned(self) -> Iterator[None]:
-        """Makes a warning of a directory that cannot be used."""
-        assert self._directory is not None, "there is one"
-        try:
-            yield
-        except OSError as error:
-            logger.warning("%s", unusable_message(self._directory.path, error))
-
-    @property
-    def is_active(self) -> bool:
-        """True if features can be cached."""
-        return (
-            self._directory is not None
-            or self._memory_bytes >= self._form.num_bytes
-        )
+            return limit > 0
+        return caches_samples(self._feature_bytes, self._stored_bytes, limit)
 
     def of(
         self, data: DataSet, training: Training | None
     ) -> FeatureCache | None:
         """Returns the features of a data set; None if none are cached.
-
-        Called at the start of an epoch; finds what other processes have added
-        to the directory.
 
         Args:
             data: one of the job's data sets.
@@ -227,51 +185,78 @@ class FeatureCaches:
             HapiError: if shards have to be compared with the store, and it
                 does not answer.
         """
-        if self._caches_samples(training):
-            with self._lock:
-                if self._samples is None:
-                    self._samples = self._open_samples()
-                else:
-                    self._samples.refresh()
-            return None
-        if not self.is_active:
-            return None
         with self._lock:
+            if self._caches_samples(training):
+                if not self._samples.has(data):
+                    self._open_samples(data)
+                return None
             key = id(data), training
-            rows = self._rows_of(training)
-            if key in self._caches:
-                rows.refresh()
-                return self._caches[key]
-            cache = FeatureCache(rows, data)
-            if cache.num_cached():
-                cache = FeatureCache(rows, data, self._changed_shards(data))
-            rows.expected_rows = max(
-                rows.expected_rows,
-                sum(each.num_samples for each in self._splits),
-            )
-            self._caches[key] = cache
-            return cache
+            if key not in self._caches:
+                cache = self._open_features(data, training)
+                if cache is None:
+                    return None
+                self._caches[key] = cache
+            return self._caches[key]
 
-    def _rows_of(self, training: Training | None) -> FeatureRows:
-        if training in self._open:
-            return self._open[training]
+    def _open_samples(self, data: DataSet) -> None:
+        facts = {"storage": self._facts()["storage"], "model": "none"}
+        lengths = [row.length for span in data.spans for row in span.rows]
+        offsets = np.cumsum([0, *lengths])
+        rows = self._open(data, {**facts, "images": "as stored"}, offsets)
+        if rows is not None:
+            self._samples.add(rows, data, self._changed(data, rows))
+
+    def _open_features(
+        self, data: DataSet, training: Training | None
+    ) -> FeatureCache | None:
         facts = {
             **self._facts(),
             "images": transform_text(training),
-            "shape": [*self._form.shape],
-            "dtype": str(self._form.dtype).removeprefix("torch."),
+            "shape": [*self._shape],
+            "dtype": str(self._dtype).removeprefix("torch."),
         }
+        offsets = self._row_bytes * np.arange(data.num_samples + 1)
+        rows = self._open(data, facts, offsets)
+        if rows is None:
+            return None
+        changed = self._changed(data, rows)
+        return FeatureCache(rows, data, self._shape, self._dtype, changed)
 
-        def make(take_memory: TakeMemory) -> FeatureRows:
-            disk = None
-            if self._directory is not None:
-                with self._warned():
-                    disk = DiskRows(self._directory, facts, self._form)
-            return FeatureRows(self._form, take_memory, disk)
+    def _changed(self, data: DataSet, rows: RowMap) -> Collection[str]:
+        numbers = np.arange(data.num_samples)
+        is_used = rows.states_of(numbers).any()
+        return self._changed_shards(data) if is_used else ()
 
-        rows = self._opened(facts, self._form.num_bytes, make)
-        self._open[training] = rows
-        return rows
+    def _open(
+        self, data: DataSet, facts: Mapping[str, Any], offsets: np.ndarray
+    ) -> RowMap | None:
+        """Opens rows in the directory, or in memory if that has more space."""
+        container = " ".join(data.containers)
+        form = RowFormat(
+            {**facts, "container": container, "data": data.digest()}, offsets
+        )
+        if self._directory is not None:
+            try:
+                least = form.capacity(self._memory_bytes)
+                rows = self._directory.open(form, least)
+            except OSError as error:
+                path = self._directory.path
+                logger.warning("%s", unusable_message(path, error))
+                self._directory = None
+            else:
+                if rows is not None:
+                    self._maps.append(rows)
+                    return rows
+        try:
+            return POOL.open(form, self, self._memory_limit, self._shared)
+        except OSError as error:
+            if self._shared:
+                self._shared = ""
+                logger.info("each rank caches for itself: %s", error)
+                return self._open(data, facts, offsets)
+            logger.warning("features are not cached in memory: %s", error)
+            self._memory_bytes = 0
+        return None
 
     def coverage(self, data: DataSet) -> tuple[float, float]:
         """Returns the fractions of a data set cached now, and in the end.
@@ -285,27 +270,20 @@ class FeatureCaches:
         ):
             return 0.0, 0.0
         with self._lock:
-            caches = [c for (d, _), c in self._caches.items() if d == id(data)]
-            opened, keys = list(self._open.values()), list(self._keys)
+            opened = list(self._caches.items())
+        caches = [cache for (number, _), cache in opened if number == id(data)]
+        taken = self._row_bytes * sum(cache.capacity for _, cache in opened)
         total = max(1, data.num_samples * self._variants)
         now = sum(cache.num_cached() for cache in caches)
-        room = sum(rows.room_rows for rows in opened)
-        free = POOL.free_bytes(keys[0]) if keys else self._memory_bytes
-        if self._directory is not None:
-            free += self._directory.limit_bytes
-        later = now + room + free // self._form.num_bytes
+        fits = sum(cache.capacity for cache in caches)
+        later = fits + max(0, self._limit_bytes - taken) // self._row_bytes
         return min(1.0, now / total), min(1.0, later / total)
 
     def close(self) -> None:
         """Ends this job's use; features in memory stay for the next job."""
         with self._lock:
-            self._samples = None
-            self._open.clear()
+            self._samples = SampleCache()
             self._caches.clear()
-            while self._keys:
-                POOL.release(self._keys.pop())
-
-
-def _abandon(keys: list[str]) -> None:
-    while keys:
-        POOL.abandon(keys.pop())
+            POOL.release(self)
+            while self._maps:
+                self._maps.pop().close()

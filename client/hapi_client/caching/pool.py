@@ -1,35 +1,62 @@
-"""Cached features and samples of this process, shared by its jobs.
+"""Cached rows in the memory of this process, shared by its jobs.
 
-Rows in memory outlive the job that computed them, so that the next job of a
-notebook or a sweep finds them; the least recently used leave when another job
-needs room.
+They outlive the job that computed them, so that the next job of a notebook or
+a sweep finds them; the least recently used leave when another job needs space.
+
+Ranks of a host share theirs.  Each trains on another part of the samples in
+each epoch, so ranks that cache for themselves compute what others have
+computed.  The memory is a file without a name (``memfd_create``), which ranks
+find among the open files of one another in ``/proc``.  So nothing has to be
+removed, and nothing can be left behind: it ends with the last process that has
+it open, even if all of them were killed, and the size of ``/dev/shm`` (64 MB
+in docker) is no limit.
 """
 
 from __future__ import annotations
 
+import errno
+import hashlib
+import mmap
 import os
+import socket
 import threading
-from collections import Counter, OrderedDict, deque
-from collections.abc import Callable
-from typing import Protocol, TypeVar, cast
+import time
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from weakref import WeakSet
 
-TakeMemory = Callable[[int, int], int]
-"""Takes memory for at least, and at most, given numbers of rows; returns the
-number, or 0."""
+from hapi_client.caching.row_map import FORMAT_VERSION, RowFormat, RowMap
 
-
-class Cached(Protocol):
-    """Rows of features, or bytes of samples."""
-
-    def close(self) -> None:
-        """Frees memory and files."""
+JOIN_SECONDS = 2.0
+"""Longest wait for another rank that opens the same memory."""
+_RUN = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")
 
 
-CachedType = TypeVar("CachedType", bound=Cached)
+def local_ranks(environ: Mapping[str, str]) -> int:
+    """Returns the ranks on this host, as torchrun states them; at least 1."""
+    with suppress(ValueError):
+        return max(1, int(environ.get("LOCAL_WORLD_SIZE") or 1))
+    return 1
 
 
-class CachePool:
-    """Cached objects, by a key of what determines them.  Thread-safe."""
+def shared_name(environ: Mapping[str, str]) -> str:
+    """Returns the name of this run's memory; empty for a single rank."""
+    if local_ranks(environ) == 1:
+        return ""
+    run = " ".join(environ.get(name, "") for name in _RUN)
+    return f"hapi-{hashlib.sha256(run.encode()).hexdigest()[:16]}"
+
+
+@dataclass
+class _Entry:
+    rows: RowMap
+    users: WeakSet[object] = field(default_factory=WeakSet)
+
+
+class MemoryPool:
+    """Rows in memory by the key of their facts.  Thread-safe."""
 
     def __init__(self) -> None:
         self._reset()
@@ -37,94 +64,131 @@ class CachePool:
         os.register_at_fork(after_in_child=self._reset)
 
     def _reset(self) -> None:
-        self._lock = threading.RLock()
-        self._rows: OrderedDict[str, Cached] = OrderedDict()
-        self._users: Counter[str] = Counter()
-        self._abandoned: deque[str] = deque()
-        self._limits: dict[str, int] = {}
-        # Not asked of the rows, which call this with their lock held.
-        self._taken: Counter[str] = Counter()
+        self._lock = threading.Lock()
+        self._entries: OrderedDict[str, _Entry] = OrderedDict()
 
     def open(
         self,
-        key: str,
-        memory_limit_bytes: int,
-        row_bytes: int,
-        make: Callable[[TakeMemory], CachedType],
-    ) -> CachedType:
-        """Returns what is cached for a key, until :meth:`release`.
+        form: RowFormat,
+        user: object,
+        limit_bytes: int,
+        shared: str = "",
+    ) -> RowMap | None:
+        """Returns rows, which stay until their users have ended.
 
         Args:
-            key: what determines it; of one type of objects.
-            memory_limit_bytes: memory of the whole pool up to which it may
-                take some.
-            row_bytes: bytes of one row.
-            make: makes it if it is not there.
+            form: facts and sizes of the rows.
+            user: the job; :meth:`release` ends its use, or its end does.
+            limit_bytes: bytes of rows that the whole pool may have.
+            shared: name of the run whose ranks share them; empty for none.
+
+        Returns:
+            None if no row has space.
+
+        Raises:
+            OSError: if the host refuses the memory, or ranks cannot share it.
         """
         with self._lock:
-            self._release_abandoned()
-            self._limits[key] = memory_limit_bytes
-            if key not in self._rows:
-                self._rows[key] = make(
-                    lambda least, most: self._take(key, row_bytes, least, most)
-                )
-            self._rows.move_to_end(key)
-            self._users[key] += 1
-            return cast(CachedType, self._rows[key])
+            entry = self._entries.get(form.key)
+            in_use = sum(
+                other.rows.length_bytes
+                for other in self._entries.values()
+                if other.users and other is not entry
+            )
+            capacity = form.capacity(limit_bytes - in_use)
+            if entry and not entry.users and entry.rows.capacity < capacity:
+                del self._entries[form.key]
+                entry = None
+            if entry is None:
+                if not capacity:
+                    return None
+                needed = int(form.offsets[capacity])
+                self._evict(limit_bytes - needed)
+                rows = _allocate(form, form.num_bytes(capacity), shared)
+                entry = self._entries[form.key] = _Entry(rows)
+            entry.users.add(user)
+            self._entries.move_to_end(form.key)
+            return entry.rows
 
-    def release(self, key: str) -> None:
-        """Ends one use."""
-        self.abandon(key)
+    def _evict(self, limit_bytes: int) -> None:
+        for key, entry in list(self._entries.items()):
+            total = sum(e.rows.length_bytes for e in self._entries.values())
+            if total <= limit_bytes:
+                break
+            if not entry.users:
+                del self._entries[key]
+
+    def release(self, user: object) -> None:
+        """Ends all uses of a job."""
         with self._lock:
-            self._release_abandoned()
-
-    def abandon(self, key: str) -> None:
-        """Ends one use, of a user that the garbage collector has found.
-
-        Takes no lock, because that may run at any point of this module.
-        """
-        self._abandoned.append(key)
-
-    def _release_abandoned(self) -> None:
-        while self._abandoned:
-            key = self._abandoned.popleft()
-            self._users[key] -= 1
-            if not self._users[key] and not self._taken[key]:
-                self._remove(key)
+            for entry in self._entries.values():
+                entry.users.discard(user)
 
     def clear(self) -> None:
         """Frees what no open job uses."""
         with self._lock:
-            self._release_abandoned()
-            for key in [key for key in self._rows if not self._users[key]]:
-                self._remove(key)
-
-    def free_bytes(self, key: str) -> int:
-        """Returns the memory that could still be taken for a key."""
-        with self._lock:
-            in_use = sum(
-                self._taken[each] for each, n in self._users.items() if n
-            )
-            return max(0, self._limits[key] - in_use)
-
-    def _take(self, key: str, row_bytes: int, least: int, most: int) -> int:
-        with self._lock:
-            self._release_abandoned()
-            limit = self._limits[key]
-            for other in [k for k in self._rows if not self._users[k]]:
-                if self._taken.total() + most * row_bytes <= limit:
-                    break
-                self._remove(other)
-            rows = min(most, (limit - self._taken.total()) // row_bytes)
-            if rows < least:
-                return 0
-            self._taken[key] += rows * row_bytes
-            return rows
-
-    def _remove(self, key: str) -> None:
-        for each in (self._users, self._limits, self._taken):
-            each.pop(key, None)
-        self._rows.pop(key).close()
+            self._evict(-1)
 
 
-POOL = CachePool()
+POOL = MemoryPool()
+
+
+def _allocate(form: RowFormat, num_bytes: int, shared: str) -> RowMap:
+    """Takes memory, page by page as rows are written."""
+    if not shared:
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        return RowMap(form, mmap.mmap(-1, num_bytes, flags=flags))
+    name = f"{shared}-{form.key}-{FORMAT_VERSION}"
+    with _only_rank(name), ExitStack() as undo:
+        file = _find_shared(name)
+        if file is None:
+            file = os.memfd_create(name)
+            undo.callback(os.close, file)
+            os.truncate(file, num_bytes)
+            # Refused if no other rank could do so.
+            os.close(os.open(f"/proc/self/fd/{file}", os.O_RDWR))
+        memory = mmap.mmap(file, 0)
+        undo.pop_all()
+    return RowMap(form, memory, file)
+
+
+@contextmanager
+def _only_rank(name: str) -> Iterator[None]:
+    """Excludes other ranks, by a socket's name, which ends with its process.
+
+    Raises:
+        TimeoutError: if another process has it for too long.
+    """
+    deadline = time.monotonic() + JOIN_SECONDS
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as lock:
+        while True:
+            try:
+                lock.bind(f"\0{name}")
+                break
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+                if time.monotonic() > deadline:
+                    raise TimeoutError(
+                        errno.ETIMEDOUT, "another rank opens its memory"
+                    ) from None
+                time.sleep(0.005)
+        yield
+
+
+def _find_shared(name: str) -> int | None:
+    """Opens the memory of another rank, if there is one."""
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        folder = f"/proc/{pid}/fd"
+        try:
+            paths = [f"{folder}/{number}" for number in os.listdir(folder)]
+        except OSError:  # it has ended, or is another user's
+            continue
+        for path in paths:
+            with suppress(OSError):  # closed meanwhile
+                if os.readlink(path) == f"/memfd:{name} (deleted)":
+                    file = os.open(path, os.O_RDWR)
+                    if os.fstat(file).st_uid == os.geteuid():
+                        return file
+                    os.close(file)
+    return None

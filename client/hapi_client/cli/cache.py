@@ -6,7 +6,6 @@ Features are in an account or in a directory, splits on this host.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
@@ -14,11 +13,8 @@ from typing import Annotated, TypeAlias
 
 import typer
 
-from hapi_client.caching.directory import (
-    CacheDirectory,
-    CacheEntry,
-    unusable_message,
-)
+from hapi_client.caching.directory import CacheDirectory
+from hapi_client.caching.row_map import read_facts
 from hapi_client.cli.context import (
     JsonOutput,
     JsonPath,
@@ -28,11 +24,8 @@ from hapi_client.cli.context import (
 )
 from hapi_client.reports.terminal import ConsoleReporter
 from hapi_client.swift.cache_admin import CacheAdminClient
-from hapi_splitter.freezing.split_store import (
-    DiskStore,
-    StoredSplit,
-    disk_store,
-)
+from hapi_splitter.freezing.split_store import DiskStore, disk_store
+from hapi_splitter.private_folder import Entry
 from hapi_splitter.units import bytes_text
 
 app = typer.Typer(
@@ -41,6 +34,9 @@ app = typer.Typer(
     "directory of this host (--directory), and this host's splits of models "
     "(--splits).",
 )
+
+_WIDTHS = {"key": 12, "model": 12}
+"""Digits shown of long numbers."""
 
 Source: TypeAlias = Annotated[
     str | None,
@@ -103,11 +99,9 @@ def ls_command(
     --directory (path, container, model, images, length_bytes, used); with
     --splits (key, length_bytes, used).
     """
-    if splits:
-        _list_splits(_split_store(directory, source), json_path)
-        return
-    if directory is not None:
-        _list_directory(_opened(directory, source), json_path)
+    folder = _host_folder(directory, splits, source)
+    if folder is not None:
+        _list_folder(folder, json_path)
         return
     with connect(context) as connection:
         entries = [
@@ -153,15 +147,14 @@ def stats_command(
     sums: Counter[str] = Counter()
     counts: Counter[str] = Counter()
     total = (0, 0)
-    if splits:
-        found = _splits(_split_store(directory, None))
-        total = len(found), sum(each.length_bytes for each in found)
-    elif directory is not None:
-        entries = _opened(directory, None).entries()
-        total = len(entries), sum(each.num_bytes for each in entries)
-        for each in entries:
-            counts[_fact(each, "container")] += 1
-            sums[_fact(each, "container")] += each.num_bytes
+    folder = _host_folder(directory, splits)
+    if folder is not None:
+        entries = folder.entries()
+        total = len(entries), sum(each.length_bytes for each in entries)
+        for each in entries if directory is not None else ():
+            container = _facts(each, "container")["container"]
+            counts[container] += 1
+            sums[container] += each.length_bytes
     else:
         with connect(context) as connection:
             for page in CacheAdminClient(connection).pages():
@@ -221,13 +214,11 @@ def purge_command(
 
         hapi cache purge --splits
 
-    Keys of --json: deleted; with --directory also in_use.
+    Keys of --json: deleted; with --directory and --splits also in_use.
     """
-    if splits:
-        _purge_splits(_split_store(directory, source), is_sure, json_path)
-        return
-    if directory is not None:
-        _purge_directory(_opened(directory, source), is_sure, json_path)
+    folder = _host_folder(directory, splits, source)
+    if folder is not None:
+        _purge_folder(folder, is_sure, json_path)
         return
     deleted = 0
     with connect(context) as connection, ConsoleReporter() as reporter:
@@ -259,22 +250,42 @@ def _nothing_cached(source: str | None) -> str:
     return f"nothing is cached for {source or 'this account'}"
 
 
-def _opened(directory: Path, source: str | None) -> CacheDirectory:
+def _host_folder(
+    directory: Path | None, splits: bool, source: str | None = None
+) -> CacheDirectory | DiskStore | None:
+    """Opens a cache of this host; returns None for that of the account."""
+    if not splits and directory is None:
+        return None
+    if splits and (directory is not None or source is not None):
+        raise typer.BadParameter(
+            f"--splits and {source or '--directory'} exclude each other: "
+            "splits are of models, and in the folder of HAPI_CACHE_DIR"
+        )
     if source is not None:
         raise typer.BadParameter(
             f"{source} and --directory exclude each other: an entry of a "
-            "directory has the features of all objects of a container"
+            "directory has the features of all objects of a data set"
         )
-    if not directory.is_dir():
+    if directory is not None and not directory.is_dir():
         raise typer.BadParameter(f"there is no directory {directory}")
     try:
-        return CacheDirectory(directory)
+        folder = CacheDirectory(directory) if directory else disk_store()
+        if folder is not None:
+            folder.entries()
     except OSError as error:
-        raise typer.BadParameter(unusable_message(directory, error)) from error
+        raise typer.BadParameter(
+            f"the cache cannot be used: {error}"
+        ) from error
+    if folder is None:
+        raise typer.BadParameter(
+            "HAPI_CACHE_DIR is empty, so that no split is cached on this host"
+        )
+    return folder
 
 
-def _fact(entry: CacheEntry, name: str) -> str:
-    return str(entry.facts.get(name, "(damaged)"))
+def _facts(entry: Entry, *names: str) -> dict[str, str]:
+    facts = read_facts(entry.path)
+    return {name: str(facts.get(name, "(damaged)")) for name in names}
 
 
 def _utc(seconds: float) -> str:
@@ -282,29 +293,30 @@ def _utc(seconds: float) -> str:
     return found.replace(tzinfo=None).isoformat(timespec="seconds")
 
 
-def _list_directory(
-    directory: CacheDirectory, json_path: JsonOutput | None
+def _list_folder(
+    folder: CacheDirectory | DiskStore, json_path: JsonOutput | None
 ) -> None:
+    is_directory = isinstance(folder, CacheDirectory)
+    columns = ("container", "model", "images") if is_directory else ("key",)
     entries = [
         {
-            "path": str(each.path),
-            "container": _fact(each, "container"),
-            "model": _fact(each, "model"),
-            "images": _fact(each, "images"),
-            "length_bytes": each.num_bytes,
+            **(
+                {"path": str(each.path), **_facts(each, *columns)}
+                if is_directory
+                else {"key": each.key}
+            ),
+            "length_bytes": each.length_bytes,
             "used": _utc(each.used),
         }
-        for each in directory.entries()
+        for each in folder.entries()
     ]
     if not entries:
-        typer.echo(f"nothing is cached in {directory.path}", err=True)
+        typer.echo(f"nothing is cached in {folder.path}", err=True)
     print_table(
-        ("container", "model", "images", "bytes", "last used"),
+        (*columns, "bytes", "last used"),
         [
             (
-                str(each["container"]),
-                str(each["model"])[:12],
-                str(each["images"]),
+                *(str(each[name])[: _WIDTHS.get(name)] for name in columns),
                 bytes_text(int(str(each["length_bytes"]))),
                 str(each["used"]),
             )
@@ -314,80 +326,22 @@ def _list_directory(
     write_json(json_path, {"entries": entries})
 
 
-def _confirm_all(what: str, sizes: Sequence[int]) -> None:
-    if sizes:
+def _purge_folder(
+    folder: CacheDirectory | DiskStore,
+    is_sure: bool,
+    json_path: JsonOutput | None,
+) -> None:
+    sizes = [each.length_bytes for each in folder.entries()]
+    if sizes and not is_sure:
         typer.confirm(
-            f"Delete all {what} ({len(sizes)} entries, "
+            f"Delete all of {folder.path} ({len(sizes)} entries, "
             f"{bytes_text(sum(sizes))})?",
             abort=True,
             err=True,
         )
-
-
-def _purge_directory(
-    directory: CacheDirectory, is_sure: bool, json_path: JsonOutput | None
-) -> None:
-    if not is_sure:
-        sizes = [each.num_bytes for each in directory.entries()]
-        _confirm_all(f"features in {directory.path}", sizes)
-    deleted, in_use = directory.purge()
+    deleted, in_use = folder.purge()
     text = f"{deleted} deleted"
     if in_use:
         text += f", {in_use} in use by running jobs"
     typer.echo(text, err=True)
     write_json(json_path, {"deleted": deleted, "in_use": in_use})
-
-
-def _split_store(directory: Path | None, source: str | None) -> DiskStore:
-    if directory is not None or source is not None:
-        raise typer.BadParameter(
-            f"--splits and {source or '--directory'} exclude each other: "
-            "splits are of models, and in the folder of HAPI_CACHE_DIR"
-        )
-    store = disk_store()
-    if store is None:
-        raise typer.BadParameter(
-            "HAPI_CACHE_DIR is empty, so that no split is cached on this host"
-        )
-    return store
-
-
-def _splits(store: DiskStore) -> list[StoredSplit]:
-    try:
-        return store.entries()
-    except OSError as error:
-        raise typer.BadParameter(
-            f"the splits in {store.folder} cannot be used: {error}"
-        ) from error
-
-
-def _list_splits(store: DiskStore, json_path: JsonOutput | None) -> None:
-    entries = _splits(store)
-    if not entries:
-        typer.echo(f"no split is cached in {store.folder}", err=True)
-    print_table(
-        ("split", "bytes", "last used"),
-        [
-            (each.key[:12], bytes_text(each.length_bytes), _utc(each.used))
-            for each in entries
-        ],
-    )
-    write_json(
-        json_path,
-        {
-            "entries": [
-                {**asdict(each), "used": _utc(each.used)} for each in entries
-            ]
-        },
-    )
-
-
-def _purge_splits(
-    store: DiskStore, is_sure: bool, json_path: JsonOutput | None
-) -> None:
-    sizes = [each.length_bytes for each in _splits(store)]
-    if not is_sure:
-        _confirm_all(f"splits in {store.folder}", sizes)
-    deleted = store.purge()
-    typer.echo(f"{deleted} deleted", err=True)
-    write_json(json_path, {"deleted": deleted})

@@ -152,6 +152,7 @@ class FeaturePipeline:
             elif self.cut:
                 self._factory.prepare_reading(
                     train,
+                    self._augmented.training(0),
                     partial(
                         self._push,
                         Route(frozen.cut_number(cut), self.encodings[0]),

@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 from hapi_client.caching.feature_caches import CacheOptions, FeatureCaches
-from hapi_client.caching.segments import RowFormat
 from hapi_client.data.splits import DataSet, changed_shards
 from hapi_client.loading.decode_pool import DecodePool
 from hapi_client.loading.early_reads import EarlyReads
@@ -61,9 +60,6 @@ def feature_caches(
     def facts() -> dict[str, Any]:
         return {
             "storage": connection.storage_url,
-            "container": " ".join(
-                sorted({each for data in splits for each in data.containers})
-            ),
             "model": region.digest,
             "encodings": sorted({Encoding.parse(e).dtype for e in encodings}),
             "numerics": numerics_tag(region.device.type),
@@ -73,7 +69,8 @@ def feature_caches(
 
     return FeatureCaches(
         facts,
-        RowFormat(region.cut_shape(last), region.cut_dtype(last)),
+        region.cut_shape(last),
+        region.cut_dtype(last),
         splits,
         options,
         variants,
@@ -213,7 +210,10 @@ class LoaderFactory:
         )
 
     def prepare_reading(
-        self, data: DataSet, prepare: Callable[[], None]
+        self,
+        data: DataSet,
+        training: Training | None,
+        prepare: Callable[[], None],
     ) -> None:
         """Runs a function before anything is read.
 
@@ -222,9 +222,10 @@ class LoaderFactory:
 
         Args:
             data: the data set.
+            training: random changes of the images; None for none.
             prepare: called once, unless it raises.
         """
-        cache = self._caches.of(data, None) if self._caches else None
+        cache = self._caches.of(data, training) if self._caches else None
         if cache is not None and cache.num_cached() == data.num_samples:
             self._prepare = prepare
         else:

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 import torch
 
-from hapi_client.caching.stored_bytes import SampleCache
+from hapi_client.caching.feature_cache import SampleCache
 from hapi_client.data.span_bytes import read_span, span_samples
 from hapi_client.loading.decode_pool import DecodePool
 from hapi_client.loading.early_reads import EarlyReads

@@ -27,7 +27,7 @@ from hapi_splitter.freezing.model_key import UncacheableError, split_key
 from hapi_splitter.freezing.split_json import from_json, to_json
 from hapi_splitter.freezing.split_store import (
     DiskStore,
-    SplitStore,
+    MemoryStore,
     memory_store,
 )
 from hapi_splitter.freezing.tail_call import TailPlan
@@ -79,8 +79,8 @@ class SplitCache:
         self._module = module
         self.transform = transform
         self._name = type(module).__name__
-        self._store: SplitStore = disk or memory_store()
-        self._folder = disk and disk.folder
+        self._store: DiskStore | MemoryStore = disk or memory_store()
+        self._folder = disk and disk.path
         self._key: str | None = None
         document = transform and transform.to_json()
         try:

@@ -9,15 +9,14 @@ import sys
 import tempfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fuzzing import CASES
-from hapi_client.caching import shared_memory
 from hapi_client.caching.directory import CacheDirectory
+from hapi_client.caching.row_map import RowFormat
 from hapi_splitter.freezing.split_store import DiskStore
 from hapi_splitter.private_folder import MARK, PrivateFolder
-
-FACTS = {"model": "0" * 64}
 
 
 def home(folder):
@@ -48,13 +47,12 @@ def is_marked(folder):
 
 
 def use_samples(parent):
-    cache = CacheDirectory(parent, 1)
+    cache = CacheDirectory(parent, 12000)
     for number in range(3):
-        folder, handle = cache.open({**FACTS, "number": number})
-        (folder / "0.npy").write_bytes(bytes(10000))
-        os.close(handle)
-        with cache.locked():
-            cache.room_bytes(1)
+        form = RowFormat({"number": number}, np.array([0, 2000]))
+        rows = cache.open(form)
+        if rows is not None:
+            rows.close()
     cache.purge()
 
 
@@ -66,16 +64,7 @@ def use_splits(parent):
     store.purge()
 
 
-def use_shared_memory(parent):
-    for each in parent.glob(f"hapi-{os.geteuid()}-*-2"):
-        shared_memory._remove_unused(each)
-
-
-USES = {
-    "samples-2": use_samples,
-    "splits-3": use_splits,
-    f"hapi-{os.geteuid()}-{'0' * 16}-2": use_shared_memory,
-}
+USES = {"samples-3": use_samples, "splits-3": use_splits}
 
 
 @pytest.mark.parametrize("name", USES)
@@ -89,7 +78,7 @@ def test_other_things_of_a_user_stay(tmp_path, name, how):
     if how == "inside":
         home(parent / name)
     before = content(tmp_path)
-    if how == "next to it" or use is use_shared_memory:
+    if how == "next to it":
         use(parent)
     else:
         problem = "is a link" if how == "link" else "was not made by HAPI"
@@ -109,7 +98,7 @@ def test_random_content_stays(tmp_path):
 
 def use_random_content(tmp_path, seed):
     draw = random.Random(seed)
-    names = ["facts.json", "use", "lock", "0.npy", "0.rows", "a.part", MARK]
+    names = ["facts.json", "use", "lock", f"{'0' * 32}.rows", "a.part", MARK]
     names += ["f" * 32, "0" * 32, f"{'0' * 64}.lock", "x.split", ".hapi-x"]
     places = [tmp_path, *(tmp_path / name for name in USES)]
     for _ in range(20):
@@ -144,7 +133,7 @@ def test_parent_that_others_may_write_to_is_refused(tmp_path, mode, is_used):
     parent = tmp_path / "shared"
     parent.mkdir()
     parent.chmod(mode)
-    folder = PrivateFolder(parent, "samples", 2)
+    folder = PrivateFolder(parent, "samples", 2, ".rows")
     if is_used:
         folder.make()
         return
@@ -159,7 +148,7 @@ def test_parent_that_others_may_write_to_is_refused(tmp_path, mode, is_used):
 def test_processes_that_make_it_at_once_get_the_same(tmp_path):
     code = (
         "import sys; from hapi_splitter.private_folder import PrivateFolder\n"
-        "PrivateFolder(sys.argv[1], 'samples', 2).make()"
+        "PrivateFolder(sys.argv[1], 'samples', 2, '.rows').make()"
     )
     makers = [
         subprocess.Popen([sys.executable, "-c", code, tmp_path / "new"])
@@ -185,7 +174,7 @@ def test_mark_that_is_a_pipe_is_none(tmp_path):
     folder.mkdir(mode=0o700)
     os.mkfifo(folder / MARK)
     with pytest.raises(FileExistsError, match="was not made by HAPI"):
-        PrivateFolder(tmp_path, "samples", 2).make()
+        PrivateFolder(tmp_path, "samples", 2, ".rows").make()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="changes users: root only")
@@ -204,7 +193,7 @@ def test_two_users_share_a_sticky_parent(open_folder):
         "os.setgroups([]); os.setgid(int(sys.argv[2]))\n"
         "os.setuid(int(sys.argv[2]))\n"
         "try:\n"
-        "    PrivateFolder(sys.argv[1], 'samples', 2).make()\n"
+        "    PrivateFolder(sys.argv[1], 'samples', 2, '.rows').make()\n"
         "except OSError as error:\n"
         "    sys.exit(error.strerror)\n"
     )

@@ -28,15 +28,13 @@ def test_entries_are_private_files_that_can_be_listed_and_purged(store):
     assert store.entries() == []
     store.write(KEY, PIECES)
     assert store.read(KEY) == b"abc"
-    for folder in (store.folder, store.folder.parent):
+    for folder in (store.path, store.path.parent):
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     (entry,) = store.entries()
     assert (entry.key, entry.length_bytes) == (KEY, 3)
-    assert (
-        stat.S_IMODE((store.folder / f"{KEY}.split").stat().st_mode) == 0o600
-    )
-    assert store.purge() == 1
-    assert [p.name for p in store.folder.iterdir()] == [MARK]
+    assert stat.S_IMODE((store.path / f"{KEY}.split").stat().st_mode) == 0o600
+    assert store.purge() == (1, 0)
+    assert [p.name for p in store.path.iterdir()] == [MARK]
 
 
 @pytest.mark.parametrize(
@@ -55,15 +53,15 @@ def test_folder_is_that_of_the_environment(monkeypatch, environ, folder):
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
     found = disk_store()
-    assert (found and str(found.folder)) == folder
-    assert str(disk_store("/given").folder) == "/given/splits-3"
+    assert (found and str(found.path)) == folder
+    assert str(disk_store("/given").path) == "/given/splits-3"
     assert disk_store("") is None
 
 
 @pytest.mark.parametrize("mode", [0o770, 0o702])
 def test_folder_that_others_may_write_to_is_refused(store, mode):
     store.write(KEY, PIECES)
-    store.folder.chmod(mode)
+    store.path.chmod(mode)
     for use in (store.read, store.remove):
         with pytest.raises(PermissionError, match="other users may write"):
             use(KEY)
@@ -74,7 +72,7 @@ def test_folder_that_others_may_write_to_is_refused(store, mode):
 def test_folder_of_another_user_is_refused(store, monkeypatch):
     store.write(KEY, PIECES)
     # The folder that the user names may belong to anyone if it is sticky.
-    store.folder.parent.chmod(0o1777)
+    store.path.parent.chmod(0o1777)
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     with pytest.raises(PermissionError, match="belongs to user"):
         store.read(KEY)
@@ -83,7 +81,7 @@ def test_folder_of_another_user_is_refused(store, monkeypatch):
 def test_link_is_not_followed(store, tmp_path):
     store.write(KEY, PIECES)
     (tmp_path / "other").write_bytes(b"other")
-    path = store.folder / f"{KEY}.split"
+    path = store.path / f"{KEY}.split"
     path.unlink()
     path.symlink_to(tmp_path / "other")
     with pytest.raises(OSError, match="symbolic link"):
@@ -101,14 +99,14 @@ def test_full_disk_leaves_no_file(store):
             store.write("other", [bytes(1 << 20)])
     finally:
         signal.signal(signal.SIGXFSZ, before)
-    assert {p.name for p in store.folder.iterdir()} == {f"{KEY}.split", MARK}
+    assert {p.name for p in store.path.iterdir()} == {f"{KEY}.split", MARK}
 
 
 def test_least_recently_used_entries_go_first(store, tmp_path):
-    small = DiskStore(store.folder, max_bytes=30)
+    small = DiskStore(store.path, max_bytes=30)
     for number in range(3):
         small.write(f"k{number}", [bytes(10)])
-        os.utime(small.folder / f"k{number}.split", (number, number))
+        os.utime(small.path / f"k{number}.split", (number, number))
     assert small.read("k0") is not None  # now the last used
     small.write("k3", [bytes(10)])
     assert {each.key for each in small.entries()} == {"k0", "k2", "k3"}
@@ -118,7 +116,7 @@ def test_least_recently_used_entries_go_first(store, tmp_path):
 
 def test_parts_of_killed_processes_are_removed_later(store):
     store.write(KEY, PIECES)
-    old, recent = (store.folder / f"{n}.part" for n in ("old", "recent"))
+    old, recent = (store.path / f"{n}.part" for n in ("old", "recent"))
     for part in (old, recent):
         part.write_bytes(b"a")
     os.utime(old, (0, 0))
@@ -145,7 +143,7 @@ def test_entries_are_whole_when_writers_are_killed(store, seed):
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     writers = [
         subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(store.folder.parent), name],
+            [sys.executable, "-c", WRITER, str(store.path.parent), name],
             env=environ,
         )
         for name in "ab"
