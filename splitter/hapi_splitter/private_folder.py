@@ -176,11 +176,10 @@ class PrivateFolder:
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     break
-                except BlockingIOError:
+                except OSError as error:
                     os.close(file)
-                except OSError:
-                    os.close(file)
-                    raise
+                    if not isinstance(error, BlockingIOError):
+                        raise
                 if not has_waited:
                     logger.info("waiting for the owner of %s", name)
                 has_waited = True

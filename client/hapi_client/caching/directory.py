@@ -63,16 +63,26 @@ class CacheDirectory(PrivateFolder):
         Raises:
             OSError: if it cannot be made, locked or mapped.
         """
+        with self.locked(), self.opened() as folder:
+            return self._open(form, least_rows, folder)
+
+    def _open(
+        self, form: RowFormat, least_rows: int, folder: int
+    ) -> RowMap | None:
         name = form.key + self.suffix
-        with (
-            self.locked(),
-            self.opened() as folder,
-            contextlib.ExitStack() as undo,
-        ):
-            self._remove_damaged(name, folder, form)
+        with contextlib.ExitStack() as undo:
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
             file = os.open(name, flags, 0o600, dir_fd=folder)
             undo.callback(os.close, file)
+            header = os.pread(file, len(form.header), 0)
+            if header and header != form.header:
+                logger.warning(
+                    "%s is damaged; its features are computed again",
+                    self.path / name,
+                )
+                # Others may have mapped it: not changed, only unlinked.
+                unlink(name, folder)
+                return self._open(form, least_rows, folder)
             if not os.fstat(file).st_size:
                 undo.callback(unlink, name, folder)
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -115,18 +125,3 @@ class CacheDirectory(PrivateFolder):
             os.pwrite(file, form.header, 0)
         os.utime(file)
         return capacity
-
-    def _remove_damaged(self, name: str, folder: int, form: RowFormat) -> None:
-        try:
-            file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=folder)
-        except FileNotFoundError:
-            return
-        header = os.pread(file, len(form.header), 0)
-        os.close(file)
-        if header != form.header:
-            logger.warning(
-                "%s is damaged; its features are computed again",
-                self.path / name,
-            )
-            # Others may have mapped it: not changed, only unlinked.
-            unlink(name, folder)

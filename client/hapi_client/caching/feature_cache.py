@@ -97,10 +97,10 @@ class FeatureCache:
         if (self._states(numbers) != GOOD).any():
             return None
         unchecked = self._rows.num_unchecked(numbers)
-        row_bytes = self._rows.length_bytes // self.capacity
-        if unchecked * row_bytes > QUICK_CHECK_BYTES:
-            return None
-        if not self._rows.check(numbers):
+        unchecked_bytes = unchecked * self._features[0].nbytes
+        if unchecked_bytes > QUICK_CHECK_BYTES or not self._rows.check(
+            numbers
+        ):
             return None
         features, chosen = self._features, torch.from_numpy(numbers)
         return lambda samples: features.index_select(0, chosen[samples])

@@ -151,11 +151,6 @@ class FeatureCaches:
         directory = self._directory.limit_bytes if self._directory else 0
         return max(self._memory_limit, directory)
 
-    @property
-    def is_active(self) -> bool:
-        """True if features can be cached."""
-        return self._limit_bytes >= self._row_bytes
-
     def samples(self, training: Training | None) -> SampleCache | None:
         """Returns samples as they are stored, where features are not cached.
 
@@ -263,11 +258,7 @@ class FeatureCaches:
 
         Of all variants of its images, as training requests them.
         """
-        if (
-            self._variants is None
-            or not self.is_active
-            or self._caches_samples(None)
-        ):
+        if self._variants is None or self._caches_samples(None):
             return 0.0, 0.0
         with self._lock:
             opened = list(self._caches.items())

@@ -140,10 +140,10 @@ def _allocate(form: RowFormat, num_bytes: int, shared: str) -> RowMap:
         return RowMap(form, mmap.mmap(-1, num_bytes, flags=flags))
     name = f"{shared}-{form.key}-{FORMAT_VERSION}"
     with _only_rank(name), ExitStack() as undo:
-        file = _find_shared(name)
-        if file is None:
-            file = os.memfd_create(name)
-            undo.callback(os.close, file)
+        known = _find_shared(name)
+        file = os.memfd_create(name) if known is None else known
+        undo.callback(os.close, file)
+        if known is None:
             os.truncate(file, num_bytes)
             # Refused if no other rank could do so.
             os.close(os.open(f"/proc/self/fd/{file}", os.O_RDWR))

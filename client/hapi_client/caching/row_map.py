@@ -202,21 +202,21 @@ class RowMap:
         self.put(np.array([row]), [text.ljust(length, b"\0")], FAILED)
 
     def _put_run(self, first: int, values: Sequence[Any], state: int) -> None:
-        checksums = [
-            _checksum(value, first + n, state)
-            for n, value in enumerate(values)
+        parts = [
+            (
+                self.form.first_byte + int(self.form.offsets[first]),
+                b"".join(values),
+            )
         ]
-        start = self.form.first_byte + int(self.form.offsets[first])
-        if (
-            self._write(start, b"".join(values))
-            and self._write(
-                self._checksums_at + 4 * first,
-                np.array(checksums, "<u4").tobytes(),
-            )
-            and self._write(
-                self._states_at + first, bytes([state]) * len(values)
-            )
-        ):
+        if self._file is not None:  # else nobody else reads or writes it
+            checksums = [
+                _checksum(value, first + n, state)
+                for n, value in enumerate(values)
+            ]
+            data = np.array(checksums, "<u4").tobytes()
+            parts.append((self._checksums_at + 4 * first, data))
+        parts.append((self._states_at + first, bytes([state]) * len(values)))
+        if all(self._write(*part) for part in parts):
             self._is_checked[first : first + len(values)] = True
 
     def _write(self, start: int, data: bytes) -> bool:
