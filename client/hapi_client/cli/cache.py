@@ -13,8 +13,6 @@ from typing import Annotated, TypeAlias
 
 import typer
 
-from hapi_client.caching.directory import CacheDirectory
-from hapi_client.caching.row_map import read_facts
 from hapi_client.cli.context import (
     JsonOutput,
     JsonPath,
@@ -24,8 +22,8 @@ from hapi_client.cli.context import (
 )
 from hapi_client.reports.terminal import ConsoleReporter
 from hapi_client.swift.cache_admin import CacheAdminClient
-from hapi_splitter.freezing.split_store import DiskStore, disk_store
-from hapi_splitter.private_folder import Entry
+from hapi_splitter.freezing.split_store import disk_store
+from hapi_splitter.private_folder import Entry, PrivateFolder
 from hapi_splitter.units import bytes_text
 
 app = typer.Typer(
@@ -101,7 +99,7 @@ def ls_command(
     """
     folder = _host_folder(directory, splits, source)
     if folder is not None:
-        _list_folder(folder, json_path)
+        _list_folder(folder, splits, json_path)
         return
     with connect(context) as connection:
         entries = [
@@ -252,8 +250,10 @@ def _nothing_cached(source: str | None) -> str:
 
 def _host_folder(
     directory: Path | None, splits: bool, source: str | None = None
-) -> CacheDirectory | DiskStore | None:
+) -> PrivateFolder | None:
     """Opens a cache of this host; returns None for that of the account."""
+    from hapi_client.caching.directory import CacheDirectory
+
     if not splits and directory is None:
         return None
     if splits and (directory is not None or source is not None):
@@ -269,7 +269,9 @@ def _host_folder(
     if directory is not None and not directory.is_dir():
         raise typer.BadParameter(f"there is no directory {directory}")
     try:
-        folder = CacheDirectory(directory) if directory else disk_store()
+        folder: PrivateFolder | None = (
+            CacheDirectory(directory) if directory else disk_store()
+        )
         if folder is not None:
             folder.entries()
     except OSError as error:
@@ -284,6 +286,8 @@ def _host_folder(
 
 
 def _facts(entry: Entry, *names: str) -> dict[str, str]:
+    from hapi_client.caching.row_map import read_facts
+
     facts = read_facts(entry.path)
     return {name: str(facts.get(name, "(damaged)")) for name in names}
 
@@ -294,16 +298,15 @@ def _utc(seconds: float) -> str:
 
 
 def _list_folder(
-    folder: CacheDirectory | DiskStore, json_path: JsonOutput | None
+    folder: PrivateFolder, is_split: bool, json_path: JsonOutput | None
 ) -> None:
-    is_directory = isinstance(folder, CacheDirectory)
-    columns = ("container", "model", "images") if is_directory else ("key",)
+    columns = ("key",) if is_split else ("container", "model", "images")
     entries = [
         {
             **(
-                {"path": str(each.path), **_facts(each, *columns)}
-                if is_directory
-                else {"key": each.key}
+                {"key": each.key}
+                if is_split
+                else {"path": str(each.path), **_facts(each, *columns)}
             ),
             "length_bytes": each.length_bytes,
             "used": _utc(each.used),
@@ -327,7 +330,7 @@ def _list_folder(
 
 
 def _purge_folder(
-    folder: CacheDirectory | DiskStore,
+    folder: PrivateFolder,
     is_sure: bool,
     json_path: JsonOutput | None,
 ) -> None:
