@@ -330,15 +330,15 @@ def test_epoch_of_a_killed_worker_is_finished_and_push_down_resumes(
     with plain, job_of(connection, read=options) as pushing:
         found = features_by_label(pushing.loader(0), kill)
         during = pushing.stats.fallbacks + pushing.stats.retries
-        metrics = pushing._factory.metrics.take()
+        metrics = pushing._factory.recorder.take()
         worker.start()
         worker.wait_until_ready()
 
         def num_pushed(epoch):
-            pushing._factory.metrics.take()
+            pushing._factory.recorder.take()
             again = features_by_label(pushing.loader(epoch))
             assert sorted(again) == sorted(expected)
-            samples = pushing._factory.metrics.take().samples
+            samples = pushing._factory.recorder.take().samples
             return sum(n for route, n in samples.items() if route != RAW_ROUTE)
 
         # On a busy machine some spans may still be read raw.

@@ -70,12 +70,12 @@ def test_mixed_routes_are_measured(connection, photos):
             }
         )
         train_tail(job, epochs=2, learning_rate=0.01)
-        seen = job._factory.metrics.take()
+        seen = job._factory.recorder.take()
 
     assert sum(seen.samples.values()) == 2 * NUM_SAMPLES
     assert len(seen.samples) == 3
-    assert seen.pushed_samples > 0
-    assert seen.server_cpu_seconds > 0
+    assert seen.pushed.samples > 0
+    assert seen.pushed.server_cpu_seconds > 0
     assert seen.load is not None
 
 

@@ -99,7 +99,7 @@ def test_later_epochs_are_read_from_memory_alone(connection, photos, cut):
         assert job.stats.local_hits == 3 * NUM_SAMPLES
         assert job.stats.samples == 4 * NUM_SAMPLES
         reports = job.reports
-    assert [each.local_samples for each in reports] == [0, *3 * [NUM_SAMPLES]]
+    assert [each.local_hits for each in reports] == [0, *3 * [NUM_SAMPLES]]
     assert [each.requests for each in reports[1:]] == [0, 0, 0]
     assert all(each.is_finished for each in reports)
 

@@ -14,7 +14,11 @@ import numpy as np
 from scipy.optimize import linprog
 
 from clock import Clock
-from hapi_client.metrics.window_metrics import WindowMetrics
+from hapi_client.metrics.events import (
+    SpanEvent,
+    StageEvent,
+    WindowMetrics,
+)
 from hapi_client.planning.cache_tracker import CacheTracker
 from hapi_client.planning.cost_estimators import CostEstimators
 from hapi_client.planning.replanner import Replanner, ReplanOptions
@@ -64,18 +68,11 @@ class SimulatedMetrics:
     clock: Clock
     pending: WindowMetrics = field(default_factory=lambda: WindowMetrics(0.0))
     taken_at: float = 0.0
-    planned: float = 0.0
+    planned_rate: float = 0.0
 
     @property
     def window_seconds(self) -> float:
         return self.clock.now - self.taken_at
-
-    def set_link_seconds(self, link_seconds: Mapping[Route, float]) -> None:
-        """Ignores them: simulated spans arrive at once."""
-
-    def set_planned_rate(self, samples_per_second: float) -> None:
-
-        self.planned = samples_per_second
 
     def take(self) -> WindowMetrics:
         self.taken_at = self.clock.now
@@ -292,25 +289,29 @@ def _observation(
         samples={route: round(w * count) for route, w in weights.items()},
         received_bytes=round(count * job.use(truth.link)),
         client_cpu_seconds=count * client,
-        suffix_samples={
-            route[0]: round(w * count) for route, w in weights.items()
-        },
-        suffix_cpu_seconds=count * (client - truth.train),
-        train_samples=round(count),
-        train_cpu_seconds=count * truth.train,
-        train_seconds=count * truth.train,
-        reading_share=0.9 if link_limited else 0.2,
+        layers=StageEvent(
+            cpu_seconds=count * (client - truth.train),
+            samples_by_cut={
+                route[0]: round(w * count) for route, w in weights.items()
+            },
+        ),
+        training=StageEvent(
+            count * truth.train, count * truth.train, round(count)
+        ),
+        raw=SpanEvent(
+            read_seconds=0.9 if link_limited else 0.2, raw_seconds=1.0
+        ),
         reading_seconds=seconds
         if link_limited
         else min(seconds, count * job.use(truth.link) / truth.link_capacity),
         reading_flows=4.0,
         reading_bytes=round(count * job.use(truth.link)),
-        blocked_share=0.0,
-        raw_read_seconds=weights.get(RAW, 0.0) * 4 * seconds,
-        push_seconds=streams * seconds,
-        pushed_samples=round(sum(pushed.values()) * count),
-        server_cpu_seconds=sum(
-            w * count * truth.server[route] for route, w in pushed.items()
+        pushed=SpanEvent(
+            round(sum(pushed.values()) * count),
+            streams * seconds,
+            server_cpu_seconds=sum(
+                w * count * truth.server[route] for route, w in pushed.items()
+            ),
         ),
         load=load,
     )

@@ -10,9 +10,9 @@ import hapi_client
 from documentation import ROOT
 from hapi_client.cli.main import EXIT_FAILURE, EXIT_TERMINATED
 from hapi_client.loading.circuit_breaker import can_fall_back
+from hapi_client.metrics.events import LOOP_STAGES
 from hapi_client.reports.epoch_report import (
     FETCH_STAGES,
-    LOOP_STAGES,
     EpochReport,
     report_body,
 )

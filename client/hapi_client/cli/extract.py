@@ -40,7 +40,7 @@ from hapi_splitter.units import bytes_text, count_text
 
 if TYPE_CHECKING:
     from hapi_client.export.extract import Extraction
-    from hapi_client.metrics.counters import JobStats
+    from hapi_client.metrics.events import JobStats
 
 MAX_SPAN_SAMPLES = 64
 """Larger spans would only delay the first features."""

@@ -16,18 +16,18 @@ from hapi_client.cli.train_options import TrainOptions
 from hapi_client.job.options import JobConfig, PlanConfig, SwiftConfig
 from hapi_client.job.transfer_job import TransferJob
 from hapi_client.loading.prefetcher import ReadConfig
-from hapi_client.metrics.counters import JobStats
+from hapi_client.metrics.events import JobStats
 from hapi_client.model.frozen_region import input_transform, parse_device
 from hapi_client.model.registry import parse_freeze
 from hapi_client.model.torchvision_registry import build_model
 from hapi_client.planning.replanner import PlanChange
-from hapi_client.planning.route_mix import describe_mix
 from hapi_client.progress import Reporter
 from hapi_client.reports.epoch_report import EpochReport, report_body
 from hapi_client.reports.run_tables import essentials
 from hapi_client.swift.connection import Connection
 from hapi_protocol.headers import CACHE_OFF
 from hapi_splitter.inputs.augmentation import Augmentation
+from hapi_splitter.planner.problem import mix_label
 from hapi_splitter.units import bytes_text, count_text
 from hapi_training.checkpoint_file import Checkpoint, save_atomically
 from hapi_training.loop import EpochResult, History, train_tail
@@ -269,7 +269,7 @@ def print_result(result: TrainResult) -> None:
         print_table(
             ("seconds", "plan", "why"),
             [
-                (f"{each.seconds:.0f}", describe_mix(each.mix), each.why)
+                (f"{each.seconds:.0f}", mix_label(each.mix), each.why)
                 for each in result.plan_changes
             ],
         )

@@ -26,7 +26,7 @@ from hapi_client.loading.feature_loader import FeatureLoader
 from hapi_client.loading.loader_factory import LoaderFactory, feature_caches
 from hapi_client.loading.prefetcher import ReadConfig
 from hapi_client.loading.sample_dataset import DatasetConfig, SampleDataset
-from hapi_client.metrics.counters import JobStats
+from hapi_client.metrics.events import JobStats
 from hapi_client.model.frozen_region import (
     AUTO,
     FrozenRegion,
@@ -139,7 +139,7 @@ class FeaturePipeline:
             opened.early,
         )
         self._history = EpochHistory(
-            wanted, self._factory.scheduler, self._connection.traffic
+            wanted, self._factory.scheduler, self._factory.recorder
         )
         self._planner: JobPlanner | None = None
         self._read_whole: set[str] = set()
@@ -189,7 +189,9 @@ class FeaturePipeline:
 
     def _samples_so_far(self) -> int:
         """Samples delivered to the training loops of all ranks."""
-        return self._num_ranks * self._factory.counters.snapshot().samples
+        return (
+            self._num_ranks * self._factory.recorder.counters.count().samples
+        )
 
     def _early_samples(self) -> int:
         """Samples that all ranks have read before their turn."""
@@ -209,7 +211,7 @@ class FeaturePipeline:
         model, sent_bytes = self.frozen.store(
             self._connection, models_container
         )
-        self._factory.counters.add(package_bytes=sent_bytes)
+        self._factory.recorder.counters.add(package_bytes=sent_bytes)
         self._factory.push(model, {route: 1.0})
 
     def _span_arrived(self) -> None:
@@ -296,7 +298,7 @@ class FeaturePipeline:
         """Counters of the job so far."""
         before = self._opened.traffic_before
         traffic = self._connection.traffic.count() - before
-        stats = self._factory.counters.snapshot()
+        stats = self._factory.recorder.counters.count()
         return replace(
             stats,
             bytes=traffic.total_bytes - stats.package_bytes,

@@ -12,7 +12,7 @@ from hapi_client.loading.decode_pool import DecodePool
 from hapi_client.loading.feature_request import FeatureRequestSpec
 from hapi_client.loading.loader_factory import LoaderFactory
 from hapi_client.loading.prefetcher import ReadConfig
-from hapi_client.metrics.window_metrics import WindowMetrics
+from hapi_client.metrics.events import WindowMetrics
 from hapi_client.model.frozen_region import FrozenRegion
 from hapi_client.planning.cache_listing import CacheListing
 from hapi_client.planning.cost_estimators import CostEstimators
@@ -105,7 +105,7 @@ def make_planner(
         )
 
     def stored(model: ModelPath, sent_bytes: int) -> None:
-        factory.counters.add(package_bytes=sent_bytes)
+        factory.recorder.counters.add(package_bytes=sent_bytes)
         factory.push(model)
 
     def try_push(model: ModelPath) -> None:
@@ -151,5 +151,5 @@ def make_planner(
             read_concurrency=options.num_threads,
         ),
         factory.scheduler,
-        factory.metrics,
+        factory.recorder,
     )

@@ -12,7 +12,7 @@ import torch
 from hapi_client.caching.feature_cache import CachedSlice
 from hapi_client.loading.loader_plan import LabelledBatch, LoaderPlan
 from hapi_client.loading.span_source import LoadedSpan
-from hapi_client.reports.epoch_report import LAYERS
+from hapi_client.metrics.events import LAYERS
 from hapi_client.sampling.sampler import Batch, ReadPlan
 from hapi_protocol.data_index import IndexRow, Span
 from hapi_protocol.errors import ClientError, HapiError
@@ -89,11 +89,10 @@ class BatchAssembler:
         """Adds a loaded slice; computes its features at the freeze point."""
         plan = self._plan
         count, num_failures = len(loaded.features), len(loaded.failures)
-        plan.counters.span_arrived(loaded.cut, count)
-        plan.recorder.record_arrival(loaded.cut, count, num_failures)
         with (
-            plan.metrics.running_suffix(loaded.cut, count, num_failures),
-            plan.recorder.stage(LAYERS),
+            plan.recorder.stage(
+                LAYERS, count, cut=loaded.cut, failures=num_failures
+            ),
             torch.inference_mode(),
         ):
             features = plan.run_suffix(loaded.cut, loaded.features)
@@ -115,8 +114,7 @@ class BatchAssembler:
         cached = self._plan.cache.get(self._reading.pieces[position])
         if cached is None:
             return False
-        self._plan.counters.add(local_hits=len(cached.features))
-        self._plan.recorder.record_local_hits(len(cached.features))
+        self._plan.recorder.count(local_hits=len(cached.features))
         self._add(position, cached)
         return True
 
@@ -139,7 +137,7 @@ class BatchAssembler:
         if self._plan.on_error == "raise":
             remedy = self._plan.remedy(failure.span, failure.row)
             raise failure.error(f"{failure}; {remedy}")
-        self._plan.counters.add(skipped=len(ready.failures))
+        self._plan.recorder.count(skipped=len(ready.failures))
         self._num_failures += len(ready.failures)
         self._first_failure = self._first_failure or failure
         for row in ready.failures:
@@ -178,7 +176,6 @@ class BatchAssembler:
             raise _lost_step(batch, lost)
         if not features:
             return None
-        self._plan.counters.add(samples=len(features))
         if self._device.type != "cpu":
             features = [each.to(self._device) for each in features]
         self.last_rows = rows

@@ -21,14 +21,19 @@ import torch
 from hapi_client.loading.batch_assembly import BatchAssembler
 from hapi_client.loading.loader_plan import LabelledBatch, LoaderPlan
 from hapi_client.loading.span_source import LoadedSpan
-from hapi_client.reports.epoch_report import PLANNING, TRAINING, WAITING
+from hapi_client.metrics.events import (
+    PLANNING,
+    TRAINING,
+    WAITING,
+    BatchEvent,
+)
 from hapi_client.sampling.sampler import Batch, ReadPlan
 from hapi_protocol.data_index import IndexRow, Span
 from hapi_protocol.errors import ClientError
 
 _FLUSH_SECONDS = 0.25
-"""Time between two updates of the counters, which take as long as a step of
-a small tail."""
+"""Time between two records of batches, which take as long as a step of a small
+tail."""
 
 
 class LoadedSpans(Protocol):
@@ -177,19 +182,15 @@ class _Delivery:
     def run(self) -> Generator[LabelledBatch, None, None]:
         """Yields all batches; closing it ends requests and threads."""
         self.check_unused()
-        started = time.monotonic()
         self._enter()
         with self._plan.recorder.running(self.reading):
-            try:
-                cache, select = self._plan.cache, None
-                if cache is not None:
-                    select = cache.selector(self.reading.pieces)
-                if select is not None:
-                    yield from self._deliver_cached(select)
-                else:
-                    yield from self._deliver_loaded()
-            finally:
-                self._plan.counters.add(seconds=time.monotonic() - started)
+            cache, select = self._plan.cache, None
+            if cache is not None:
+                select = cache.selector(self.reading.pieces)
+            if select is not None:
+                yield from self._deliver_cached(select)
+            else:
+                yield from self._deliver_loaded()
 
     def _deliver_cached(
         self, select: Callable[[torch.Tensor], torch.Tensor]
@@ -207,8 +208,14 @@ class _Delivery:
             np.concatenate([*map(self._plan.labels_of, pieces)])
         )[chosen].to(self._device)
         sizes = [len(each) for each in batches]
-        recorder, counters = self._plan.recorder, self._plan.counters
-        count, flushed = 0, time.monotonic()
+        num_batches = num_samples = 0
+        seconds = flushed = 0.0
+
+        def flush() -> None:
+            self._plan.recorder.record_batch(
+                BatchEvent(num_samples, num_samples, seconds, num_batches)
+            )
+
         try:
             for batch, numbers, some_labels in zip(
                 batches,
@@ -219,16 +226,20 @@ class _Delivery:
                 features = select(numbers).to(self._device)
                 self._last = batch
                 self._delivered(batch.step)
-                recorder.delivered(len(numbers), local_hits=len(numbers))
-                count += len(numbers)
-                with recorder.stage(TRAINING):
+                num_batches += 1
+                num_samples += len(numbers)
+                started = time.monotonic()
+                if started - flushed > _FLUSH_SECONDS:
+                    flush()
+                    num_batches = num_samples = 0
+                    seconds, flushed = 0.0, started
+                try:
                     yield features, some_labels
-                if time.monotonic() - flushed > _FLUSH_SECONDS:
-                    counters.add(samples=count, local_hits=count)
-                    count, flushed = 0, time.monotonic()
+                finally:
+                    seconds += time.monotonic() - started
                 self._enter()
         finally:
-            counters.add(samples=count, local_hits=count)
+            flush()
 
     def _rows_of(self, batch: Batch) -> list[IndexRow]:
         pieces = [self.reading.pieces[each] for each in batch.positions]
@@ -252,7 +263,7 @@ class _Delivery:
         assembler = BatchAssembler(self._plan, self.reading, self._device)
         try:
             self._enter()
-            with self._plan.metrics.loading():
+            with self._plan.recorder.job.loading():
                 loaded = ((to_load[index], span) for index, span in prefetcher)
                 yield from self._deliver(assembler, loaded, cached)
         finally:
@@ -267,7 +278,7 @@ class _Delivery:
         loaded: Iterator[tuple[int, LoadedSpan]],
         cached: Set[int],
     ) -> Iterator[LabelledBatch]:
-        metrics, recorder = self._plan.metrics, self._plan.recorder
+        recorder = self._plan.recorder
         next_position = 0
         any_delivered = False
         for batch in self.reading.batches:
@@ -277,7 +288,7 @@ class _Delivery:
                 ):
                     self._load_damaged(assembler, next_position)
                 while next_position not in assembler:
-                    with metrics.waiting(), recorder.stage(WAITING):
+                    with recorder.stage(WAITING):
                         position, span = next(loaded)
                     assembler.add_loaded(position, span)
                     with recorder.stage(PLANNING):
@@ -288,10 +299,10 @@ class _Delivery:
             self._last = assembler.last_rows
             self._delivered(batch.step)
             count = 0 if labelled is None else len(labelled[1])
-            recorder.delivered(count)
+            recorder.record_batch(BatchEvent(count))
             if labelled is not None:
                 any_delivered = True
-                with metrics.training(count), recorder.stage(TRAINING):
+                with recorder.stage(TRAINING, count):
                     yield labelled
                 self._enter()
         if not any_delivered:

@@ -28,9 +28,9 @@ from hapi_client.loading.span_source import (
     SpanTask,
     check_keys,
 )
-from hapi_client.metrics.counters import JobCounters
-from hapi_client.metrics.window_metrics import SpanMetrics
+from hapi_client.metrics.events import JobStats, SpanEvent
 from hapi_client.planning.cache_tracker import CacheTracker
+from hapi_client.sums import ThreadSums
 from hapi_client.swift.connection import Connection
 from hapi_client.swift.read_errors import unreadable
 from hapi_client.swift.retry import is_retryable
@@ -39,11 +39,7 @@ from hapi_protocol.data_index import Span
 from hapi_protocol.encodings import Encoding
 from hapi_protocol.errors import ClientError, HapiError, SourceChangedError
 from hapi_protocol.feature_reader import read_features
-from hapi_protocol.feature_stream import (
-    CLOCK_STAGES,
-    STAGES,
-    FeatureBatch,
-)
+from hapi_protocol.feature_stream import STAGES, FeatureBatch
 from hapi_protocol.headers import (
     CACHE_HIT,
     CACHE_MISS,
@@ -51,7 +47,6 @@ from hapi_protocol.headers import (
     HEADER_CACHE,
     HEADER_WORKER,
 )
-from hapi_protocol.summary import Summary
 from hapi_protocol.transforms import Training
 from hapi_splitter.encodings import decode as decode_features
 from hapi_splitter.planner.problem import Route
@@ -84,7 +79,7 @@ class FeatureSource:
         breaker: PushdownCircuitBreaker,
         concurrency: PushdownConcurrency,
         limits: SpanLimits,
-        counters: JobCounters,
+        counters: ThreadSums[JobStats],
         tracker: CacheTracker | None = None,
     ) -> None:
         self._connection = connection
@@ -196,7 +191,7 @@ class FeatureSource:
     def _load_raw(
         self, span: Span, scope: CancelScope, training: Training | None
     ) -> LoadedSpan:
-        # No failure of the worker: report.fell_back stays False.
+        # No failure of the worker: costs.fell_back stays 0.
         self._counters.add(fallbacks=1)
         return self._raw.load(span, scope, training)
 
@@ -205,7 +200,8 @@ class FeatureSource:
     ) -> LoadedSpan:
         self._counters.add(fallbacks=1)
         loaded = self._raw.load(span, scope, training)
-        return replace(loaded, report=replace(loaded.report, fell_back=True))
+        costs = replace(loaded.costs, fell_back=len(span.rows))
+        return replace(loaded, costs=costs)
 
     def _try_pushdown(
         self,
@@ -235,7 +231,7 @@ class FeatureSource:
                     if self._breaker.succeeded():
                         logger.info("push-down works again: %s arrived", span)
                     # Expected hits are not limited by the worker's capacity.
-                    if not (expect_hit and loaded.report.was_cached):
+                    if not (expect_hit and loaded.costs.was_cached):
                         self._concurrency.succeeded()
                     return loaded
                 if failures < attempts:
@@ -265,15 +261,6 @@ class FeatureSource:
 
     def _load(self, span: Span, training: Training | None) -> LoadedSpan:
         started, started_cpu = time.monotonic(), time.thread_time()
-        loaded = self._request(span, training)
-        report = replace(
-            loaded.report,
-            request_seconds=time.monotonic() - started,
-            unpack_cpu_seconds=time.thread_time() - started_cpu,
-        )
-        return replace(loaded, report=report)
-
-    def _request(self, span: Span, training: Training | None) -> LoadedSpan:
         try:
             body = self._spec.open(
                 self._connection, span, training, seconds=self._limits.seconds
@@ -299,14 +286,25 @@ class FeatureSource:
             # header came before them.
             CACHE_MISS if loaded.failures else state,
         )
-        if state == CACHE_HIT:
+        costs = SpanEvent(
+            was_cached=state == CACHE_HIT,
+            request_seconds=time.monotonic() - started,
+            unpack_cpu_seconds=time.thread_time() - started_cpu,
+        )
+        if costs.was_cached:
             self._counters.add(cached=len(span.rows))
-            return replace(loaded, report=SpanMetrics(was_cached=True))
-        report = replace(
-            _report(batches, reader.summary),
+            return replace(loaded, costs=costs)
+        costs = replace(
+            costs,
+            server_cpu_seconds=reader.summary.cpu_seconds,
+            server_seconds={
+                stage: sum(each.timings.get(stage, 0.0) for each in batches)
+                for stage in STAGES
+            },
+            load=reader.summary.load,
             worker=body.headers.get(HEADER_WORKER, ""),
         )
-        return replace(loaded, report=report)
+        return replace(loaded, costs=costs)
 
     def _warn_of_no_cache(self, state: str, span: Span) -> None:
         is_refused = self._spec.cache != CACHE_OFF and state == CACHE_OFF
@@ -319,7 +317,7 @@ class FeatureSource:
             )
 
     def _note_saturated(self, count: int) -> None:
-        if not self._counters.snapshot().saturated:
+        if not self._counters.count().saturated:
             logger.warning(
                 "features beyond the range of %s were clipped (counted in "
                 "stats.saturated); use encoding='float32' to avoid this",
@@ -372,18 +370,3 @@ class FeatureSource:
         if len(rest):
             raise ValueError(f"features of {len(rest)} samples are missing")
         return features
-
-
-def _report(batches: Sequence[FeatureBatch], summary: Summary) -> SpanMetrics:
-    seconds = {
-        stage: sum(batch.timings.get(stage, 0.0) for batch in batches)
-        for stage in STAGES
-    }
-    return SpanMetrics(
-        server_cpu_seconds=summary.cpu_seconds,
-        forward_seconds=seconds["forward"],
-        forward_cpu_seconds=seconds["forward_cpu"],
-        send_blocked_seconds=seconds["send_blocked"],
-        server_seconds={stage: seconds[stage] for stage in CLOCK_STAGES},
-        load=summary.load,
-    )

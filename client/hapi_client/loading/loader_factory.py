@@ -18,8 +18,7 @@ from hapi_client.loading.prefetcher import Prefetcher, ReadConfig
 from hapi_client.loading.route_source import RoutingSource, SourceRegistry
 from hapi_client.loading.skipped_samples import SkippedSamples
 from hapi_client.loading.span_source import SpanSource
-from hapi_client.metrics.counters import JobCounters
-from hapi_client.metrics.window_collector import MetricsCollector
+from hapi_client.metrics.job_recorder import JobRecorder
 from hapi_client.model.client_region import ClientRegion
 from hapi_client.planning.cache_tracker import CacheTracker
 from hapi_client.planning.route_scheduler import RouteScheduler
@@ -92,8 +91,7 @@ class LoaderFactory:
 
     Attributes:
         skipped: samples that the job leaves out.
-        counters: counters of all loaders.
-        metrics: collects the windows of all loaders.
+        recorder: records all loaders.
         pool: decodes samples.
         scheduler: schedules spans on routes; it begins with raw reads.
         sources: sources of all routes.
@@ -120,10 +118,7 @@ class LoaderFactory:
         self._lock = threading.RLock()
         self._prefetchers: weakref.WeakSet[Prefetcher] = weakref.WeakSet()
         self.skipped = skipped or SkippedSamples()
-        self.counters = JobCounters()
-        self.metrics = MetricsCollector(
-            lambda: connection.traffic.count().received_bytes
-        )
+        self.recorder = JobRecorder(connection.traffic)
         self.scheduler: RouteScheduler[Route] = RouteScheduler(
             {RAW_ROUTE: 1.0}
         )
@@ -133,8 +128,7 @@ class LoaderFactory:
             region,
             self.pool,
             options,
-            self.counters,
-            self.metrics,
+            self.recorder,
             tracker,
             self._top_up,
             caches.samples if caches else lambda training: None,
@@ -178,7 +172,7 @@ class LoaderFactory:
             remedy: as :attr:`LoaderPlan.remedy`.
             recorder: records the epoch.
         """
-        recorder = recorder or EpochRecorder()
+        recorder = recorder or EpochRecorder(self.recorder)
         self.sources.early.begin_epoch()
         cache = None
         if self._caches is not None:
@@ -188,17 +182,15 @@ class LoaderFactory:
             labels=data.labels,
             run_suffix=self._region.run_suffix,
             on_error=on_error,
-            counters=self.counters,
-            metrics=self.metrics,
+            recorder=recorder,
             span_arrived=span_arrived,
             needs_every_step=needs_every_step,
             remedy=remedy,
-            recorder=recorder,
             cache=cache,
             skipped=self.skipped,
         )
         source = RoutingSource(
-            self.scheduler, self.sources, self.metrics, recorder, training
+            self.scheduler, self.sources, recorder, training
         )
         return FeatureLoader(
             plan,

@@ -12,8 +12,6 @@ import torch
 
 from hapi_client.caching.feature_cache import FeatureCache
 from hapi_client.loading.skipped_samples import SkippedSamples
-from hapi_client.metrics.counters import JobCounters
-from hapi_client.metrics.window_collector import MetricsCollector
 from hapi_client.reports.epoch_recorder import EpochRecorder
 from hapi_client.sampling.partition import SpanSlice
 from hapi_protocol.data_index import Span
@@ -40,14 +38,12 @@ class LoaderPlan:
         run_suffix: computes features at the freeze point from a cut and
             features ``[n, *shape at cut]``, under ``inference_mode``.
         on_error: ``raise``, or ``skip`` with a count.
-        counters: counters of the job.
-        metrics: collects the time of the training loop.
+        recorder: records this epoch.
         span_arrived: called after each span, in the training loop's thread.
         needs_every_step: True if no step may be left out, because other
             ranks take the same steps or the loop counts them.
         remedy: returns advice on a sample that cannot be decoded, from its
             span and row.
-        recorder: records this epoch.
         cache: cached features of the data set; None for none.
         skipped: samples that the job leaves out.
     """
@@ -56,12 +52,10 @@ class LoaderPlan:
     labels: Sequence[npt.NDArray[np.int64]]
     run_suffix: Callable[[int, torch.Tensor], torch.Tensor]
     on_error: str
-    counters: JobCounters
-    metrics: MetricsCollector
+    recorder: EpochRecorder
     span_arrived: Callable[[], None] = lambda: None
     needs_every_step: bool = False
     remedy: Callable[[Span, int], str] = skip_remedy
-    recorder: EpochRecorder = field(default_factory=EpochRecorder)
     cache: FeatureCache | None = None
     skipped: SkippedSamples = field(default_factory=SkippedSamples)
 

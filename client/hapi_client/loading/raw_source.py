@@ -26,11 +26,11 @@ from hapi_client.loading.span_source import (
     check_keys,
     logger,
 )
-from hapi_client.metrics.counters import JobCounters
-from hapi_client.metrics.window_collector import MetricsCollector
-from hapi_client.metrics.window_metrics import SpanMetrics
+from hapi_client.metrics.events import SpanEvent
+from hapi_client.metrics.job_recorder import JobRecorder
 from hapi_client.swift.connection import Connection
 from hapi_client.swift.retry import Backoff, is_outage, is_retryable
+from hapi_client.swift.traffic_counters import TrafficCount
 from hapi_client.swift.transport import CancelScope
 from hapi_protocol.data_index import Span
 from hapi_protocol.errors import HapiError
@@ -50,8 +50,7 @@ class RawSource:
         pool: decodes and transforms samples.
         form: shape and dtype of the model's input.
         limits: time limits of each span.
-        counters: counters of the job.
-        metrics: collects the time of waiting for bytes.
+        recorder: recorder of the job.
         concurrency: counts reads and decoding.
         medium: how samples are stored.
         stored: returns samples that are cached as they are stored, from the
@@ -65,8 +64,7 @@ class RawSource:
         pool: DecodePool,
         form: SampleForm,
         limits: SpanLimits,
-        counters: JobCounters,
-        metrics: MetricsCollector,
+        recorder: JobRecorder,
         concurrency: ReadConcurrency,
         medium: Medium = IMAGE,
         stored: Callable[
@@ -81,8 +79,7 @@ class RawSource:
         self._form = form
         self._medium = medium
         self._limits = limits
-        self._counters = counters
-        self._metrics = metrics
+        self._recorder = recorder
         self._concurrency = concurrency
         # Samples that the store could not decode: the client's own error, or
         # None if it can decode them.
@@ -132,7 +129,7 @@ class RawSource:
                 elif not is_retryable(error):
                     raise
                 logger.info("%s again after: %s", span, error)
-                self._counters.add(retries=1)
+                self._recorder.counters.add(retries=1)
                 scope.wait(delay_seconds(backoff, failures, error))
             else:
                 self._outage_logged = 0.0
@@ -217,7 +214,7 @@ class RawSource:
         is_new = data is None
         read_seconds, early_bytes = 0.0, 0
         if data is not None:
-            self._counters.add(local_reads=len(span.rows))
+            self._recorder.counters.add(local_reads=len(span.rows))
         else:
             if self._early is not None:
                 data = self._early.take(span, scope, self._reading)
@@ -235,12 +232,12 @@ class RawSource:
             )
         return replace(
             loaded,
-            report=SpanMetrics(
+            costs=SpanEvent(
                 read_seconds=read_seconds,
                 read_bytes=len(data) - early_bytes if read_seconds else 0,
-                early_bytes=early_bytes,
                 raw_seconds=time.monotonic() - started,
                 decode_cpu_seconds=decode_cpu_seconds,
+                traffic=TrafficCount(early_bytes, requests=early_bytes > 0),
             ),
         )
 
@@ -256,7 +253,7 @@ class RawSource:
 
     def _reading(self) -> AbstractContextManager[None]:
         """Counts the block as a read that waits for bytes."""
-        return self._metrics.reading(self._concurrency.equivalent_reads)
+        return self._recorder.reading(self._concurrency.equivalent_reads)
 
     def _decode(
         self,

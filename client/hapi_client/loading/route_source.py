@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 
 from hapi_client.caching.feature_cache import SampleCache
@@ -26,8 +26,7 @@ from hapi_client.loading.span_source import (
     LoadedSpan,
     SpanTask,
 )
-from hapi_client.metrics.counters import JobCounters
-from hapi_client.metrics.window_collector import MetricsCollector
+from hapi_client.metrics.job_recorder import JobRecorder
 from hapi_client.model.client_region import ClientRegion
 from hapi_client.planning.cache_tracker import CacheTracker
 from hapi_client.planning.route_scheduler import (
@@ -51,8 +50,7 @@ class SourceRegistry:
         region: computes frozen layers on the client.
         pool: decodes samples.
         options: options of reading.
-        counters: counters of the job.
-        metrics: collects the windows of the job.
+        recorder: recorder of the job.
         tracker: tracker of the store's cache.
         span_read: called when a raw read is nearly complete, so that another
             one may begin.
@@ -75,8 +73,7 @@ class SourceRegistry:
         region: ClientRegion,
         pool: DecodePool,
         options: ReadConfig,
-        counters: JobCounters,
-        metrics: MetricsCollector,
+        recorder: JobRecorder,
         tracker: CacheTracker,
         span_read: Callable[[], None],
         stored: Callable[[Training | None], SampleCache | None],
@@ -89,7 +86,7 @@ class SourceRegistry:
         self._connection = connection
         self._region = region
         self._limits = options.span_limits
-        self._counters = counters
+        self._counters = recorder.counters
         self.num_threads = options.num_threads
         self.read_concurrency = ReadConcurrency(
             options.num_threads,
@@ -101,8 +98,7 @@ class SourceRegistry:
             pool,
             region.form,
             self._limits,
-            counters,
-            metrics,
+            recorder,
             self.read_concurrency,
             region.transform.medium,
             stored,
@@ -114,12 +110,6 @@ class SourceRegistry:
         )
         self.pushdown_concurrency = PushdownConcurrency(options.num_threads)
         self._feature_sources: dict[Route, FeatureSource] = {}
-
-    def recording(
-        self, recorder: EpochRecorder
-    ) -> AbstractContextManager[None]:
-        """Records what this thread loads inside the context."""
-        return recorder.fetching(self._connection.traffic, self._counters)
 
     def __call__(self, route: Route) -> RawSource | FeatureSource:
         if route == RAW_ROUTE:
@@ -158,7 +148,6 @@ class RoutingSource:
     Args:
         scheduler: schedules spans on routes.
         sources: sources by route.
-        metrics: collects the time of each span.
         recorder: records the epoch.
         training: seed and epoch of random changes; None for evaluation.
     """
@@ -167,13 +156,11 @@ class RoutingSource:
         self,
         scheduler: RouteScheduler[Route],
         sources: SourceRegistry,
-        metrics: MetricsCollector,
         recorder: EpochRecorder,
         training: Training | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._sources = sources
-        self._metrics = metrics
         self._recorder = recorder
         self._training = training
 
@@ -226,43 +213,31 @@ class RoutingSource:
 
     def _recorded(self, route: Route, span: Span, task: SpanTask) -> SpanTask:
         """Wraps a task so that its time and samples are recorded."""
+        recorder = self._recorder
 
         def load(scope: CancelScope) -> LoadedSpan:
-            started = time.monotonic()
             # Cached reads do not use the worker.
             waited_for = (
                 nullcontext()
                 if task.read_queue == CACHE_QUEUE
-                else self._metrics.in_flight(route)
+                else recorder.job.in_flight(route)
             )
-            with waited_for, self._sources.recording(self._recorder):
+            with recorder.span(route, len(span.rows)) as arrived, waited_for:
                 loaded = task.load(scope)
-            self._recorder.loaded(loaded.report)
-            self._metrics.record_span(
-                route,
-                len(span.rows),
-                time.monotonic() - started,
-                loaded.report,
-            )
+                arrived(loaded.costs)
             return loaded
 
         return replace(task, load=load)
 
     def _stragglers(self, span: Span, samples_left: int) -> set[Route]:
-        throughput, weights = self._metrics.throughput, self._scheduler.weights
-        count = len(span.rows)
+        job, count = self._recorder.job, len(span.rows)
+        weights = self._scheduler.weights
         return straggling_routes(
             weights,
-            {
-                route: throughput.span_seconds(route, count)
-                for route in weights
-            },
-            throughput.samples_per_second,
+            {route: job.span_seconds(route, count) for route in weights},
+            job.samples_per_second,
             samples_left,
-            {
-                route: throughput.pending_samples(route, count)
-                for route in weights
-            },
+            {route: job.pending_samples(route, count) for route in weights},
         )
 
 

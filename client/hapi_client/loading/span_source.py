@@ -9,7 +9,7 @@ from typing import Protocol
 
 import torch
 
-from hapi_client.metrics.window_metrics import SpanMetrics
+from hapi_client.metrics.events import SpanEvent
 from hapi_client.swift.retry import Backoff
 from hapi_client.swift.transport import CancelScope
 from hapi_protocol.data_index import Span
@@ -32,14 +32,14 @@ class LoadedSpan:
         cut: cut of ``features``; 0 for inputs of the model.
         features: ``[good samples, *shape]`` on the CPU, in order.
         failures: error messages by row, of samples that cannot be decoded.
-        report: time and traffic of loading.
+        costs: time and traffic of loading.
     """
 
     span: Span
     cut: int
     features: torch.Tensor
     failures: Mapping[int, str] = field(default_factory=dict)
-    report: SpanMetrics = field(default_factory=SpanMetrics)
+    costs: SpanEvent = field(default_factory=SpanEvent)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from hapi_client.metrics.window_metrics import WindowMetrics
+from hapi_client.metrics.events import WindowMetrics
 from hapi_client.planning.link_estimator import (
     BUSY_SHARE,
     MAX_RATE_RATIO,
@@ -152,7 +152,7 @@ class CostEstimators:
         self._observe_training(window)
         self._observe_link(window, profiled)
         self._observe_client(window, profiled)
-        if window.pushed_samples:
+        if window.pushed.samples:
             computed = window.without_cached()
             self._observe_server(computed, profiled)
             self._observe_share(computed, build(self.conditions()))
@@ -165,14 +165,14 @@ class CostEstimators:
         )
         self._rescale(
             CLIENT_DECODING,
-            window.decode_cpu_seconds,
+            window.raw.decode_cpu_seconds,
             raw_reads.get(CLIENT_DECODING, 0.0),
             window.seconds,
         )
         if self.train_on_cpu:
             self._rescale(
                 CLIENT_LAYERS,
-                window.suffix_cpu_seconds,
+                window.layers.cpu_seconds,
                 _modelled_layers(window, profiled),
                 window.seconds,
             )
@@ -190,7 +190,7 @@ class CostEstimators:
         and it never takes more than that.
         """
         # Spans may have arrived that the loop has not used yet.
-        trained_share = window.train_samples / window.num_samples
+        trained_share = window.training.samples / window.num_samples
         expected = trained_share * sum(
             modelled.get(kind, 0.0) for kind in (CLIENT_LAYERS, TRAINING)
         )
@@ -215,7 +215,7 @@ class CostEstimators:
             layers = _modelled_layers(window, profiled)
             charged += self.client_threads * (
                 layers * self.scale.get(CLIENT_LAYERS, 1.0)
-                + window.train_samples * self.train_seconds
+                + window.training.samples * self.train_seconds
             )
             lower_bound = -self.client_threads * self.train_seconds
         each = (window.client_cpu_seconds - charged) / window.num_samples
@@ -229,12 +229,12 @@ class CostEstimators:
         self, window: WindowMetrics, profiled: Problem
     ) -> None:
         pushed = _modelled(window, profiled, lambda route: route != RAW_ROUTE)
-        decoding = window.server_cpu_seconds
-        layers = window.forward_seconds
+        decoding = window.pushed.server_cpu_seconds
+        layers = window.pushed.stage("forward")
         if self.server_threads:
             # CPU seconds: decoding on the same cores stretches wall time.
-            layers = window.forward_cpu_seconds / self.server_threads
-            decoding -= window.forward_cpu_seconds
+            layers = window.pushed.stage("forward_cpu") / self.server_threads
+            decoding -= window.pushed.stage("forward_cpu")
         for kind, seconds in (
             (SERVER_DECODING, decoding),
             (SERVER_LAYERS, layers),
@@ -242,15 +242,15 @@ class CostEstimators:
             self._rescale(kind, seconds, pushed.get(kind, 0.0), window.seconds)
 
     def _observe_training(self, window: WindowMetrics) -> None:
-        if not window.train_samples:
+        if not window.training.samples:
             return
-        spent = window.train_seconds
+        spent = window.training.seconds
         if (
             self.train_on_cpu
-            and window.train_cpu_seconds > MIN_LOOP_CORES * spent
+            and window.training.cpu_seconds > MIN_LOOP_CORES * spent
         ):
-            spent = window.train_cpu_seconds
-        each = spent / window.train_samples
+            spent = window.training.cpu_seconds
+        each = spent / window.training.samples
         if self.train_seconds:
             each = self.train_seconds + NEW_WEIGHT * (
                 each - self.train_seconds
@@ -278,13 +278,15 @@ class CostEstimators:
                 rate = while_reading
                 # A single flow may be slow for reasons of its own.  It counts
                 # at first, when there is no other estimate.
-                is_first = not self.link.has_limit and not window.push_seconds
+                is_first = (
+                    not self.link.has_limit and not window.pushed.seconds
+                )
                 limited = is_first or window.reading_flows >= min(
                     SATURATING_FLOWS, 0.5 * self.read_concurrency
                 )
         if waited and not limited and window.blocked_share > BLOCKED_SHARE:
             rate = window.received_bytes / window.seconds
-            limited = window.push_seconds >= window.seconds
+            limited = window.pushed.seconds >= window.seconds
         if (
             not limited
             and window.num_cached > MOSTLY_CACHED * window.num_samples
@@ -332,7 +334,7 @@ class CostEstimators:
             if resource == SERVER_CPU
             else window.load.device_busy
         )
-        concurrent = window.push_seconds / window.seconds
+        concurrent = window.pushed.seconds / window.seconds
         # The worker counted streams at one moment, at which ours may have
         # been more than their mean.
         ours = max(concurrent, window.max_pushed)
@@ -388,7 +390,8 @@ def _modelled_layers(window: WindowMetrics, problem: Problem) -> float:
         for option in problem.options
     }
     return sum(
-        each.get(cut, 0.0) * n for cut, n in window.suffix_samples.items()
+        each.get(cut, 0.0) * n
+        for cut, n in window.layers.samples_by_cut.items()
     )
 
 

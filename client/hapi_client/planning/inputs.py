@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from hapi_client.metrics.window_metrics import WindowMetrics
+from hapi_client.metrics.events import WindowMetrics
 from hapi_client.model.frozen_region import FrozenRegion
 from hapi_client.planning.cache_listing import CacheListing
 from hapi_client.planning.cache_tracker import CacheTracker

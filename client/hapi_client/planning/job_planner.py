@@ -20,8 +20,8 @@ import time
 import weakref
 from collections.abc import Sequence
 
-from hapi_client.metrics.window_collector import MetricsCollector
-from hapi_client.metrics.window_metrics import WindowMetrics
+from hapi_client.metrics.events import WindowMetrics
+from hapi_client.metrics.job_recorder import JobRecorder
 from hapi_client.planning.cost_estimators import CostEstimators
 from hapi_client.planning.device_profile import LocalFacts
 from hapi_client.planning.inputs import PlannerInputs
@@ -87,7 +87,7 @@ class JobPlanner:
         parts: parts of the job.
         estimates: estimates of the conditions.
         scheduler: schedules spans; it begins with raw reads.
-        metrics: collects the job's windows.
+        recorder: records the job.
 
     Attributes:
         no_plan_reason: reason for which there is no plan yet; a clause that
@@ -99,12 +99,12 @@ class JobPlanner:
         parts: PlannerInputs,
         estimates: CostEstimators,
         scheduler: RouteScheduler[Route],
-        metrics: MetricsCollector,
+        recorder: JobRecorder,
     ) -> None:
         self._parts = parts
         self._estimates = estimates
         self._scheduler = scheduler
-        self._metrics = metrics
+        self._recorder = recorder
         self._scope = CancelScope()
         self._server: ModelProfile | None = None
         self._worker = WorkerPreparation(parts)
@@ -140,7 +140,7 @@ class JobPlanner:
             is_training: True to list the cache again, in a thread.
         """
         if self._thread.ident is None:
-            self._metrics.take()
+            self._recorder.take()
             self._thread.start()
         elif is_training and self._parts.listing and self.plan is not None:
             self._parts.listing.start(self._scope)
@@ -265,7 +265,7 @@ class JobPlanner:
             lambda conditions: self._problem.build(facts, server, conditions),
             self._estimates,
             self._scheduler,
-            self._metrics,
+            self._recorder,
             self._parts.options,
             clock=time.monotonic,
             random=random.random,
@@ -293,7 +293,7 @@ class JobPlanner:
                 return POLL_SECONDS  # the loop has not begun
             num_samples = so_far - self._samples_before
             self._samples_before = so_far
-            window = self._metrics.take()
+            window = self._recorder.take()
             # The loop may have used many fewer samples than were read ahead.
             seconds = self._problem.remaining_seconds(
                 max(
@@ -341,8 +341,8 @@ class JobPlanner:
         started = time.monotonic()
         needed = KNOWN_LINK_SECONDS if self._early_rate else WARM_UP_SECONDS
         while not _slept(self._scope, POLL_SECONDS):
-            spans = self._metrics.num_spans - self._spans_before
-            seconds = self._metrics.window_seconds
+            spans = self._recorder.num_spans - self._spans_before
+            seconds = self._recorder.window_seconds
             if seconds >= needed and spans >= WARM_UP_SPANS:
                 break
             if time.monotonic() - started >= MAX_WARM_UP_SECONDS:
@@ -387,7 +387,7 @@ class JobPlanner:
         estimates.client_threads = layer_threads(facts.client)
         window, self._first_window = self._first_window, None
         if window is None:
-            window = self._metrics.take()
+            window = self._recorder.take()
         # If the link was never saturated, the received bytes are a lower
         # bound of the upload's throughput.
         rate = max(window.received_rate, self._early_rate)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from hapi_client.metrics.window_metrics import WindowMetrics
+from hapi_client.metrics.events import WindowMetrics
 from hapi_client.model.frozen_region import FrozenRegion
 from hapi_client.planning.cost_estimators import LINK_LIMITED_SHARE
 from hapi_client.planning.device_profile import (
@@ -58,11 +58,11 @@ def observed_facts(
     num_computed = 0
     if window is not None:
         num_decoded = window.samples.get(RAW_ROUTE, 0)
-        num_computed = window.suffix_samples.get(0, 0)
+        num_computed = window.layers.samples_by_cut.get(0, 0)
         if region.device.type != "cpu" or not num_decoded or not num_computed:
             return None
-        decoding = window.decode_cpu_seconds / num_decoded
-        layers = window.suffix_cpu_seconds / num_computed
+        decoding = window.raw.decode_cpu_seconds / num_decoded
+        layers = window.layers.cpu_seconds / num_computed
     num_samples = sum(len(span.rows) for span in spans)
     num_bytes = sum(span.byte_range.length_bytes for span in spans)
     raw_bytes = num_bytes / num_samples
@@ -122,17 +122,17 @@ def sample_seconds(window: WindowMetrics, num_samples: int) -> float:
     """
     seconds = window.seconds / num_samples
     num_decoded = window.samples.get(RAW_ROUTE, 0)
-    num_computed = window.suffix_samples.get(0, 0)
+    num_computed = window.layers.samples_by_cut.get(0, 0)
     if (
         window.reading_share > LINK_LIMITED_SHARE
         or not num_decoded
         or not num_computed
-        or not window.train_samples
+        or not window.training.samples
     ):
         return seconds
     work = (
-        window.decode_cpu_seconds / num_decoded
-        + window.suffix_cpu_seconds / num_computed
-        + window.train_seconds / window.train_samples
+        window.raw.decode_cpu_seconds / num_decoded
+        + window.layers.cpu_seconds / num_computed
+        + window.training.seconds / window.training.samples
     )
     return min(seconds, work)

@@ -15,12 +15,11 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from hapi_client.metrics.window_collector import MetricsCollector
-from hapi_client.metrics.window_metrics import WindowMetrics
+from hapi_client.metrics.events import WindowMetrics
+from hapi_client.metrics.job_recorder import JobRecorder
 from hapi_client.planning.cache_tracker import CacheTracker
 from hapi_client.planning.cost_estimators import CostEstimators
 from hapi_client.planning.route_mix import (
-    describe_mix,
     difference,
     options_of,
     speedup_over,
@@ -44,7 +43,7 @@ from hapi_splitter.planner.plan import (
     solve,
     streaming_plan,
 )
-from hapi_splitter.planner.problem import RAW_ROUTE, Route
+from hapi_splitter.planner.problem import RAW_ROUTE, Route, mix_label
 
 logger = logging.getLogger(__name__)
 
@@ -106,7 +105,7 @@ class Replanner:
             samples.
         estimates: estimates of the conditions.
         scheduler: scheduler whose weights are changed.
-        metrics: source of the windows.
+        recorder: records the job.
         options: options of re-planning.
         clock: returns monotonic seconds.
         random: returns a number in [0, 1).
@@ -123,7 +122,7 @@ class Replanner:
         build: Build,
         estimates: CostEstimators,
         scheduler: RouteScheduler[Route],
-        metrics: MetricsCollector,
+        recorder: JobRecorder,
         options: ReplanOptions,
         *,
         clock: Callable[[], float],
@@ -133,7 +132,7 @@ class Replanner:
         self._build = build
         self._estimates = estimates
         self._scheduler = scheduler
-        self._metrics = metrics
+        self._recorder = recorder
         self._options = options
         self._clock = clock
         self._random = random
@@ -162,7 +161,7 @@ class Replanner:
 
     def begin(self) -> Plan:
         """Makes the first plan, and applies it at once."""
-        self._metrics.take()
+        self._recorder.take()
         problem = self._current_problem()
         plan = self._best_plan(problem, MIN_PUSH_GAIN)
         self._apply(problem, weights_of(plan.mix), plan)
@@ -186,13 +185,13 @@ class Replanner:
     def _is_due(self) -> bool:
         return (
             self._spans >= self._options.min_spans
-            and self._metrics.window_seconds >= self._pause
+            and self._recorder.window_seconds >= self._pause
         )
 
     def replan(self) -> None:
         """Ends the window, and changes the weights if that pays."""
         self._schedule_next()
-        window = self._metrics.take()
+        window = self._recorder.take()
         estimates = self._estimates
         estimates.observe(window, self._build)
         problem = self._current_problem()
@@ -220,12 +219,9 @@ class Replanner:
         """Builds the current problem; stores the state of the cache for it."""
         problem = self._build(self._estimates.conditions())
         self._cache = self._tracker.state()
-        self._metrics.set_link_seconds(
-            {
-                each.route: problem.seconds(each, LINK)
-                for each in problem.options
-            }
-        )
+        self._recorder.link_seconds = {
+            each.route: problem.seconds(each, LINK) for each in problem.options
+        }
         return problem
 
     def _best_plan(self, problem: Problem, min_gain: float) -> Plan:
@@ -306,10 +302,11 @@ class Replanner:
 
         The weights stay: the circuit breaker probes the worker by itself.
         """
-        num_features = window.pushed_samples + window.num_cached
+        num_features = window.pushed.samples + window.num_cached
+        fell_back = window.raw.fell_back
         if all(route == RAW_ROUTE for route in current):
             self._is_worker_lost = False  # nothing is pushed down any more
-        elif window.fell_back > num_features:
+        elif fell_back > num_features:
             streaming = {RAW_ROUTE: 1.0}
             plan = evaluate(problem, options_of(problem, streaming), "auto")
             if not self._is_worker_lost:
@@ -317,7 +314,7 @@ class Replanner:
                 self._record(
                     streaming,
                     plan,
-                    f"The worker does not answer: {window.fell_back} samples "
+                    f"The worker does not answer: {fell_back} samples "
                     f"fell back to raw reads, {num_features} did not.",
                 )
             self._set_plan(plan)
@@ -353,11 +350,11 @@ class Replanner:
         )
         self._changes.append(change)
         self.num_changes += 1
-        logger.info("plan: %s: %s", describe_mix(weights), why)
+        logger.info("plan: %s: %s", mix_label(weights), why)
 
     def _set_plan(self, plan: Plan) -> None:
         self.plan = plan
-        self._metrics.set_planned_rate(plan.samples_per_second)
+        self._recorder.planned_rate = plan.samples_per_second
 
     def _schedule_next(self) -> None:
         jitter = 0.75 + 0.5 * self._random()

@@ -77,16 +77,6 @@ def difference(
     }
 
 
-def describe_mix(weights: Mapping[Route, float]) -> str:
-    """Returns weights as text: ``60 % cut 21 float32, 40 % stream``."""
-    parts = sorted(weights.items(), key=lambda part: -part[1])
-    return ", ".join(
-        f"{100 * weight:.0f} % "
-        + (f"cut {cut} {encoding}" if cut else "stream")
-        for (cut, encoding), weight in parts
-    )
-
-
 def weights_of(mix: Sequence[tuple[Option, float]]) -> dict[Route, float]:
     """Returns the weights of a plan's mix, by route."""
     return {each.route: weight for each, weight in mix}

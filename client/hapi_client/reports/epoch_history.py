@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import operator
-import threading
-from collections.abc import Mapping
 from functools import partial
 
+from hapi_client.metrics.job_recorder import JobRecorder
 from hapi_client.planning.job_planner import JobPlanner
 from hapi_client.planning.route_scheduler import RouteScheduler
-from hapi_client.reports.epoch_recorder import (
-    EpochRecorder,
-    NullProgressBar,
-    PlanChangeCounter,
-    PlanStatus,
-)
+from hapi_client.reports.epoch_recorder import EpochRecorder
 from hapi_client.reports.epoch_report import EpochReport, epoch_name
-from hapi_client.reports.progress_bar import start_progress_bar
-from hapi_client.swift.traffic_counters import Traffic
-from hapi_splitter.planner.problem import Route
-from hapi_splitter.units import percent_text
+from hapi_client.reports.progress_bar import PlanStatus, start_progress_bar
+from hapi_splitter.planner.problem import Route, mix_label
 
 
 class EpochHistory:
@@ -28,22 +20,20 @@ class EpochHistory:
     Args:
         wanted: from :func:`hapi_client.progress.progress_wanted`.
         route_scheduler: schedules spans over routes.
-        traffic: bytes over the wire.
+        recorder: recorder of the job.
     """
 
     def __init__(
         self,
         wanted: bool | None,
         route_scheduler: RouteScheduler[Route],
-        traffic: Traffic,
+        recorder: JobRecorder,
     ) -> None:
         self._wanted = wanted
         self._route_scheduler = route_scheduler
-        self._traffic = traffic
+        self._recorder = recorder
         self._planner: JobPlanner | None = None
-        self._lock = threading.Lock()
         self._recorders: list[EpochRecorder] = []
-        self._plans = PlanChangeCounter()
 
     def follow(self, planner: JobPlanner) -> None:
         """Reports plans of ``planner`` from now on: the cut is not fixed."""
@@ -68,33 +58,28 @@ class EpochHistory:
             epoch_name(epoch, split),
             wanted=self._wanted,
             plan_status=plan_status,
-            traffic=self._traffic,
+            traffic=self._recorder.traffic,
         )
         recorder = EpochRecorder(
+            self._recorder,
             # JSON cannot represent NumPy's integers.
             epoch if epoch is None else operator.index(epoch),
             split,
             plan_status=plan_status,
-            start_bar=start_bar if shown else lambda _: NullProgressBar(),
-            plans=self._plans,
+            start_bar=start_bar if shown else lambda _: None,
         )
-        with self._lock:
-            self._recorders.append(recorder)
+        self._recorders.append(recorder)
         return recorder
 
     @property
     def reports(self) -> list[EpochReport]:
         """Reports of all epochs that have begun, in order of creation."""
-        with self._lock:
-            recorders = list(self._recorders)
-        reports = (recorder.report for recorder in recorders)
+        reports = (recorder.report for recorder in self._recorders.copy())
         return [each for each in reports if each is not None]
 
     def close(self) -> None:
         """Ends the epochs that still run."""
-        with self._lock:
-            recorders = list(self._recorders)
-        for recorder in recorders:
+        for recorder in self._recorders.copy():
             recorder.end()
 
 
@@ -109,20 +94,10 @@ def current_plan_status(
     """
     plan = planner.plan if planner else None
     if planner is None or plan is None:
-        return PlanStatus(_mix_label(route_scheduler.weights))
+        return PlanStatus(mix_label(route_scheduler.weights))
     return PlanStatus(
         plan.label,
         plan.samples_per_second,
         plan.binding,
         planner.num_changes,
-    )
-
-
-def _mix_label(weights: Mapping[Route, float]) -> str:
-    """Formats weights like :attr:`hapi_splitter.planner.plan.Plan.label`."""
-    if len(weights) == 1:
-        return next(iter(weights)).label
-    parts = sorted(weights.items(), key=lambda part: -part[1])
-    return " + ".join(
-        f"{percent_text(weight)} {route.label}" for route, weight in parts
     )

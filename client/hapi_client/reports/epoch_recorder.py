@@ -1,148 +1,60 @@
-"""Sums time, traffic and samples of one epoch while it runs.
-
-:mod:`hapi_client.metrics.window_collector` measures the whole job in windows
-for the planner; a recorder belongs to one loader and covers its whole epoch.
-"""
+"""Records the events of one loader: of its epoch, and for the job."""
 
 from __future__ import annotations
 
-import threading
-import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import Any
 
 from hapi_client.data.splits import TRAIN
-from hapi_client.metrics.counters import JobCounters, JobStats
-from hapi_client.metrics.window_metrics import SpanMetrics
-from hapi_client.reports.epoch_report import (
-    DECODE,
-    FETCH,
-    FETCH_STAGES,
+from hapi_client.metrics.events import (
     LOOP_STAGES,
-    EpochReport,
+    TRAINING,
+    BatchEvent,
+    JobStats,
+    SpanEvent,
+    StageEvent,
 )
+from hapi_client.metrics.job_recorder import JobRecorder
+from hapi_client.reports.epoch_report import DECODE, FETCH, EpochReport
+from hapi_client.reports.progress_bar import PlanStatus, TqdmProgressBar
 from hapi_client.sampling.sampler import ReadPlan
-from hapi_client.swift.traffic_counters import Traffic, TrafficCount
 from hapi_protocol.feature_stream import CLOCK_STAGES
+from hapi_splitter.planner.problem import Route
 
 
-@dataclass(frozen=True)
-class PlanStatus:
-    """The plan in use, or how samples are read without one.
-
-    Attributes:
-        label: for people.
-        samples_per_second: predicted throughput; None without a plan.
-        binding: resources that limit the throughput.
-        num_changes: number of plans so far.
-    """
-
-    label: str = "stream"
-    samples_per_second: float | None = None
-    binding: tuple[str, ...] = ()
-    num_changes: int = 0
-
-
-class PlanChangeCounter:
-    """Assigns plan changes to epochs.
-
-    A plan made between two epochs counts for the second one. The first plan
-    is made by another thread, at any time.
-    """
-
-    def __init__(self) -> None:
-        # Reentrant for the same reason as the recorder's lock.
-        self._lock = threading.RLock()
-        self._num_running = 0
-        self._num_assigned = 0
-
-    def begin(self, num_changes: int) -> int:
-        """Returns how many of the changes so far belong to earlier epochs."""
-        with self._lock:
-            self._num_running += 1
-            if self._num_running > 1:
-                return num_changes
-            return min(num_changes, self._num_assigned)
-
-    def end(self, num_changes: int) -> None:
-        """Assigns the changes so far, at the end of an epoch."""
-        with self._lock:
-            self._num_running -= 1
-            self._num_assigned = num_changes
-
-
-class ProgressBar(Protocol):
-    """The display of an epoch's progress.
-
-    :mod:`hapi_client.reports.progress_bar` has one for terminals.
-    """
-
-    def add(self, samples: int) -> None: ...
-
-    def close(self) -> None: ...
-
-
-class NullProgressBar:
-    """Shows nothing."""
-
-    def add(self, samples: int) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
+@dataclass(eq=False)
 class EpochRecorder:
     """Records one epoch of training or evaluation. Thread-safe.
 
-    Args:
+    Attributes:
+        job: recorder of the job, which gets all events too.
         epoch: number of the training epoch; None for evaluation, which reads
             samples in the order of the index.
         split: of the data.
         plan_status: returns the present plan; called after each batch.
         start_bar: called with the number of remaining samples when the epoch
-            begins.
-        plans: counter of the job's plan changes.
-        clock: monotonic seconds.
+            begins; returns None for no bar.
     """
 
-    def __init__(
-        self,
-        epoch: int | None = None,
-        split: str = TRAIN,
-        *,
-        plan_status: Callable[[], PlanStatus] = PlanStatus,
-        start_bar: Callable[[int], ProgressBar] = lambda _: NullProgressBar(),
-        plans: PlanChangeCounter | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._epoch = epoch
-        self._split = split
-        self._plan_status = plan_status
-        self._start_bar = start_bar
-        self._plans = plans or PlanChangeCounter()
-        self._clock = clock
-        # Reentrant: the garbage collector may close an abandoned loop, and
-        # so end its epoch, in the thread that holds the lock.
-        self._lock = threading.RLock()
-        self._bar: ProgressBar = NullProgressBar()
-        self._expected: tuple[int, int] | None = None
+    job: JobRecorder
+    epoch: int | None = None
+    split: str = TRAIN
+    plan_status: Callable[[], PlanStatus] = PlanStatus
+    start_bar: Callable[[int], TqdmProgressBar | None] = lambda _: None
+
+    def __post_init__(self) -> None:
+        self._bar: TqdmProgressBar | None = None
+        self._read_plan: ReadPlan | None = None
         self._report: EpochReport | None = None
-        self._traffic = TrafficCount()
-        self._counts = JobStats()
-        self._by_cut: Counter[int] = Counter()
-        self._storage = dict.fromkeys(CLOCK_STAGES, 0.0)
-        self._fetch = dict.fromkeys(FETCH_STAGES, 0.0)
+        self._spans = SpanEvent()
         self._loop = dict.fromkeys(LOOP_STAGES, 0.0)
-        self._storage_cpu = 0.0
-        self._num_batches = self._num_samples = self._num_skipped = 0
-        self._num_local_hits = 0
+        self._stats = JobStats()
+        self._num_batches = self._plans_before = 0
         self._prediction: defaultdict[str, float] = defaultdict(float)
         self._started = self._last_batch = 0.0
-        self._plans_before = 0
         self._has_failed = False
 
     # --- the training loop's thread ---
@@ -150,14 +62,16 @@ class EpochRecorder:
     @contextmanager
     def running(self, read_plan: ReadPlan) -> Iterator[None]:
         """Covers the epoch: records until the context ends."""
-        with self._lock:
-            self._started = self._last_batch = self._clock()
-            samples = sum(len(batch) for batch in read_plan.batches)
-            self._expected = len(read_plan.batches), samples
-            self._plans_before = self._plans.begin(
-                self._plan_status().num_changes
-            )
-        self._bar = self._start_bar(samples)
+        job = self.job
+        with job.lock:
+            self._started = self._last_batch = job.clock()
+            self._read_plan = read_plan
+            # A plan made between two epochs counts for the second one.
+            self._plans_before = job.num_reported_plans
+            if job.num_epochs:
+                self._plans_before = self.plan_status().num_changes
+            job.num_epochs += 1
+        self._bar = self.start_bar(read_plan.num_samples)
         try:
             yield
         except Exception:
@@ -165,58 +79,76 @@ class EpochRecorder:
             raise
         finally:
             self.end()
+            self.count(seconds=job.clock() - self._started)
 
     def end(self) -> None:
         """Ends the epoch, finished or not; further calls do nothing."""
-        self._bar.close()
-        with self._lock:
-            # The recorder outlives the bar and what the bar refers to.
-            self._bar = NullProgressBar()
-            if self._expected is not None and self._report is None:
+        # The recorder outlives the bar and what the bar refers to.
+        bar, self._bar = self._bar, None
+        if bar is not None:
+            bar.close()
+        with self.job.lock:
+            if self._read_plan is not None and self._report is None:
                 self._predict(0)
-                report = self._report = self._summed(*self._expected)
-                self._plans.end(self._plans_before + report.plan_changes)
+                self._report = self._summed(self._read_plan)
+                self.job.num_epochs -= 1
+                self.job.num_reported_plans = (
+                    self._plans_before + self._report.plan_changes
+                )
 
     @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        """Adds the time inside to a stage of :data:`LOOP_STAGES`."""
-        started = self._clock()
+    def stage(
+        self,
+        name: str,
+        samples: int = 0,
+        *,
+        cut: int | None = None,
+        failures: int = 0,
+    ) -> Iterator[None]:
+        """Records the block as a stage of :data:`LOOP_STAGES`.
+
+        Args:
+            name: the stage.
+            samples: number of samples of the stage.
+            cut: cut after which the layers begin that it computes; None for
+                none.
+            failures: samples that arrived but cannot be decoded.
+        """
+        job = self.job
+        by_cut = {} if cut is None else {cut: samples}
+        wall, cpu = job.clock(), job.thread_clock()
         try:
             yield
         finally:
-            seconds = self._clock() - started
-            with self._lock:
-                self._loop[name] += seconds
+            wall, cpu = job.clock() - wall, job.thread_clock() - cpu
+            event = StageEvent(wall, cpu, samples, failures, by_cut, name)
+            with job.lock:
+                self._loop[name] += wall
+                job.record_stage(event)
+            if by_cut:
+                self.count(samples_by_cut=by_cut)
 
-    def record_arrival(self, cut: int, samples: int, skipped: int) -> None:
-        """Counts the samples of a span that the loop will receive."""
-        with self._lock:
-            self._by_cut[cut] += samples
-            self._num_skipped += skipped
+    def count(self, **amounts: Any) -> None:
+        """Adds to fields of :class:`.JobStats`, by their names."""
+        with self.job.lock:
+            self._stats += JobStats(**amounts)
+        self.job.counters.add(**amounts)
 
-    def record_local_hits(self, samples: int) -> None:
-        """Counts samples whose features are cached on this host."""
-        with self._lock:
-            self._num_local_hits += samples
-
-    def delivered(self, samples: int, local_hits: int = 0) -> None:
-        """Counts a batch, before the loop receives it.
-
-        Args:
-            samples: its size.
-            local_hits: samples that were not counted as such before.
-        """
-        with self._lock:
-            self._num_batches += 1
-            self._num_samples += samples
-            self._num_local_hits += local_hits
-            self._predict(samples)
-        self._bar.add(samples)
+    def record_batch(self, event: BatchEvent) -> None:
+        """Records a batch, before the loop receives it."""
+        with self.job.lock:
+            self._num_batches += event.num_batches
+            self._loop[TRAINING] += event.training_seconds
+            self._predict(event.samples)
+        self.count(samples=event.samples, local_hits=event.local_hits)
+        bar = self._bar
+        if bar is not None:
+            bar.add(event.samples)
 
     def _predict(self, samples: int) -> None:
         """Sums what the plan predicted for the time since the last batch."""
-        now = self._clock()
-        rate = self._plan_status().samples_per_second
+        now = self.job.clock()
+        rate = self.plan_status().samples_per_second
         if rate:
             sums = self._prediction
             sums["seconds"] += now - self._last_batch
@@ -227,80 +159,85 @@ class EpochRecorder:
     # --- threads that fetch ---
 
     @contextmanager
-    def fetching(
-        self, traffic: Traffic, counters: JobCounters
-    ) -> Iterator[None]:
-        """Counts traffic and events of the calling thread for the epoch."""
-        traffic_before, counts_before = traffic.of_thread, counters.of_thread
-        try:
-            yield
-        finally:
-            counts = counters.of_thread - counts_before
-            with self._lock:
-                self._traffic += traffic.of_thread - traffic_before
-                self._counts += counts
+    def span(
+        self, route: Route, samples: int
+    ) -> Iterator[Callable[[SpanEvent], None]]:
+        """Records the block as the load of a span, in the calling thread.
 
-    def loaded(self, report: SpanMetrics) -> None:
-        """Adds the time that a span took."""
-        unpacking = report.unpack_cpu_seconds
-        with self._lock:
-            if report.early_bytes:
-                self._traffic += TrafficCount(report.early_bytes, requests=1)
-            for stage, seconds in report.server_seconds.items():
-                self._storage[stage] += seconds
-            self._storage_cpu += report.server_cpu_seconds
-            self._fetch[FETCH] += report.read_seconds
-            self._fetch[FETCH] += max(0.0, report.request_seconds - unpacking)
-            self._fetch[DECODE] += report.decode_cpu_seconds + unpacking
+        Args:
+            route: scheduled route.
+            samples: number of the span's samples.
+
+        Yields:
+            A function to call with the costs, unless the load fails.
+        """
+        job, costs = self.job, list[SpanEvent]()
+        traffic, counts = job.traffic.of_thread, job.counters.of_thread
+        started = job.clock()
+        try:
+            yield costs.append
+        finally:
+            event = costs[0] if costs else SpanEvent()
+            event = replace(
+                event,
+                route=route,
+                samples=samples,
+                seconds=job.clock() - started,
+                traffic=event.traffic + job.traffic.of_thread - traffic,
+                counts=job.counters.of_thread - counts,
+            )
+            with job.lock:
+                self._spans += event
+                if costs:
+                    job.record_span(event)
 
     # --- any thread ---
 
     @property
     def report(self) -> EpochReport | None:
         """The report so far; None before the epoch begins."""
-        with self._lock:
-            if self._expected is None:
+        with self.job.lock:
+            if self._read_plan is None:
                 return None
-            return self._report or self._summed(*self._expected)
+            return self._report or self._summed(self._read_plan)
 
-    def _summed(
-        self, expected_batches: int, expected_samples: int
-    ) -> EpochReport:
-        traffic, counts, now = self._traffic, self._counts, self._plan_status()
-        sums = self._prediction
-        predicted = None
+    def _summed(self, expected: ReadPlan) -> EpochReport:
+        spans, now, sums = self._spans, self.plan_status(), self._prediction
+        stats, traffic = self._stats + spans.counts, spans.traffic
+        predicted = compared = None
         if sums["predicted_seconds"]:
             predicted = sums["samples"] / sums["predicted_seconds"]
+            if sums["seconds"] and not stats.cached and not stats.local_hits:
+                compared = sums["predicted_seconds"] / sums["seconds"]
         return EpochReport(
-            epoch=self._epoch,
-            split=self._split,
+            epoch=self.epoch,
+            split=self.split,
             is_finished=not self._has_failed
-            and self._num_batches == expected_batches,
-            samples=self._num_samples,
-            expected_samples=expected_samples,
-            seconds=self._clock() - self._started,
+            and self._num_batches == len(expected.batches),
+            samples=stats.samples,
+            expected_samples=expected.num_samples,
+            seconds=self.job.clock() - self._started,
             received_bytes=traffic.received_bytes,
             sent_bytes=traffic.sent_bytes,
             requests=traffic.requests,
-            storage_seconds=dict(self._storage),
-            storage_cpu_seconds=self._storage_cpu,
-            fetch_seconds=dict(self._fetch),
+            storage_seconds={name: spans.stage(name) for name in CLOCK_STAGES},
+            storage_cpu_seconds=spans.server_cpu_seconds,
+            fetch_seconds={
+                FETCH: spans.read_seconds
+                + max(0.0, spans.request_seconds - spans.unpack_cpu_seconds),
+                DECODE: spans.decode_cpu_seconds + spans.unpack_cpu_seconds,
+            },
             loop_seconds=dict(self._loop),
-            samples_by_cut=dict(sorted(self._by_cut.items())),
-            cached_samples=counts.cached,
-            local_samples=self._num_local_hits,
-            retries=counts.retries + traffic.retries,
-            fallbacks=counts.fallbacks,
-            skipped_samples=self._num_skipped,
-            saturated_features=counts.saturated,
+            samples_by_cut=dict(sorted(stats.samples_by_cut.items())),
+            cached_samples=stats.cached,
+            local_hits=stats.local_hits,
+            retries=stats.retries + traffic.retries,
+            fallbacks=stats.fallbacks,
+            skipped_samples=stats.skipped,
+            saturated_features=stats.saturated,
             plan=now.label,
             plan_changes=now.num_changes - self._plans_before,
             predicted_samples_per_second=predicted,
-            measured_per_predicted=sums["predicted_seconds"] / sums["seconds"]
-            if predicted
-            and sums["seconds"]
-            and not counts.cached
-            and not self._num_local_hits
-            else None,
+            measured_per_predicted=compared,
             limited_by=now.binding,
         )

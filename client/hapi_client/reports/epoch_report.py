@@ -7,12 +7,13 @@ under the key ``reports``.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, TypeAlias
 
 from hapi_client.data.splits import TRAIN
+from hapi_client.metrics.events import WAITING
+from hapi_protocol.json_messages import read_amount, read_count, read_fields
 from hapi_splitter.units import (
     bytes_text,
     count_text,
@@ -21,13 +22,30 @@ from hapi_splitter.units import (
     seconds_text,
 )
 
-WAITING, LAYERS, TRAINING = "waiting", "layers", "training"
-PLANNING = "planning"
-LOOP_STAGES = (WAITING, LAYERS, TRAINING, PLANNING)
 _MIN_SECONDS = 1e-3
 """Shorter stages are left out of texts."""
 FETCH, DECODE = "fetch", "decode"
 FETCH_STAGES = (FETCH, DECODE)
+
+
+def _object(value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{value!r:.80} is not a JSON object")
+    return value
+
+
+def _read_seconds(value: Any) -> dict[str, float]:
+    return {name: read_amount(each) for name, each in _object(value).items()}
+
+
+def _read_counts(value: Any) -> dict[int, int]:
+    return {int(cut): read_count(n) for cut, n in _object(value).items()}
+
+
+StageSeconds: TypeAlias = Annotated[Mapping[str, float], _read_seconds]
+"""Seconds by stage."""
+CutCounts: TypeAlias = Annotated[Mapping[int, int], _read_counts]
+"""Numbers of samples by cut."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +87,7 @@ class EpochReport:
         samples_by_cut: number of samples by cut, 0 for raw reads. Of an
             unfinished epoch, includes samples that the loop has not received.
         cached_samples: samples whose features were cached in Swift.
-        local_samples: samples whose features were cached on this host.
+        local_hits: samples whose features were cached on this host.
         retries: repeated requests.
         fallbacks: spans read raw because push-down failed or could not
             decode one of their samples.
@@ -97,13 +115,13 @@ class EpochReport:
     received_bytes: int = 0
     sent_bytes: int = 0
     requests: int = 0
-    storage_seconds: Mapping[str, float] = field(default_factory=dict)
+    storage_seconds: StageSeconds = field(default_factory=dict)
     storage_cpu_seconds: float = 0.0
-    fetch_seconds: Mapping[str, float] = field(default_factory=dict)
-    loop_seconds: Mapping[str, float] = field(default_factory=dict)
-    samples_by_cut: Mapping[int, int] = field(default_factory=dict)
+    fetch_seconds: StageSeconds = field(default_factory=dict)
+    loop_seconds: StageSeconds = field(default_factory=dict)
+    samples_by_cut: CutCounts = field(default_factory=dict)
     cached_samples: int = 0
-    local_samples: int = 0
+    local_hits: int = 0
     retries: int = 0
     fallbacks: int = 0
     skipped_samples: int = 0
@@ -181,7 +199,7 @@ class EpochReport:
         ]
         for count, noun in (
             (self.cached_samples, "cached sample"),
-            (self.local_samples, "sample cached here"),
+            (self.local_hits, "sample cached here"),
             (self.skipped_samples, "skipped sample"),
             (self.saturated_features, "saturated feature"),
             (self.retries, "retry"),
@@ -211,14 +229,11 @@ def _stages_text(seconds: Mapping[str, float]) -> str:
 
 def report_body(report: EpochReport) -> dict[str, Any]:
     """Returns the JSON form of a report."""
-    body: dict[str, Any] = {"name": report.name}
-    for each in fields(report):
-        body[each.name] = getattr(report, each.name)
-    return body | {
+    return vars(report) | {
+        "name": report.name,
         "samples_by_cut": {
             str(cut): count for cut, count in report.samples_by_cut.items()
         },
-        "limited_by": list(report.limited_by),
         "samples_per_second": report.samples_per_second,
         "waiting_share": report.waiting_share,
     }
@@ -230,78 +245,4 @@ def report_from_body(body: Any) -> EpochReport:
     Raises:
         ValueError: naming the key that is missing or has a wrong value.
     """
-    if not isinstance(body, Mapping):
-        raise ValueError(f"{body!r:.80} is not a JSON object")
-    values = {}
-    for each in fields(EpochReport):
-        if each.name not in body:
-            raise ValueError(f"key {each.name!r} is missing")
-        value = body[each.name]
-        try:
-            values[each.name] = _READERS[str(each.type)](value)
-        except (TypeError, ValueError, AttributeError) as error:
-            raise ValueError(
-                f"{each.name} is {value!r:.80}; expected {error}"
-            ) from error
-    return EpochReport(**values)
-
-
-def _count(value: Any) -> int:
-    if type(value) is not int or value < 0:
-        raise ValueError("a whole number >= 0")
-    return value
-
-
-def _amount(value: Any) -> float:
-    if type(value) not in (int, float) or not 0 <= value < math.inf:
-        raise ValueError("a number >= 0")
-    return float(value)
-
-
-def _flag(value: Any) -> bool:
-    if type(value) is not bool:
-        raise ValueError("true or false")
-    return value
-
-
-def _text(value: Any) -> str:
-    if type(value) is not str:
-        raise ValueError("a text")
-    return value
-
-
-def _amounts(value: Any) -> dict[str, float]:
-    if not isinstance(value, Mapping):
-        raise ValueError("seconds by stage")
-    return {str(name): _amount(each) for name, each in value.items()}
-
-
-def _counts(value: Any) -> dict[int, int]:
-    if not isinstance(value, Mapping) or not all(
-        key.isdecimal() for key in value
-    ):
-        raise ValueError("numbers of samples by cut")
-    return {int(cut): _count(count) for cut, count in value.items()}
-
-
-def _texts(value: Any) -> tuple[str, ...]:
-    if not isinstance(value, list):
-        raise ValueError("a list of texts")
-    return tuple(map(_text, value))
-
-
-def _or_none(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    return lambda value: None if value is None else read(value)
-
-
-_READERS: Mapping[str, Callable[[Any], Any]] = {
-    "int": _count,
-    "int | None": _or_none(_count),
-    "float": _amount,
-    "float | None": _or_none(_amount),
-    "bool": _flag,
-    "str": _text,
-    "Mapping[str, float]": _amounts,
-    "Mapping[int, int]": _counts,
-    "tuple[str, ...]": _texts,
-}
+    return read_fields(EpochReport, body)

@@ -11,13 +11,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from hapi_client.progress import is_terminal, make_bar
-from hapi_client.reports.epoch_recorder import (
-    NullProgressBar,
-    PlanStatus,
-    ProgressBar,
-)
 from hapi_client.reports.terminal import (
     TqdmLogHandler,
     TqdmSafeStream,
@@ -34,6 +30,23 @@ BAR_FORMAT = (
 )
 
 
+@dataclass(frozen=True)
+class PlanStatus:
+    """The plan in use, or how samples are read without one.
+
+    Attributes:
+        label: for people.
+        samples_per_second: predicted throughput; None without a plan.
+        binding: resources that limit the throughput.
+        num_changes: number of plans so far.
+    """
+
+    label: str = "stream"
+    samples_per_second: float | None = None
+    binding: tuple[str, ...] = ()
+    num_changes: int = 0
+
+
 def start_progress_bar(
     name: str,
     num_samples: int,
@@ -41,8 +54,8 @@ def start_progress_bar(
     wanted: bool | None,
     plan_status: Callable[[], PlanStatus],
     traffic: Traffic,
-) -> ProgressBar:
-    """Starts the progress bar of an epoch, or one that shows nothing.
+) -> TqdmProgressBar | None:
+    """Starts the progress bar of an epoch; returns None to show nothing.
 
     Args:
         name: of the epoch.
@@ -54,7 +67,7 @@ def start_progress_bar(
     if wanted is None:
         wanted = is_terminal(sys.stderr) or _is_notebook()
     if not wanted or _is_loader_worker():
-        return NullProgressBar()
+        return None
     return TqdmProgressBar(name, num_samples, plan_status, traffic)
 
 

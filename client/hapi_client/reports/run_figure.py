@@ -10,12 +10,8 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter
 
-from hapi_client.reports.epoch_report import (
-    DECODE,
-    FETCH,
-    LOOP_STAGES,
-    EpochReport,
-)
+from hapi_client.metrics.events import LOOP_STAGES
+from hapi_client.reports.epoch_report import DECODE, FETCH, EpochReport
 from hapi_splitter.units import bytes_text
 
 _Key = TypeVar("_Key")
@@ -142,12 +138,12 @@ def _draw_cuts(axes: Axes, reports: Sequence[EpochReport]) -> None:
         cut: (f"cut {cut}", _CUT_COLOURS[number % len(_CUT_COLOURS)])
         for number, cut in enumerate(pushed)
     }
-    if any(each.local_samples for each in reports):
+    if any(each.local_hits for each in reports):
         styles[_ON_HOST] = "cached on this host", _HOST_COLOUR
     _draw_stacks(
         axes,
         reports,
-        lambda r: {**r.samples_by_cut, _ON_HOST: r.local_samples},
+        lambda r: {**r.samples_by_cut, _ON_HOST: r.local_hits},
         styles,
     )
     cached = [each.cached_samples for each in reports]

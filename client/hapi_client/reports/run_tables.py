@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from hapi_client.reports.epoch_report import (
-    FETCH_STAGES,
-    LOOP_STAGES,
-    EpochReport,
-)
+from hapi_client.metrics.events import LOOP_STAGES
+from hapi_client.reports.epoch_report import FETCH_STAGES, EpochReport
 from hapi_client.reports.table import Table
 from hapi_protocol.feature_stream import CLOCK_STAGES
 from hapi_splitter.units import bytes_text, number_text, percent_text
@@ -35,7 +32,7 @@ _TRAFFIC: Sequence[tuple[str, _Cell]] = (
     ("retries", lambda r: _count(r.retries)),
     ("fallbacks", lambda r: _count(r.fallbacks)),
     ("cached", lambda r: _count(r.cached_samples)),
-    ("on this host", lambda r: _count(r.local_samples)),
+    ("on this host", lambda r: _count(r.local_hits)),
     ("skipped", lambda r: _count(r.skipped_samples)),
     ("new plans", lambda r: _count(r.plan_changes)),
 )

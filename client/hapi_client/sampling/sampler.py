@@ -56,6 +56,11 @@ class ReadPlan:
     pieces: tuple[SpanSlice, ...]
     batches: tuple[Batch, ...]
 
+    @property
+    def num_samples(self) -> int:
+        """Samples of all batches."""
+        return sum(map(len, self.batches))
+
 
 @dataclass(frozen=True)
 class SamplerConfig:

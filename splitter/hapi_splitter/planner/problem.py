@@ -36,6 +36,16 @@ class Route(NamedTuple):
 RAW_ROUTE = Route(0, RAW)
 
 
+def mix_label(weights: Mapping[Route, float]) -> str:
+    """Returns weights as text: ``60 % cut 9 · uint8 + 40 % stream``."""
+    if len(weights) == 1:
+        return next(iter(weights)).label
+    return " + ".join(
+        f"{percent_text(weight)} {route.label}"
+        for route, weight in sorted(weights.items(), key=lambda p: -p[1])
+    )
+
+
 LINK = "link"
 SERVER_CPU = "server cpu"
 SERVER_DEVICE = "server device"
@@ -318,13 +328,7 @@ class Plan:
     @property
     def label(self) -> str:
         """Text for people, such as ``60 % cut 9 · uint8 + 40 % stream``."""
-        if len(self.mix) == 1:
-            return self.mix[0][0].label
-        largest_first = sorted(self.mix, key=lambda part: -part[1])
-        return " + ".join(
-            f"{percent_text(weight)} {option.label}"
-            for option, weight in largest_first
-        )
+        return mix_label({each.route: weight for each, weight in self.mix})
 
 
 def _check_amount(amount: float, name: str) -> None:

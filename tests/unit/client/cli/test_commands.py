@@ -24,7 +24,7 @@ from hapi_client.cli.demo.run import (
     check_plan,
 )
 from hapi_client.data.index import load_index
-from hapi_client.metrics.counters import JobStats
+from hapi_client.metrics.events import JobStats
 from hapi_client.swift.connection import Connection
 from hapi_client.swift.swift_url import Location
 from hapi_protocol.data_index import DataIndex, IndexRow, ShardIndex

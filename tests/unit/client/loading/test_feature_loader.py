@@ -22,8 +22,7 @@ from hapi_client.loading.prefetcher import (
 )
 from hapi_client.loading.read_concurrency import ReadConcurrency
 from hapi_client.loading.span_source import LoadedSpan, SpanTask
-from hapi_client.metrics.counters import JobCounters
-from hapi_client.metrics.window_collector import MetricsCollector
+from hapi_client.metrics.job_recorder import JobRecorder
 from hapi_client.reports.epoch_recorder import EpochRecorder
 from hapi_client.sampling.partition import Reader
 from hapi_client.sampling.sampler import (
@@ -112,20 +111,22 @@ def make_loader(
 ):
     spans = make_spans(sizes)
     labels = [[value(s, n) for n in range(len(s.rows))] for s in spans]
-    counters = JobCounters()
+    recorder = EpochRecorder(JobRecorder(Traffic()))
     plan = LoaderPlan(
         spans=spans,
         labels=[np.array(each, np.int64) for each in labels],
         on_error=on_error,
-        counters=counters,
-        metrics=MetricsCollector(lambda: 0),
-        **{"run_suffix": lambda cut, f: f * 1.0, **(job or {})},
+        **{
+            "recorder": recorder,
+            "run_suffix": lambda cut, f: f * 1.0,
+            **(job or {}),
+        },
     )
     order = order or index_order(sizes, SamplerConfig(4))
     reading = order if isinstance(order, ReadPlan) else order.read_plan()
     open_spans = open_spans or open_with(source, **options)
     loader = FeatureLoader(plan, reading, open_spans, CPU, delivered)
-    return loader, counters
+    return loader, plan.recorder.job.counters
 
 
 def rows_of(loader):
@@ -189,7 +190,7 @@ def test_threads_and_memory_do_not_change_the_order(num_threads, ahead_bytes):
         loader, counters = make_loader(Source(), SIZES, order, **options)
         rows = rows_of(loader)
         assert sorted(rows) == ALL
-        assert counters.snapshot().samples == len(ALL)
+        assert counters.count().samples == len(ALL)
         return rows
 
     rows = run(num_threads=num_threads, ahead_bytes=ahead_bytes)
@@ -309,7 +310,7 @@ def test_samples_are_skipped_and_counted_and_a_batch_has_its_keys():
         rows += values
     assert rows == [v for v in ALL if v not in (1, 200, 201, 202, 203, 300)]
     assert steps == [0, 1, 2, 3]
-    assert counters.snapshot().skipped == len(bad)
+    assert counters.count().skipped == len(bad)
 
 
 @pytest.mark.parametrize("first_step", [0, 1])
@@ -333,7 +334,7 @@ def test_epoch_without_samples_is_an_error_unless_resumed(first_step):
         assert "none of the 5 samples" in caught.value.message
         assert "'0/0' of shard 0.tar: broken" in caught.value.message
     assert steps == [0, 1, 2][first_step:]
-    assert counters.snapshot().samples == 0
+    assert counters.count().samples == 0
 
 
 def test_step_that_other_ranks_take_is_an_error_without_samples():
@@ -598,7 +599,7 @@ def test_explicit_iterator_lasts_until_it_is_dropped_or_closed(close):
 def recorded_loader(source, **options):
     """Returns a loader, its counters and recorder, and the mock of a bar."""
     start_bar = Mock()
-    recorder = EpochRecorder(0, start_bar=start_bar)
+    recorder = EpochRecorder(JobRecorder(Traffic()), 0, start_bar=start_bar)
     job = {"recorder": recorder}
     loader, counters = make_loader(source, SIZES, job=job, **options)
     return loader, counters, recorder, start_bar
@@ -612,7 +613,7 @@ def test_report_of_an_epoch_adds_up():
     assert recorder.report is None
     for _ in loader:
         time.sleep(0.02)
-    report, stats = recorder.report, counters.snapshot()
+    report, stats = recorder.report, counters.count()
     assert report.is_finished
     assert report.expected_samples == sum(SIZES)
     assert report.samples == stats.samples == sum(SIZES) - 2

@@ -4,7 +4,6 @@ import io
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -23,12 +22,12 @@ from hapi_client.loading.raw_source import RawSource
 from hapi_client.loading.read_concurrency import ReadConcurrency
 from hapi_client.loading.route_source import RoutingSource
 from hapi_client.loading.span_source import SpanLimits
-from hapi_client.metrics.counters import JobCounters
-from hapi_client.metrics.window_collector import MetricsCollector
+from hapi_client.metrics.job_recorder import JobRecorder
 from hapi_client.planning.cache_tracker import CacheTracker
 from hapi_client.planning.route_scheduler import RouteScheduler
 from hapi_client.reports.epoch_recorder import EpochRecorder
 from hapi_client.swift.retry import Backoff
+from hapi_client.swift.traffic_counters import Traffic
 from hapi_client.swift.transport import CancelScope
 from hapi_protocol.data_index import IndexRow, Span
 from hapi_protocol.encodings import ENCODINGS
@@ -159,7 +158,8 @@ class Bench:
         self.connection = FakeConnection(data)
         self.connection.answers = [stream()]
         self.span = span_of(data)
-        self.counters = JobCounters()
+        self.recorder = JobRecorder(Traffic())
+        self.counters = self.recorder.counters
         self.now = 0.0
         self.concurrency = PushdownConcurrency(4)
         self.limits = []
@@ -173,8 +173,7 @@ class Bench:
             pool,
             SampleForm(SHAPE),
             LIMITS,
-            self.counters,
-            MetricsCollector(lambda: 0),
+            self.recorder,
             self.read_concurrency,
         )
         spec = FeatureRequestSpec(MODEL, 2, encoding, shape, cache)
@@ -203,7 +202,7 @@ class Bench:
 
     @property
     def fallbacks(self):
-        return self.counters.snapshot().fallbacks
+        return self.counters.count().fallbacks
 
 
 @pytest.fixture
@@ -271,19 +270,15 @@ class FakeSources:
     def __call__(self, route):
         return self._routes[route]
 
-    def recording(self, recorder):
-        return nullcontext()
-
     early = SimpleNamespace(holds=lambda span: False)
 
 
 def test_each_loader_has_the_changes_of_its_epoch(bench):
     scheduler = RouteScheduler({RAW_ROUTE: 1.0})
-    metrics = MetricsCollector(lambda: 0)
     sources = FakeSources({RAW_ROUTE: bench.raw}, CacheTracker())
     for training, expected in CHANGED.items():
         source = RoutingSource(
-            scheduler, sources, metrics, EpochRecorder(), training
+            scheduler, sources, EpochRecorder(bench.recorder), training
         )
         task = source.task(bench.span, lambda read_queue: True, 3)
         assert values(task.load(CancelScope())) == expected
@@ -343,7 +338,7 @@ def test_broken_range_is_read_again(bench):
 
     bench.connection.get_range = flaky
     assert len(bench.load_raw().features) == 3
-    assert bench.counters.snapshot().retries == 2
+    assert bench.counters.count().retries == 2
 
 
 def test_pushed_span_requests_its_samples_and_bytes(bench):
@@ -412,12 +407,12 @@ def test_features_other_than_requested_are_not_delivered(
 
 def test_cached_features_use_nothing_of_the_worker(bench, caplog):
     bench.connection.cache = "hit"
-    report = bench.load().report
-    assert report.was_cached
-    assert report.server_cpu_seconds == 0
+    costs = bench.load().costs
+    assert costs.was_cached
+    assert costs.server_cpu_seconds == 0
     bench.connection.cache = "store"
-    assert not bench.load().report.was_cached
-    assert bench.counters.snapshot().cached == 3
+    assert not bench.load().costs.was_cached
+    assert bench.counters.count().cached == 3
     assert not caplog.records
 
 
@@ -430,23 +425,20 @@ def tracker():
 
 
 @pytest.fixture
-def metrics():
-    return MetricsCollector(lambda: 0)
-
-
-@pytest.fixture
-def source(bench, tracker, metrics):
+def source(bench, tracker):
     """Reads spans raw, except those that are cached."""
     spec = FeatureRequestSpec(MODEL, *PUSHED, (2,), tracker.mode)
     pushed = bench.feature_source(spec, tracker)
     sources = FakeSources({RAW_ROUTE: bench.raw, PUSHED: pushed}, tracker)
     sources.read_concurrency = bench.read_concurrency
     return RoutingSource(
-        RouteScheduler({RAW_ROUTE: 1.0}), sources, metrics, EpochRecorder()
+        RouteScheduler({RAW_ROUTE: 1.0}),
+        sources,
+        EpochRecorder(bench.recorder),
     )
 
 
-def test_cached_span_is_read_outside_the_weights(bench, source, metrics):
+def test_cached_span_is_read_outside_the_weights(bench, source):
     def load():
         task = source.task(bench.span, lambda read_queue: True, 3)
         return task.read_queue, task.load(CancelScope())
@@ -455,20 +447,20 @@ def test_cached_span_is_read_outside_the_weights(bench, source, metrics):
     bench.connection.cache = "store"
     bench.load(source=source._sources(PUSHED))
     bench.connection.cache = "hit"
-    metrics.take()
+    bench.recorder.take()
     credit = dict(source._scheduler._credit)
     read_queue, loaded = load()
     assert (read_queue, loaded.cut) == ("cached", 2)
     assert source.concurrency_limit("cached") == 3
     assert source.concurrency_limit("raw") == 1
     assert source._scheduler._credit == credit
-    window = metrics.take()
+    window = bench.recorder.take()
     assert window.cached == {PUSHED: 3}
-    assert (window.push_seconds, window.max_pushed) == (0, 0)
+    assert (window.pushed.seconds, window.max_pushed) == (0, 0)
     # Evicted meanwhile: computed once more, and scheduled from then on.
     bench.connection.cache = "miss"
     assert load()[0] == "cached"
-    assert metrics.take().pushed_samples == 3
+    assert bench.recorder.take().pushed.samples == 3
     assert load()[0] == "raw"
 
 
@@ -507,7 +499,7 @@ def test_hit_closes_the_breaker(bench):
     for _ in range(2):
         task = bench.pushed.task(bench.span)
         assert task.read_queue == "pushdown"
-        assert task.load(CancelScope()).report.was_cached
+        assert task.load(CancelScope()).costs.was_cached
 
 
 def test_disabled_cache_is_logged_once(pool, caplog):
@@ -551,7 +543,7 @@ def test_clipped_features_are_counted_and_logged_once(bench, caplog):
     bench.connection.answers = [stream(saturated=2)]
     bench.load()
     bench.load()
-    assert bench.counters.snapshot().saturated == 4
+    assert bench.counters.count().saturated == 4
     (warning,) = [r for r in caplog.records if "clipped" in r.getMessage()]
     assert "float32" in warning.getMessage()
 
@@ -563,7 +555,7 @@ def test_broken_stream_is_requested_again(bench, first):
     bench.connection.answers = [first, stream()]
     loaded = bench.load()
     assert (loaded.cut, len(loaded.features)) == (2, 3)
-    stats = bench.counters.snapshot()
+    stats = bench.counters.count()
     assert (stats.retries, stats.fallbacks) == (1, 0)
 
 
@@ -651,7 +643,7 @@ def test_raw_queue_is_used_while_the_breaker_is_open(bench):
     assert task.read_queue == "raw"
     assert task.cost_bytes == bench.raw.cost_bytes(bench.span)
     assert loaded.cut == 0
-    assert loaded.report.fell_back
+    assert loaded.costs.fell_back
     assert bench.fallbacks == 1
     bench.now += 5
     assert bench.pushed.task(bench.span).read_queue == "pushdown"

@@ -1,9 +1,15 @@
 """Estimates of a job's conditions from measurement windows."""
 
+from dataclasses import replace
+
 import pytest
 
 from clock import Clock
-from hapi_client.metrics.window_metrics import WindowMetrics
+from hapi_client.metrics.events import (
+    SpanEvent,
+    StageEvent,
+    WindowMetrics,
+)
 from hapi_client.planning.cost_estimators import CostEstimators
 from hapi_client.planning.link_estimator import LINK_GROWTH, LinkEstimator
 from hapi_protocol.summary import Load
@@ -66,17 +72,19 @@ def waiting(seconds, samples, received_bytes, flows=0.0, **sums):
         seconds,
         samples=samples,
         received_bytes=received_bytes,
-        reading_share=0.95,
+        raw=SpanEvent(read_seconds=2.0, raw_seconds=2.1),
         reading_seconds=2.0,
         reading_flows=flows,
-        raw_read_seconds=2.1,
         **sums,
     )
 
 
 def test_link_is_estimated_from_few_raw_reads(job):
     def observe(reading_bytes, flows=0.0):
-        sums = {"reading_bytes": reading_bytes, "push_seconds": 40.0}
+        sums = {
+            "reading_bytes": reading_bytes,
+            "pushed": SpanEvent(seconds=40.0),
+        }
         window = waiting(10.0, {RAW: 10, PUSH: 90}, 1_280_000, flows, **sums)
         return observe_start(job, window)
 
@@ -104,12 +112,11 @@ def test_faster_link_is_found_if_reads_no_longer_wait(job):
         samples={RAW: 80, PUSH: 200},
         received_bytes=9_000_000,
         client_cpu_seconds=2.0,
-        reading_share=0.1,
+        raw=SpanEvent(read_seconds=0.5, raw_seconds=5.0),
+        pushed=SpanEvent(seconds=20.0),
         reading_seconds=0.5,
         reading_flows=1.0,
         reading_bytes=10_000_000,
-        raw_read_seconds=5.0,
-        push_seconds=20.0,
     )
     rates = [observe_start(job, fast) / 1e6 for _ in range(7)]
     assert rates[:3] == pytest.approx([3.0, 4.5, 6.75])
@@ -118,7 +125,9 @@ def test_faster_link_is_found_if_reads_no_longer_wait(job):
 
 def test_link_is_not_estimated_from_a_window_without_bytes(job):
     idle = WindowMetrics(
-        5.0, samples={RAW: 64}, reading_share=0.9, raw_read_seconds=20.0
+        5.0,
+        samples={RAW: 64},
+        raw=SpanEvent(read_seconds=18.0, raw_seconds=20.0),
     )
     job.estimates.observe(idle, job.build)
     assert job.estimates.link.bytes_per_second == UNSEEN_LINK
@@ -142,9 +151,11 @@ def test_server_share_follows_the_load_and_the_read_queue(
     window = WindowMetrics(
         5.0,
         samples={PUSH: samples},
-        pushed_samples=samples,
-        server_cpu_seconds=samples * BALANCED.server[PUSH],
-        push_seconds=push_seconds,
+        pushed=SpanEvent(
+            samples,
+            push_seconds,
+            server_cpu_seconds=samples * BALANCED.server[PUSH],
+        ),
         max_pushed=max_pushed,
         load=Load(share=1.0, streams=4, device_busy=0.0, cpu_busy=cpu_busy),
     )
@@ -174,8 +185,7 @@ def test_accelerator_is_estimated_from_the_wait_of_the_loop(
     window = WindowMetrics(
         10.0,
         samples={RAW: 1000},
-        train_samples=1000,
-        train_seconds=0.5,
+        training=StageEvent(0.5, samples=1000),
         waiting_seconds=waiting,
     )
     estimates.observe(window, lambda _: problem)
@@ -206,22 +216,27 @@ def profiled(conditions):
     return problem_of(options, dict.fromkeys(UNITS, 1.0), last_cut=9)
 
 
+WORKER = SpanEvent(
+    200,
+    server_cpu_seconds=1.6,
+    # 1.5 times the profile; decoding 1.25 times
+    server_seconds={"forward": 9.0, "forward_cpu": 0.6},
+)
+
+
 def test_each_component_is_corrected_by_its_measurement():
     estimates = estimators(server_threads=1)
     window = WindowMetrics(
         5.0,
         samples={RAW: 100, PUSH: 200},
         client_cpu_seconds=2.1,
-        decode_cpu_seconds=0.6,  # 1.2 times the profile
-        suffix_samples={0: 100, PUSH[0]: 200},
-        suffix_cpu_seconds=1.0,  # 2 times
-        train_samples=300,
-        train_cpu_seconds=0.1,
-        train_seconds=0.1,
-        pushed_samples=200,
-        server_cpu_seconds=1.6,
-        forward_seconds=9.0,
-        forward_cpu_seconds=0.6,  # 1.5 times; decoding 1.25 times
+        raw=SpanEvent(decode_cpu_seconds=0.6),  # 1.2 times the profile
+        layers=StageEvent(
+            cpu_seconds=1.0,  # 2 times
+            samples_by_cut={0: 100, PUSH[0]: 200},
+        ),
+        training=StageEvent(0.1, 0.1, 300),
+        pushed=WORKER,
     )
     estimates.observe(window, profiled)
     assert estimates.scale == pytest.approx(
@@ -247,11 +262,7 @@ def test_cached_features_do_not_make_computing_cheaper():
             5.0,
             samples={PUSH: 200 + cached},
             cached={PUSH: cached},
-            pushed_samples=200,
-            push_seconds=5.0,
-            server_cpu_seconds=1.6,
-            forward_seconds=9.0,
-            forward_cpu_seconds=0.6,
+            pushed=replace(WORKER, seconds=5.0),
             load=Load(share=0.1, streams=4, device_busy=0.9, cpu_busy=0.9),
         )
         estimates.observe(window, profiled)
@@ -266,12 +277,11 @@ def test_small_component_is_overhead_and_no_correction():
         5.0,
         samples={RAW: 2, PUSH: 20},
         client_cpu_seconds=1.0,
-        decode_cpu_seconds=0.5,
-        suffix_samples={0: 2, PUSH[0]: 20},
-        suffix_cpu_seconds=0.5,
-        pushed_samples=20,
-        server_cpu_seconds=0.5,
-        forward_seconds=0.4,
+        raw=SpanEvent(decode_cpu_seconds=0.5),
+        layers=StageEvent(cpu_seconds=0.5, samples_by_cut={0: 2, PUSH[0]: 20}),
+        pushed=SpanEvent(
+            20, server_cpu_seconds=0.5, server_seconds={"forward": 0.4}
+        ),
     )
     estimates.observe(window, profiled)
     assert estimates.scale == {}
@@ -285,9 +295,7 @@ def test_training_step_is_charged_only_the_cores_that_it_uses():
         5.0,
         samples={PUSH: 1000},
         client_cpu_seconds=2.5,  # training 1, decoding 0.5, overhead 1
-        train_samples=1000,
-        train_cpu_seconds=1.0,
-        train_seconds=1.0,
+        training=StageEvent(1.0, 1.0, 1000),
     )
     estimates.observe(window, profiled)
     conditions = estimates.conditions()

@@ -12,8 +12,12 @@ from unittest.mock import Mock
 
 import pytest
 
-from hapi_client.metrics.window_collector import MetricsCollector
-from hapi_client.metrics.window_metrics import WindowMetrics
+from hapi_client.metrics.events import (
+    SpanEvent,
+    StageEvent,
+    WindowMetrics,
+)
+from hapi_client.metrics.job_recorder import JobRecorder
 from hapi_client.planning import job_planner as planning
 from hapi_client.planning.cost_estimators import CostEstimators
 from hapi_client.planning.inputs import RemainingWork
@@ -25,6 +29,7 @@ from hapi_client.planning.replanner import MIN_PUSH_GAIN
 from hapi_client.planning.route_mix import speedup_over
 from hapi_client.planning.route_scheduler import RouteScheduler
 from hapi_client.planning.sample_probe import ProbeSamples
+from hapi_client.swift.traffic_counters import Traffic
 from hapi_client.swift.transport import CancelScope
 from hapi_protocol.errors import ClientError
 from hapi_protocol.headers import ModelPath
@@ -55,7 +60,7 @@ def planner_of(connection):
         SimpleNamespace(connection=connection, measure=None),
         CostEstimators(pushdown_concurrency=lambda: 4, train_on_cpu=True),
         RouteScheduler({RAW_ROUTE: 1.0}),
-        MetricsCollector(lambda: 0),
+        JobRecorder(Traffic()),
     )
 
 
@@ -157,9 +162,9 @@ def test_job_does_not_measure_near_its_end(
     parts.earlier_samples = lambda: 0
     parts.read = asked.append
     parts.observe = lambda window: observed
-    window = WindowMetrics(5.0, samples={RAW_ROUTE: 200}, train_samples=0)
+    window = WindowMetrics(5.0, samples={RAW_ROUTE: 200})
     monkeypatch.setattr(planner, "_warm_up", lambda: True)
-    monkeypatch.setattr(planner._metrics, "take", lambda: window)
+    monkeypatch.setattr(planner._recorder, "take", lambda: window)
 
     pause = planner._request_facts()
 
@@ -176,10 +181,11 @@ def test_job_does_not_measure_near_its_end(
     ("changes", "seconds"),
     [
         ({}, 0.006),  # not 0.05: the loop began within the window
-        ({"train_seconds": 10.0}, 0.05),
-        ({"reading_share": 0.6}, 0.05),  # the link decides
-        ({"train_samples": 0}, 0.05),
-        ({"suffix_samples": {}}, 0.05),
+        ({"training": StageEvent(10.0, samples=100)}, 0.05),
+        # The link decides.
+        ({"raw": SpanEvent(read_seconds=6.0, raw_seconds=10.0)}, 0.05),
+        ({"training": StageEvent()}, 0.05),
+        ({"layers": StageEvent()}, 0.05),
         ({"samples": {}}, 0.05),
     ],
 )
@@ -187,11 +193,9 @@ def test_time_per_sample_is_without_that_of_starting(changes, seconds):
     window = WindowMetrics(
         5.0,
         samples={RAW_ROUTE: 200},
-        decode_cpu_seconds=0.6,
-        suffix_samples={0: 100},
-        suffix_cpu_seconds=0.2,
-        train_samples=100,
-        train_seconds=0.1,
+        raw=SpanEvent(decode_cpu_seconds=0.6),
+        layers=StageEvent(cpu_seconds=0.2, samples_by_cut={0: 100}),
+        training=StageEvent(0.1, samples=100),
     )
     found = sample_seconds(replace(window, **changes), 100)
     assert found == pytest.approx(seconds)

@@ -7,13 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clock import Clock
-from hapi_client.metrics.window_metrics import WindowMetrics
+from hapi_client.metrics.events import (
+    SpanEvent,
+    StageEvent,
+    WindowMetrics,
+)
 from hapi_client.planning.cache_tracker import CacheTracker
 from hapi_client.planning.inputs import RemainingWork
 from hapi_client.planning.link_estimator import LinkEstimator
 from hapi_client.planning.replanner import MAX_MOVED, MIN_MOVED
 from hapi_client.planning.route_mix import (
-    describe_mix,
     difference,
     step,
     without_minor_routes,
@@ -21,6 +24,7 @@ from hapi_client.planning.route_mix import (
 from hapi_protocol.data_index import IndexRow, Span
 from hapi_splitter.planner.costs import Conditions
 from hapi_splitter.planner.plan import solve
+from hapi_splitter.planner.problem import mix_label
 from simulated_tiers import (
     BALANCED,
     PUSH,
@@ -219,8 +223,8 @@ def test_steps_shrink_if_they_reverse():
 
 
 def test_weights_are_described_largest_first():
-    text = describe_mix({RAW: 0.25, PUSH: 0.75})
-    assert text == "75 % cut 9 float32, 25 % stream"
+    text = mix_label({RAW: 0.25, PUSH: 0.75})
+    assert text == "75 % cut 9 · float32 + 25 % stream"
 
 
 def test_replan_interval_counts_loading_time_only():
@@ -260,18 +264,16 @@ def test_changes_name_a_lost_worker_and_its_return():
     def add_window(**sums):
         job.clock.now += 10.0
         job.metrics.pending = WindowMetrics(
-            5.0, train_samples=400, train_seconds=1.0, **sums
+            5.0, training=StageEvent(1.0, samples=400), **sums
         )
         job.replanner.span_arrived()
 
     for _ in range(3):
-        add_window(samples={RAW: 400}, fell_back=200)
+        add_window(samples={RAW: 400}, raw=SpanEvent(fell_back=200))
         assert not job.replanner.plan.pushes
     add_window(
         samples={RAW: 200, PUSH: 200},
-        pushed_samples=200,
-        server_cpu_seconds=2.4,
-        push_seconds=10.0,
+        pushed=SpanEvent(200, 10.0, server_cpu_seconds=2.4),
     )
     lost, returned = job.replanner.changes[before : before + 2]
     assert lost.mix == {RAW: 1.0}
@@ -284,19 +286,18 @@ def test_changes_name_a_lost_worker_and_its_return():
 def test_worker_is_lost_if_more_samples_fall_back_than_arrive():
     job = begun()
     mixed = job.replanner.plan
-    assert job.metrics.planned == mixed.samples_per_second > 0
+    assert job.metrics.planned_rate == mixed.samples_per_second > 0
     job.metrics.pending = WindowMetrics(
         5.0,
         samples={RAW: 300, PUSH: 50},
-        pushed_samples=50,
-        server_cpu_seconds=0.6,
-        fell_back=150,
+        pushed=SpanEvent(50, server_cpu_seconds=0.6),
+        raw=SpanEvent(fell_back=150),
     )
     job.replanner.replan()
     change = job.replanner.changes[-1]
     assert "150 samples fell back to raw reads, 50 did not" in change.why
     plan = job.replanner.plan
-    assert job.metrics.planned == plan.samples_per_second
+    assert job.metrics.planned_rate == plan.samples_per_second
     assert 0 < plan.samples_per_second < mixed.samples_per_second
 
 
@@ -315,7 +316,7 @@ def test_worker_is_not_lost_by_few_fallbacks(is_raw, samples, cached):
         job.scheduler.change({RAW: 1.0})
     before = len(job.replanner.changes)
     job.metrics.pending = WindowMetrics(
-        5.0, samples=samples, cached=cached, fell_back=8
+        5.0, samples=samples, cached=cached, raw=SpanEvent(fell_back=8)
     )
     job.replanner.replan()
     assert "does not answer" not in str(job.replanner.changes[before:])
