@@ -45,28 +45,35 @@ class ThreadSums(Generic[T]):
     """Total of amounts that threads add, and each thread's own share.
 
     Args:
-        zero: the total at the beginning.
+        kind: class of the total.
     """
 
-    def __init__(self, zero: T) -> None:
+    def __init__(self, kind: type[T]) -> None:
+        self._kind = kind
         self._lock = threading.RLock()
+        self._total = dict(vars(kind()))
         self._local = threading.local()
-        self._zero = self._total = zero
 
     def add(self, **amounts: Any) -> None:
         """Adds to fields of the total, by their names."""
-        more = type(self._zero)(**amounts)
-        self._local.share = self.of_thread + more
+        share = self._share()
         with self._lock:
-            self._total += more
+            for name, more in amounts.items():
+                share[name] = _sum(share[name], more, 1)
+                self._total[name] = _sum(self._total[name], more, 1)
+
+    def _share(self) -> dict[str, Any]:
+        share: dict[str, Any] = vars(self._local)
+        if not share:
+            share.update(vars(self._kind()))
+        return share
 
     @property
     def of_thread(self) -> T:
         """The current thread's own share of the total."""
-        share: T = getattr(self._local, "share", self._zero)
-        return share
+        return self._kind(**self._share())
 
     def count(self) -> T:
         """Returns the total."""
         with self._lock:
-            return self._total
+            return self._kind(**self._total)

@@ -67,7 +67,7 @@ class JobRecorder:
     thread_clock: Callable[[], float] = time.thread_time
 
     def __post_init__(self) -> None:
-        self.counters = ThreadSums(JobStats())
+        self.counters = ThreadSums(JobStats)
         self.num_spans = self.num_epochs = self.num_reported_plans = 0
         self.planned_rate = self._rate = 0.0
         self.link_seconds: Mapping[Route, float] = {}

@@ -86,12 +86,7 @@ class EpochHistory:
 def current_plan_status(
     planner: JobPlanner | None, route_scheduler: RouteScheduler[Route]
 ) -> PlanStatus:
-    """Returns the plan in use, or the routes in use without one.
-
-    Args:
-        planner: None if the cut is fixed.
-        route_scheduler: schedules spans over routes.
-    """
+    """Returns the plan in use, or the routes in use without one."""
     plan = planner.plan if planner else None
     if planner is None or plan is None:
         return PlanStatus(mix_label(route_scheduler.weights))

@@ -21,6 +21,7 @@ from hapi_client.metrics.job_recorder import JobRecorder
 from hapi_client.reports.epoch_report import DECODE, FETCH, EpochReport
 from hapi_client.reports.progress_bar import PlanStatus, TqdmProgressBar
 from hapi_client.sampling.sampler import ReadPlan
+from hapi_client.sums import ThreadSums
 from hapi_protocol.feature_stream import CLOCK_STAGES
 from hapi_splitter.planner.problem import Route
 
@@ -51,7 +52,7 @@ class EpochRecorder:
         self._report: EpochReport | None = None
         self._spans = SpanEvent()
         self._loop = dict.fromkeys(LOOP_STAGES, 0.0)
-        self._stats = JobStats()
+        self._stats = ThreadSums(JobStats)
         self._num_batches = self._plans_before = 0
         self._prediction: defaultdict[str, float] = defaultdict(float)
         self._started = self._last_batch = 0.0
@@ -130,8 +131,7 @@ class EpochRecorder:
 
     def count(self, **amounts: Any) -> None:
         """Adds to fields of :class:`.JobStats`, by their names."""
-        with self.job.lock:
-            self._stats += JobStats(**amounts)
+        self._stats.add(**amounts)
         self.job.counters.add(**amounts)
 
     def record_batch(self, event: BatchEvent) -> None:
@@ -203,7 +203,7 @@ class EpochRecorder:
 
     def _summed(self, expected: ReadPlan) -> EpochReport:
         spans, now, sums = self._spans, self.plan_status(), self._prediction
-        stats, traffic = self._stats + spans.counts, spans.traffic
+        stats, traffic = self._stats.count() + spans.counts, spans.traffic
         predicted = compared = None
         if sums["predicted_seconds"]:
             predicted = sums["samples"] / sums["predicted_seconds"]

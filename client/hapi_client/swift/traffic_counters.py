@@ -30,4 +30,4 @@ class Traffic(ThreadSums[TrafficCount]):
     """Thread-safe counters behind :class:`TrafficCount`."""
 
     def __init__(self) -> None:
-        super().__init__(TrafficCount())
+        super().__init__(TrafficCount)

@@ -628,6 +628,23 @@ def test_report_of_an_epoch_adds_up():
     assert last == call.close()
 
 
+@pytest.mark.parametrize("num_taken", [2, 4])
+def test_epoch_from_memory_is_recorded(num_taken):
+    values = torch.tensor(ALL)[:, None]
+    cache = SimpleNamespace(selector=lambda slices: values.__getitem__)
+    recorder = EpochRecorder(JobRecorder(Traffic()))
+    job = {"recorder": recorder, "cache": cache}
+    loader, counters = make_loader(None, SIZES, job=job)
+    for _, _ in zip(range(num_taken), loader, strict=False):
+        time.sleep(0.02)
+    gc.collect()
+    report, stats = recorder.report, counters.count()
+    assert report.samples == report.local_hits == 4 * num_taken
+    assert (stats.samples, stats.local_hits) == (4 * num_taken,) * 2
+    assert report.is_finished is (num_taken == 4)
+    assert report.loop_seconds["training"] >= num_taken * 0.02
+
+
 def close_inside(loader):
     batches = iter(loader)
     next(batches)

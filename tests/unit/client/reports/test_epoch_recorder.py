@@ -1,6 +1,7 @@
 """Sums of one epoch, with an injected clock."""
 
 from contextlib import suppress
+from dataclasses import replace
 from unittest.mock import Mock
 
 import pytest
@@ -171,33 +172,26 @@ def plan_changes(*recorders):
     return [recorder.report.plan_changes for recorder in recorders]
 
 
-def test_plan_between_two_epochs_counts_for_the_second(world):
-    first, second = world.recorder, world.new_recorder()
+def test_plan_counts_for_its_epoch_or_the_next(world):
+    """A nested epoch counts its own plans."""
+    first, outer, inner, later = (world.new_recorder() for _ in range(4))
     with first.running(READ_PLAN):
         pass
     world.use_plan(2, 1)
-    with second.running(READ_PLAN):
-        assert plan_changes(second) == [1]
-        world.use_plan(3, 2)
-    assert plan_changes(first, second) == [0, 2]
-
-
-def test_nested_epoch_counts_its_own_plans(world):
-    outer, inner, later = (world.new_recorder() for _ in range(3))
     with outer.running(READ_PLAN):
-        world.use_plan(2, 1)
+        assert plan_changes(outer) == [1]
+        world.use_plan(2, 2)
         with inner.running(READ_PLAN):
-            world.use_plan(3, 3)
-        world.use_plan(4, 4)
+            world.use_plan(3, 4)
+        world.use_plan(4, 5)
     with later.running(READ_PLAN):
         pass
-    assert plan_changes(outer, inner, later) == [4, 2, 0]
+    assert plan_changes(first, outer, inner, later) == [0, 5, 2, 0]
 
 
 def test_stats_are_added_and_subtracted():
     one = JobStats(retries=1, samples=4, samples_by_cut={0: 4}, seconds=0.5)
     two = JobStats(samples=3, samples_by_cut={0: 1, 7: 2})
-    assert (one + two).samples == 7
-    assert (one + two).samples_by_cut == {0: 5, 7: 2}
-    assert (one + two - two).retries == 1
-    assert (one + two - two).samples_by_cut[0] == 4
+    both = one + two
+    assert (both.samples, both.samples_by_cut) == (7, {0: 5, 7: 2})
+    assert both - two == replace(one, samples_by_cut={0: 4, 7: 0})

@@ -156,9 +156,6 @@ def damaged(**changes):
         (damaged(seconds="long"), "report 1: field 'seconds' is 'long'"),
         (damaged(samples_by_cut={"a": 1}), "'samples_by_cut' is {'a': 1}"),
         (damaged(loop_seconds=[1]), r"'loop_seconds' is \[1\]"),
-        (damaged(is_finished=1), "'is_finished' is 1"),
-        (damaged(plan=None), "'plan' is None"),
-        (damaged(limited_by="link"), "'limited_by' is 'link'"),
     ],
 )
 def test_damaged_file_is_named_with_reason_and_remedy(tmp_path, text, reason):
