@@ -2,7 +2,7 @@
 
 In each round all jobs run with their current weights.  The worker is shared
 fairly, and each job has its own link and client.  Then each planner gets the
-window that a metrics collector would have measured.
+window that a recorder would have measured.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ class ReadConcurrency:
     The limit starts at one, so that the first span arrives soon.  A read that
     is nearly complete does not count, so that the next one is requested early
     enough to leave the link no pause.  Throughput is measured here and not by
-    the job's metrics collector, which counts a read from its first byte on:
+    the job's recorder, which counts a read from its first byte on:
     the idle time before that byte counts against a single read.
 
     No throughput is stored while spans are short.  A fast link would bring

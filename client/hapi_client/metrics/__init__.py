@@ -1,5 +1,5 @@
 """Measurements taken while a job trains.
 
-In: timestamps, byte and sample counts from the loading threads.
-Out: metrics per window for the planner, counters for reports.
+In: events of the loading threads and of the training loop's thread.
+Out: their sums, by window for the planner and of the whole job.
 """
