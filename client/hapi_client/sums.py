@@ -24,7 +24,10 @@ class Sums:
     def _with(self, other: Self, sign: int) -> Self:
         amounts = vars(other)
         return type(self)(
-            *(_sum(each, amounts[n], sign) for n, each in vars(self).items())
+            **{
+                name: _sum(amount, amounts[name], sign)
+                for name, amount in vars(self).items()
+            }
         )
 
 
@@ -41,8 +44,8 @@ def _sum(one: Any, other: Any, sign: int) -> Any:
 T = TypeVar("T", bound=Sums)
 
 
-class ThreadSums(Generic[T]):
-    """Total of amounts that threads add, and each thread's own share.
+class Total(Generic[T]):
+    """Total of the amounts that are added.
 
     Args:
         kind: class of the total.
@@ -50,30 +53,42 @@ class ThreadSums(Generic[T]):
 
     def __init__(self, kind: type[T]) -> None:
         self._kind = kind
-        self._lock = threading.RLock()
-        self._total = dict(vars(kind()))
-        self._local = threading.local()
+        self._amounts = dict(vars(kind()))
 
     def add(self, **amounts: Any) -> None:
         """Adds to fields of the total, by their names."""
-        share = self._share()
-        with self._lock:
-            for name, more in amounts.items():
-                share[name] = _sum(share[name], more, 1)
-                self._total[name] = _sum(self._total[name], more, 1)
+        for name, more in amounts.items():
+            self._amounts[name] = _sum(self._amounts[name], more, 1)
 
-    def _share(self) -> dict[str, Any]:
-        share: dict[str, Any] = vars(self._local)
-        if not share:
-            share.update(vars(self._kind()))
-        return share
+    def count(self) -> T:
+        """Returns the total."""
+        return self._kind(**self._amounts)
+
+
+class ThreadTotal(Total[T]):
+    """Total of what threads add, and each thread's own share of it."""
+
+    def __init__(self, kind: type[T]) -> None:
+        super().__init__(kind)
+        self._lock = threading.RLock()
+        self._local = threading.local()
+
+    def add(self, **amounts: Any) -> None:
+        self._share().add(**amounts)
+        with self._lock:
+            super().add(**amounts)
+
+    def count(self) -> T:
+        with self._lock:
+            return super().count()
 
     @property
     def of_thread(self) -> T:
         """The current thread's own share of the total."""
-        return self._kind(**self._share())
+        return self._share().count()
 
-    def count(self) -> T:
-        """Returns the total."""
-        with self._lock:
-            return self._kind(**self._total)
+    def _share(self) -> Total[T]:
+        if not hasattr(self._local, "share"):
+            self._local.share = Total(self._kind)
+        share: Total[T] = self._local.share
+        return share

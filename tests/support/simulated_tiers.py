@@ -283,6 +283,9 @@ def _observation(
         and truth.link_capacity / job.use(truth.link)
         <= truth.client_cores / client
     )
+    reading_seconds = count * job.use(truth.link) / truth.link_capacity
+    if link_limited or reading_seconds > seconds:
+        reading_seconds = seconds
     pushed = {route: w for route, w in weights.items() if route[0]}
     return WindowMetrics(
         seconds=seconds,
@@ -301,10 +304,8 @@ def _observation(
         raw=SpanEvent(
             read_seconds=0.9 if link_limited else 0.2, raw_seconds=1.0
         ),
-        reading_seconds=seconds
-        if link_limited
-        else min(seconds, count * job.use(truth.link) / truth.link_capacity),
-        reading_flows=4.0,
+        reading_seconds=reading_seconds,
+        flow_seconds=4.0 * reading_seconds,
         reading_bytes=round(count * job.use(truth.link)),
         pushed=SpanEvent(
             round(sum(pushed.values()) * count),

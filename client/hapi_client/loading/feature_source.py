@@ -30,7 +30,7 @@ from hapi_client.loading.span_source import (
 )
 from hapi_client.metrics.events import JobStats, SpanEvent
 from hapi_client.planning.cache_tracker import CacheTracker
-from hapi_client.sums import ThreadSums
+from hapi_client.sums import ThreadTotal
 from hapi_client.swift.connection import Connection
 from hapi_client.swift.read_errors import unreadable
 from hapi_client.swift.retry import is_retryable
@@ -79,7 +79,7 @@ class FeatureSource:
         breaker: PushdownCircuitBreaker,
         concurrency: PushdownConcurrency,
         limits: SpanLimits,
-        counters: ThreadSums[JobStats],
+        counters: ThreadTotal[JobStats],
         tracker: CacheTracker | None = None,
     ) -> None:
         self._connection = connection
@@ -298,7 +298,7 @@ class FeatureSource:
             costs,
             server_cpu_seconds=reader.summary.cpu_seconds,
             server_seconds={
-                stage: sum(each.timings.get(stage, 0.0) for each in batches)
+                stage: sum(batch.timings.get(stage, 0.0) for batch in batches)
                 for stage in STAGES
             },
             load=reader.summary.load,

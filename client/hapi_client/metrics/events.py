@@ -152,7 +152,7 @@ class BatchEvent:
 
 
 @dataclass(frozen=True)
-class WindowMetrics:
+class WindowMetrics(Sums):
     """Sums over one measurement window.
 
     Attributes:
@@ -162,34 +162,35 @@ class WindowMetrics:
         raw: sum of the raw reads.
         pushed: sum of the reads that the worker computed, without fallbacks
             and cached samples.
+        waiting: sum of the loop's waits for a span.
         layers: sum of the layers after the cut.
         training: sum of the loop's thread outside the loader.
-        waiting_seconds: seconds in which the loop waited for a span.
+        planning: sum of measurements and re-plans.
         received_bytes: bytes of all responses.
         client_cpu_seconds: CPU seconds of all threads of the process.
         reading_seconds: seconds in which at least one raw read waited for
             bytes.
         reading_bytes: bytes of all responses received in these seconds.
-        reading_flows: average number of raw reads that waited concurrently
-            in these seconds, scaled up by the bytes of other responses.
+        flow_seconds: these seconds times the raw reads that waited.
         max_pushed: maximum number of concurrent pushed-down reads.
         load: last load that the worker reported.
         num_workers: workers that have computed lately; 0 if none has.
     """
 
-    seconds: float
+    seconds: float = 0.0
     samples: Mapping[Route, int] = field(default_factory=dict)
     cached: Mapping[Route, int] = field(default_factory=dict)
     raw: SpanEvent = field(default_factory=SpanEvent)
     pushed: SpanEvent = field(default_factory=SpanEvent)
+    waiting: StageEvent = field(default_factory=StageEvent)
     layers: StageEvent = field(default_factory=StageEvent)
     training: StageEvent = field(default_factory=StageEvent)
-    waiting_seconds: float = 0.0
+    planning: StageEvent = field(default_factory=StageEvent)
     received_bytes: int = 0
     client_cpu_seconds: float = 0.0
     reading_seconds: float = 0.0
     reading_bytes: int = 0
-    reading_flows: float = 0.0
+    flow_seconds: float = 0.0
     max_pushed: int = 0
     load: Load | None = None
     num_workers: int = 0
@@ -207,17 +208,24 @@ class WindowMetrics:
     @property
     def received_rate(self) -> float:
         """Received bytes per second; 0 if nothing was loaded in it."""
-        return share(self.received_bytes, self.seconds)
+        return _share(self.received_bytes, self.seconds)
 
     @property
     def reading_share(self) -> float:
         """Fraction of the raw reads' time in which they wait for bytes."""
-        return share(self.raw.read_seconds, self.raw.raw_seconds)
+        return _share(self.raw.read_seconds, self.raw.raw_seconds)
+
+    @property
+    def reading_flows(self) -> float:
+        """Raw reads that wait at a time, scaled up by other bytes received."""
+        return _share(self.flow_seconds, self.reading_seconds) * max(
+            1.0, _share(self.reading_bytes, self.raw.read_bytes)
+        )
 
     @property
     def blocked_share(self) -> float:
         """Fraction of the pushed reads' time in which workers cannot send."""
-        return share(self.pushed.stage("send_blocked"), self.pushed.seconds)
+        return _share(self.pushed.stage("send_blocked"), self.pushed.seconds)
 
     def without_cached(self) -> WindowMetrics:
         """Returns the metrics without the cached samples."""
@@ -226,6 +234,6 @@ class WindowMetrics:
         return replace(self, samples=dict(computed), cached={})
 
 
-def share(part: float, whole: float) -> float:
+def _share(part: float, whole: float) -> float:
     """Returns a quotient; 0 if there is no whole."""
     return part / whole if whole > 0 else 0.0

@@ -5,23 +5,19 @@ from __future__ import annotations
 import operator
 import threading
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from hapi_client.metrics.events import (
-    LAYERS,
-    TRAINING,
-    WAITING,
     JobStats,
     SpanEvent,
     StageEvent,
     WindowMetrics,
-    share,
 )
-from hapi_client.sums import ThreadSums
+from hapi_client.sums import ThreadTotal, Total
 from hapi_client.swift.traffic_counters import Traffic
 from hapi_protocol.summary import Load
 from hapi_splitter.planner.problem import RAW_ROUTE, Route
@@ -67,7 +63,7 @@ class JobRecorder:
     thread_clock: Callable[[], float] = time.thread_time
 
     def __post_init__(self) -> None:
-        self.counters = ThreadSums(JobStats)
+        self.counters = ThreadTotal(JobStats)
         self.num_spans = self.num_epochs = self.num_reported_plans = 0
         self.planned_rate = self._rate = 0.0
         self.link_seconds: Mapping[Route, float] = {}
@@ -88,11 +84,7 @@ class JobRecorder:
         self._begin()
 
     def _begin(self) -> None:
-        self._samples: Counter[Route] = Counter()
-        self._cached: Counter[Route] = Counter()
-        self._raw = self._pushed = SpanEvent()
-        self._stages: defaultdict[str, StageEvent] = defaultdict(StageEvent)
-        self._sums: defaultdict[str, float] = defaultdict(float)
+        self._window = Total(WindowMetrics)
         self._max_pushed = self._num_pushed()
 
     def _num_pushed(self) -> int:
@@ -105,25 +97,25 @@ class JobRecorder:
             self.num_spans += 1
             route = RAW_ROUTE if event.raw_seconds else event.route
             self._waiting[route[0]] += event.samples
-            self._samples[route] += event.samples
+            by_route = {route: event.samples}
             if event.was_cached:
                 # The worker computed nothing, so there are no costs.
-                self._cached[route] += event.samples
+                self._window.add(samples=by_route, cached=by_route)
                 return
             # Those of a raw read exclude failed attempts before it.
             seconds = event.raw_seconds or event.seconds
             _average(self._sample_seconds, route, seconds, event.samples)
             if route == RAW_ROUTE:
-                self._raw += event
+                self._window.add(samples=by_route, raw=event)
                 return
-            self._pushed += event
+            self._window.add(samples=by_route, pushed=event)
             self._load = event.load or self._load
             self._workers[event.worker] = self.clock()
 
     def record_stage(self, event: StageEvent) -> None:
         """Records a stage of the training loop's thread."""
         with self.lock:
-            self._stages[event.stage] += event
+            self._window.add(**{event.stage: event})
             for cut, samples in event.samples_by_cut.items():
                 self._waiting[cut] -= samples + event.failures
                 _average(self._suffix_seconds, cut, event.seconds, samples)
@@ -170,23 +162,25 @@ class JobRecorder:
         """Adds time and bytes since the last call while the job loads."""
         before, self._before = self._before, self._now()
         wall, cpu, received = map(operator.sub, self._before, before)
-        active, sums = self._active, self._sums
+        active, window = self._active, self._window
         if not active[_LOADING]:
             return
-        sums["wall"] += wall
-        sums["cpu"] += cpu
-        sums["received"] += received
+        window.add(
+            seconds=wall, client_cpu_seconds=cpu, received_bytes=received
+        )
         if active[_READING]:
-            sums["reading"] += wall
-            sums["flows"] += active[_FLOWS] * wall
-            sums["reading_bytes"] += received
+            window.add(
+                reading_seconds=wall,
+                reading_bytes=received,
+                flow_seconds=active[_FLOWS] * wall,
+            )
 
     @property
     def window_seconds(self) -> float:
         """Seconds of loading in the current window."""
         with self.lock:
             self._add_up()
-            return self._sums["wall"]
+            return self._window.count().seconds
 
     @property
     def samples_per_second(self) -> float:
@@ -234,30 +228,13 @@ class JobRecorder:
         """Returns the metrics of the window and starts the next one."""
         with self.lock:
             self._add_up()
-            sums, raw = self._sums, self._raw
-            # Scaled up by other bytes received meanwhile.
-            flows = share(sums["flows"], sums["reading"]) * max(
-                1.0, share(sums["reading_bytes"], raw.read_bytes)
-            )
             oldest = self.clock() - WORKER_SECONDS
-            window = WindowMetrics(
-                seconds=sums["wall"],
-                samples=dict(self._samples),
-                cached=dict(self._cached),
-                raw=raw,
-                pushed=self._pushed,
-                layers=self._stages[LAYERS],
-                training=self._stages[TRAINING],
-                waiting_seconds=self._stages[WAITING].seconds,
-                received_bytes=int(sums["received"]),
-                client_cpu_seconds=sums["cpu"],
-                reading_seconds=sums["reading"],
-                reading_bytes=int(sums["reading_bytes"]),
-                reading_flows=flows,
+            window = replace(
+                self._window.count(),
                 max_pushed=self._max_pushed,
                 load=self._load,
                 num_workers=sum(
-                    each >= oldest for each in self._workers.values()
+                    seen >= oldest for seen in self._workers.values()
                 ),
             )
             self._begin()

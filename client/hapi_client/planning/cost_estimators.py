@@ -194,7 +194,7 @@ class CostEstimators:
         expected = trained_share * sum(
             modelled.get(kind, 0.0) for kind in (CLIENT_LAYERS, TRAINING)
         )
-        limiting = window.waiting_seconds < MAX_WAITING_SHARE * window.seconds
+        limiting = window.waiting.seconds < MAX_WAITING_SHARE * window.seconds
         scaled = expected * self.scale.get(CLIENT_LAYERS, 1.0)
         if limiting or scaled > window.seconds:
             self._rescale(

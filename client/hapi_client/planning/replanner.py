@@ -220,7 +220,8 @@ class Replanner:
         problem = self._build(self._estimates.conditions())
         self._cache = self._tracker.state()
         self._recorder.link_seconds = {
-            each.route: problem.seconds(each, LINK) for each in problem.options
+            option.route: problem.seconds(option, LINK)
+            for option in problem.options
         }
         return problem
 

@@ -21,7 +21,7 @@ from hapi_client.metrics.job_recorder import JobRecorder
 from hapi_client.reports.epoch_report import DECODE, FETCH, EpochReport
 from hapi_client.reports.progress_bar import PlanStatus, TqdmProgressBar
 from hapi_client.sampling.sampler import ReadPlan
-from hapi_client.sums import ThreadSums
+from hapi_client.sums import ThreadTotal
 from hapi_protocol.feature_stream import CLOCK_STAGES
 from hapi_splitter.planner.problem import Route
 
@@ -52,7 +52,7 @@ class EpochRecorder:
         self._report: EpochReport | None = None
         self._spans = SpanEvent()
         self._loop = dict.fromkeys(LOOP_STAGES, 0.0)
-        self._stats = ThreadSums(JobStats)
+        self._stats = ThreadTotal(JobStats)
         self._num_batches = self._plans_before = 0
         self._prediction: defaultdict[str, float] = defaultdict(float)
         self._started = self._last_batch = 0.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hapi_client.sums import Sums, ThreadSums
+from hapi_client.sums import Sums, ThreadTotal
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class TrafficCount(Sums):
         return self.received_bytes + self.sent_bytes
 
 
-class Traffic(ThreadSums[TrafficCount]):
+class Traffic(ThreadTotal[TrafficCount]):
     """Thread-safe counters behind :class:`TrafficCount`."""
 
     def __init__(self) -> None:

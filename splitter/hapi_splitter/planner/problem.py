@@ -328,7 +328,7 @@ class Plan:
     @property
     def label(self) -> str:
         """Text for people, such as ``60 % cut 9 · uint8 + 40 % stream``."""
-        return mix_label({each.route: weight for each, weight in self.mix})
+        return mix_label({option.route: w for option, w in self.mix})
 
 
 def _check_amount(amount: float, name: str) -> None:

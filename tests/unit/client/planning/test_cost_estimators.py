@@ -74,7 +74,7 @@ def waiting(seconds, samples, received_bytes, flows=0.0, **sums):
         received_bytes=received_bytes,
         raw=SpanEvent(read_seconds=2.0, raw_seconds=2.1),
         reading_seconds=2.0,
-        reading_flows=flows,
+        flow_seconds=2.0 * flows,
         **sums,
     )
 
@@ -115,7 +115,7 @@ def test_faster_link_is_found_if_reads_no_longer_wait(job):
         raw=SpanEvent(read_seconds=0.5, raw_seconds=5.0),
         pushed=SpanEvent(seconds=20.0),
         reading_seconds=0.5,
-        reading_flows=1.0,
+        flow_seconds=0.5,
         reading_bytes=10_000_000,
     )
     rates = [observe_start(job, fast) / 1e6 for _ in range(7)]
@@ -186,7 +186,7 @@ def test_accelerator_is_estimated_from_the_wait_of_the_loop(
         10.0,
         samples={RAW: 1000},
         training=StageEvent(0.5, samples=1000),
-        waiting_seconds=waiting,
+        waiting=StageEvent(waiting),
     )
     estimates.observe(window, lambda _: problem)
     for kind in ("client layers", "training"):
