@@ -96,7 +96,7 @@ class JobRecorder:
         with self.lock:
             self.num_spans += 1
             route = RAW_ROUTE if event.raw_seconds else event.route
-            self._waiting[route[0]] += event.samples
+            self._waiting[route.cut] += event.samples
             by_route = {route: event.samples}
             if event.was_cached:
                 # The worker computed nothing, so there are no costs.
@@ -206,7 +206,7 @@ class JobRecorder:
         """
         with self.lock:
             in_flight = self._in_flight[route] * span_samples
-            return (in_flight + self._waiting[route[0]]) / self._num_loops
+            return (in_flight + self._waiting[route.cut]) / self._num_loops
 
     def span_seconds(self, route: Route, span_samples: int) -> float:
         """Returns the seconds until one more span of a route is finished.
@@ -221,7 +221,7 @@ class JobRecorder:
                 self._sample_seconds.get(route, 0.0),
                 self.link_seconds.get(route, 0.0) * in_flight,
             )
-            suffix_seconds = self._suffix_seconds.get(route[0], 0.0)
+            suffix_seconds = self._suffix_seconds.get(route.cut, 0.0)
         return seconds * span_samples + suffix_seconds * pending
 
     def take(self) -> WindowMetrics:
