@@ -34,7 +34,7 @@ class Checkpoint:
     It is written as ``.part`` and renamed, so that it is always complete.
 
     Args:
-        path: of the file.
+        path: path of the file.
     """
 
     def __init__(self, path: Path) -> None:

@@ -38,7 +38,7 @@ class EpochResult:
     """Results of one epoch of training, so far.
 
     Attributes:
-        losses: of each batch, before its step.
+        losses: losses of each batch, before its step.
         num_correct: samples whose largest output was their label.
         num_samples: trained samples.
         seconds: training time.

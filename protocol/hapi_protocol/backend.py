@@ -204,7 +204,7 @@ class StreamStart(JsonMessage):
     """Answer to a job: its first features exist.
 
     Attributes:
-        content_type: of the worker's answer.
+        content_type: content type of the worker's answer.
         worker: opaque name of the worker.
     """
 

@@ -142,8 +142,8 @@ def allowed_encodings(
     Args:
         min_precision: one of :data:`PRECISIONS`: ``lossless`` allows
             float32, ``half`` the two 16-bit formats as well, ``uint8`` all.
-        dtype: of the features; it is allowed, as it loses nothing, and the
-            first one.
+        dtype: dtype of the features, which is allowed since it loses nothing,
+            and comes first.
 
     Raises:
         ValueError: another precision.

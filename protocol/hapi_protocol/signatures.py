@@ -38,16 +38,16 @@ class SignedRequest:
     """The parts of a request that a signature covers.
 
     Attributes:
-        address: of the object server, as :func:`address_text` has it.
+        address: address of the object server, as :func:`address_text` has it.
         path: ``/device/partition/account/container/object``, not quoted.
         step: one of :data:`hapi_protocol.backend.STEPS`.
-        version: of the backend protocol.
-        policy_index: of the storage policy.
+        version: version of the backend protocol.
+        policy_index: number of the storage policy.
         timestamp: seconds since 1970, as text.
         nonce: text that no other request has.
-        message: of the request.  The bytes after it are not signed: those of
-            a package must have the ETag in the message, and those of a source
-            are computed for the proxy that sent them.
+        message: message of the request.  The bytes after it are not signed:
+            those of a package must have the ETag in the message, and those of
+            a source are computed for the proxy that sent them.
     """
 
     address: str

@@ -161,9 +161,9 @@ def encoder_step(
     """Bounds the temporary device memory of :func:`encode`.
 
     Args:
-        shape: of one sample's features.
+        shape: shape of one sample's features.
         encoding: the encoding.
-        dtype: of the features.
+        dtype: dtype of the features.
 
     Returns:
         Bytes that do not depend on the batch, and bytes per sample.

@@ -24,7 +24,7 @@ def count_text(number: int, noun: str, plural: str = "") -> str:
     Args:
         number: the count.
         noun: in the singular.
-        plural: of the noun, if it is not the noun with an s.
+        plural: plural of the noun, if it is not the noun with an s.
     """
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 

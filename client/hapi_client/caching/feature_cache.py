@@ -44,8 +44,8 @@ class FeatureCache:
     Args:
         rows: their bytes.
         data: the data set.
-        shape: of one sample's features.
-        dtype: of the features.
+        shape: shape of one sample's features.
+        dtype: dtype of the features.
         changed: ETags of its shards that the store no longer has.
 
     Attributes:

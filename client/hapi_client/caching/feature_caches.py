@@ -45,9 +45,9 @@ def caches_samples(
     Features save more, but those of all samples may not fit.
 
     Args:
-        feature_bytes: of all samples and variants.
-        stored_bytes: of all samples as they are stored.
-        limit_bytes: of memory or directory, whichever has more.
+        feature_bytes: bytes of all samples and variants.
+        stored_bytes: bytes of all samples as they are stored.
+        limit_bytes: bytes of memory or directory, whichever has more.
     """
     return feature_bytes > limit_bytes >= stored_bytes
 
@@ -74,8 +74,8 @@ class FeatureCaches:
         facts: what determines the features besides the data and the random
             changes of images: storage, model, precision, numerics; fit for
             JSON.
-        shape: of one sample's features.
-        dtype: of the features.
+        shape: shape of one sample's features.
+        dtype: dtype of the features.
         splits: all data sets of the job.
         options: where features are cached.
         variants: number of epochs after which random changes of the images

@@ -44,7 +44,7 @@ class JsonOutput:
     """The destination of a result as JSON.
 
     Attributes:
-        path: of a file; None for the stream.
+        path: path of a file; None for the standard output.
         stream: standard output, as it was when the command began.
     """
 

@@ -40,7 +40,7 @@ class TrainResult:
     Attributes:
         model: name of the model.
         freeze: last frozen module.
-        cut: of the job: a number or ``auto``.
+        cut: cut of the job: a number or ``auto``.
         history: losses and accuracies.
         stats: counters of the job.
         plan: label of the last plan; None without one.

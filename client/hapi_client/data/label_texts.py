@@ -47,7 +47,7 @@ class LabelledRow:
 
     Attributes:
         row: the row; its label is set later.
-        text: of the label; None without one.
+        text: text of the label; None without one.
         problem: why there is none, if that is known.
     """
 

@@ -60,7 +60,7 @@ def object_labels(
     Args:
         connection: connection to the account.
         location: the data set.
-        names: of all objects of the data set.
+        names: names of all objects of the data set.
         source: ``cls`` for the first folder of the name, or the name of a
             table in the data set: CSV with a header, or JSON lines, with the
             fields ``file_name`` and ``label``; ``TABLE:FIELD`` takes
@@ -146,7 +146,7 @@ class _Files:
     """Finds files as tables state them.
 
     Args:
-        paths: of all files, in the data set.
+        paths: paths of all files, in the data set.
     """
 
     def __init__(self, paths: Sequence[str]) -> None:

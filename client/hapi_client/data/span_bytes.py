@@ -28,7 +28,7 @@ def read_span(
         span: the span.
         max_bytes: bytes to read from its beginning, at least one; None for
             all.
-        options: of :meth:`Connection.get_range`.
+        options: options of :meth:`Connection.get_range`.
 
     Raises:
         HapiError: as :meth:`Connection.get_range`.

@@ -24,9 +24,9 @@ class PlanConfig:
     """Options of planning.
 
     Attributes:
-        encoding: of features on the wire, e.g. ``"float16"``; None leaves it
-            to the plan, and means the dtype of the features if the cut is
-            fixed.
+        encoding: encoding of features on the wire, e.g. ``"float16"``; None
+            leaves it to the plan, and means the dtype of the features if the
+            cut is fixed.
         min_precision: lowest precision that a plan may use: ``"lossless"``,
             ``"half"`` (16 bits) or ``"uint8"``.
         epochs: number of passes over the data, evaluations included, by
@@ -62,7 +62,7 @@ class PlanConfig:
         """Returns encodings that a plan may choose from, the default first.
 
         Args:
-            dtype: of the features.
+            dtype: dtype of the features.
         """
         try:
             allowed = allowed_encodings(self.min_precision, dtype)
@@ -111,7 +111,8 @@ class JobConfig:
         cache: mode of the store's feature cache: ``"off"``, ``"read"``, or
             ``"readwrite"``, which takes space in your account (the operator
             has to enable it).
-        device: of the tail and of the frozen layers that run on the client.
+        device: device of the tail and of the frozen layers that run on the
+            client.
         augment: random changes of training images; None for none.
         image: extension of the member that is the image, such as ``"jpg"``
             or ``"left.jpg"``, if samples have several; None if they have one.
@@ -126,8 +127,9 @@ class JobConfig:
         split_cache_directory: directory on this machine in which splits of
             models are cached; None for ``HAPI_CACHE_DIR``, else
             ``~/.cache/hapi``; "" for none.
-        num_classes: of the tail: data with more classes is an error before
-            the model is split.  None warns if the tail has too few outputs.
+        num_classes: outputs of the tail: data with more classes is an error
+            before the model is split.  None warns if the tail has too few
+            outputs.
     """
 
     cut: int | str = AUTO

@@ -15,7 +15,7 @@ def split_progress(name: str) -> Iterator[Callable[[str], None]]:
     """Shows the phases of a split, if progress is wanted.
 
     Args:
-        name: of the model.
+        name: name of the model.
 
     Yields:
         A function that takes the phase that begins.

@@ -27,7 +27,7 @@ def write_plot(path: str | os.PathLike[str], report: Report) -> None:
     Args:
         path: ``.png`` for the figure; ``.html`` for a self-contained page
             with figure, tables and reasons.
-        report: of one plan.
+        report: report of one plan.
 
     Raises:
         ValueError: for another suffix.

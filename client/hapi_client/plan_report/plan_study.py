@@ -89,7 +89,7 @@ def advise(
         request: the training run to plan for.
         reporter: receives the steps.
         connection: to the account; None to measure on this machine only.
-        location: of a data set with an index; needs ``connection``.
+        location: a data set with an index; needs ``connection``.
 
     Raises:
         HapiError: naming what is wrong and the remedy.

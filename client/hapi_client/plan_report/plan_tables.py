@@ -123,7 +123,7 @@ def cut_table(report: Report, *, every: bool = False) -> Table:
     """Sizes at each cut: a row for streaming and one per cut.
 
     Args:
-        report: of one plan.
+        report: report of one plan.
         every: include cuts that were not measured; of these only module,
             operator, shape and float32 size are known.
     """

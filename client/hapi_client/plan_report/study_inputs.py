@@ -56,12 +56,12 @@ class PlanRequest:
     Attributes:
         min_precision: lowest precision that a plan may use.
         epochs: number of epochs.
-        batch_size: of the training loop.
+        batch_size: batch size of the training loop.
         link: bytes per second; None to measure or assume it.
         num_samples: None for those of the data set, or an assumed number.
         upload: if True, stores the package so that the worker can profile
             it; otherwise the worker is assumed to be like this machine.
-        name: of the model, for titles.
+        name: name of the model, for titles.
         cuts: cuts to measure in addition to those that a plan may use.
     """
 
@@ -80,7 +80,7 @@ class PackingGain:
     """Gain of loose objects from being packed into shards.
 
     Attributes:
-        read_seconds: of reading a sample, with :data:`LINK_FLOWS` at once.
+        read_seconds: time to read a sample, with :data:`LINK_FLOWS` at once.
         request_seconds: the part that a request of its own takes.
     """
 
@@ -323,8 +323,8 @@ def train_seconds(region: FrozenRegion, batch_size: int) -> float:
     The fastest of a few steps counts; 0 if there is nothing to train.
 
     Args:
-        region: of the model; its tail is not changed.
-        batch_size: of the step.
+        region: frozen region of the model, whose tail is not changed.
+        batch_size: samples of the step.
 
     Raises:
         ClientError: ``bad_configuration`` if the tail fails.

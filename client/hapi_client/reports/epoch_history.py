@@ -46,7 +46,7 @@ class EpochHistory:
 
         Args:
             epoch: number of the training epoch; None for evaluation.
-            split: of the data.
+            split: split of the data.
             shown: True if this process may show a progress bar.
         """
         # A reference to self would be a cycle with the recorder.

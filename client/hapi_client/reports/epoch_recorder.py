@@ -34,7 +34,7 @@ class EpochRecorder:
         job: recorder of the job, which gets all events too.
         epoch: number of the training epoch; None for evaluation, which reads
             samples in the order of the index.
-        split: of the data.
+        split: split of the data.
         plan_status: returns the present plan; called after each batch.
         start_bar: called with the number of remaining samples when the epoch
             begins; returns None for no bar.

@@ -60,11 +60,11 @@ class EpochReport:
     Attributes:
         epoch: number of the training epoch; None for evaluation, which reads
             samples in the order of the index.
-        split: of the data.
+        split: split of the data.
         is_finished: True if the loop received all batches.
         samples: received by the loop.
-        expected_samples: of the whole epoch; of a resumed epoch, of its
-            remainder.
+        expected_samples: samples of the whole epoch; of a resumed epoch, of
+            its remainder.
         seconds: from the first request to the end of the loop.
         received_bytes: response bodies, including failed and repeated
             requests.

@@ -58,7 +58,7 @@ def start_progress_bar(
     """Starts the progress bar of an epoch; returns None to show nothing.
 
     Args:
-        name: of the epoch.
+        name: name of the epoch.
         num_samples: remaining samples of the epoch.
         wanted: from :func:`progress_wanted`.
         plan_status: returns the present plan.
@@ -93,7 +93,7 @@ class TqdmProgressBar:
         limit link, cut 42 · float16
 
     Args:
-        name: of the epoch.
+        name: name of the epoch.
         num_samples: remaining samples of the epoch.
         plan_status: returns the present plan.
         traffic: bytes over the wire.

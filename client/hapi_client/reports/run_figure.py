@@ -64,7 +64,7 @@ def figure(reports: Sequence[EpochReport]) -> Figure:
     """Returns six plots: throughput, cuts, traffic and times.
 
     Args:
-        reports: of at least one epoch.
+        reports: reports of one or more epochs.
     """
     layout = ConstrainedLayoutEngine(h_pad=0.12, w_pad=0.12)
     drawing = Figure(figsize=(_WIDTH_INCHES, _HEIGHT_INCHES), layout=layout)

@@ -26,7 +26,7 @@ class RunReport:
     """The epochs of one run.
 
     Attributes:
-        title: of the run.
+        title: title of the run.
         reports: in order of their beginning.
     """
 

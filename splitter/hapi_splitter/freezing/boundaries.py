@@ -92,7 +92,7 @@ class FreezePoint:
     """A module event at which the frozen region ends.
 
     Args:
-        step: of the event in the record.
+        step: step of the event in the record.
         places: tensors that are sent; the last is of the event.
     """
 

@@ -111,7 +111,7 @@ class FreezePoints:
         Args:
             point: where the frozen part ends.
             spec: what the user asks for.
-            shapes: of the results of modules, as the export shows them.
+            shapes: shapes of the results of modules, as the export shows them.
             merged: names of tensors that the mode changes.
 
         Raises:

@@ -214,7 +214,7 @@ def nearest(position: int, valid: Mapping[str, int]) -> str:
     """Returns the outermost valid names next to a position, for a message.
 
     Args:
-        position: of the refused freeze point.
+        position: position of the refused freeze point.
         valid: names with the positions of their ends.
     """
     before = max((p for p in valid.values() if p < position), default=None)

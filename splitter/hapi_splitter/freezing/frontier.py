@@ -43,7 +43,7 @@ class Frontier:
     Args:
         runs: records of forwards of two batch sizes.
         batches: the two batch sizes.
-        step: of the freeze point, in the first record.
+        step: step of the freeze point, in the first record.
         shapes: what the export shows of results for any batch size; None
             before it, when two batch sizes have to do.
 

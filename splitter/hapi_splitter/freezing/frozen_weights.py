@@ -33,8 +33,9 @@ class FrozenWeights:
 
     Args:
         model: the module that has them.
-        names: of the parameters and buffers.
-        attributes: of the module, to be checked, too; None if the caller does.
+        names: names of the parameters and buffers.
+        attributes: attributes of the module, to be checked, too; None if the
+            caller does.
     """
 
     def __init__(

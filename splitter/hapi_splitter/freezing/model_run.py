@@ -64,7 +64,7 @@ class Operation:
     """One call of a torch function.
 
     Args:
-        name: of the function.
+        name: name of the function.
         args: flattened arguments, tensors as :class:`Recorded`.
         reads: numbers of the tensors that it reads and that depend on the
             samples.
@@ -113,7 +113,8 @@ class Recorded:
     """A tensor in a record.
 
     Args:
-        number: of the tensor; None if it does not depend on the samples.
+        number: number of the tensor; None if it does not depend on the
+            samples.
         shape: its shape.
         dtype: its dtype.
         memory: equal for tensors that share memory.

@@ -25,8 +25,8 @@ class Place:
         call: number of the module's call in the forward.
         is_end: True for a result of the call, False for an argument.
         indexes: its positions among the flattened values.
-        form: of the tensor.
-        number: of the tensor in the record.
+        form: form of the tensor.
+        number: number of the tensor in the record.
         operations: 0, or the tensor is a result of the operation that is so
             many operations after that begin or end.
     """

@@ -35,7 +35,7 @@ def random_module(
     """Returns a module of the region that draws random numbers in training.
 
     Args:
-        model: of the region; the caller preserves its state.
+        model: the region's model; the caller preserves its state.
         region: runs the model up to its freeze point.
         samples: a batch.
 

@@ -69,7 +69,7 @@ class ReadableState:
     """All that the code of a frozen module and those in it can read.
 
     Args:
-        name: of the module.
+        name: name of the module.
         module: itself.
         seen: gets what was looked into, by id.
     """

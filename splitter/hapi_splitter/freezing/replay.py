@@ -73,7 +73,7 @@ class Replay:
         steps: that are not computed.
         entries: where the features enter.
         features: the tensors that are sent, for each entry.
-        memory: of the tail.
+        memory: what the tail remembers.
         entered: called when all features have entered.
         answering: called with the name of a frozen module that is called.
 

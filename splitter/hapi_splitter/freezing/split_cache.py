@@ -48,7 +48,7 @@ class CachedSplit:
 
     Args:
         frozen: the frozen region.
-        plan: of the tail; None for two modules.
+        plan: plan of the tail; None for two modules.
         freeze: the requested freeze, for people.
         features: that the region computes from one sample, ``[1, *shape]``.
     """

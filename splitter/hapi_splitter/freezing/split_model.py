@@ -90,7 +90,7 @@ class SplitModel:
             model's parameters until the model moves to another device.
         tail: the rest, with the model's own submodules and parameters.
         freeze: the requested freeze: module names, or ``(frozen, tail)``.
-        frozen_weights: of the model, which may not change from now on.
+        frozen_weights: weights of the model, which may not change from now on.
         sends_integers: True if integers travel with the features, such as a
             mask, which a lossy encoding would change.
         num_outputs: numbers that the tail yields for a sample; None if not a
@@ -132,7 +132,7 @@ def split(
             all that runs before the first parameter with ``requires_grad``.
             None for two modules.
         transform: input transform from stored bytes to a sample, or None.
-        sample_shape: of one sample; the default is the transform's, or
+        sample_shape: shape of one sample; the default is the transform's, or
             ``(3, 224, 224)`` without one.
         cache_directory: directory in which splits are cached, so that that of
             an equal model takes no export
@@ -223,7 +223,7 @@ def default_freeze(
     Args:
         model: the model to split.
         transform: input transform, or None.
-        sample_shape: of one sample; see :func:`split`.
+        sample_shape: shape of one sample; see :func:`split`.
 
     Raises:
         FreezeError: if the model has no such freeze point.
@@ -251,7 +251,7 @@ class _Splitter:
 
     Attributes:
         memory: what the tail's calls have remembered in its last check.
-        result: of the model in it, in eval mode.
+        result: result of the model in it, in eval mode.
     """
 
     def __init__(

@@ -38,7 +38,7 @@ class DiskStore(PrivateFolder):
     """Splits as files of a folder that only its owner may write to.
 
     Args:
-        parent: of the folder, which is created on the first write.
+        parent: parent of the folder, which is created on the first write.
         max_bytes: most bytes of all files.
     """
 

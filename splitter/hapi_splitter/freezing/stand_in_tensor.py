@@ -63,8 +63,8 @@ class StandInTensor(torch.Tensor):
     of one call of the tail; what is not among them raises.
 
     Attributes:
-        steps: of the call.
-        number: of the tensor in the record.
+        steps: steps of the call.
+        number: number of the tensor in the record.
         entered: the tensor itself, if it is sent or follows from what is.
     """
 

@@ -52,7 +52,7 @@ class StandIn:
     """A tensor of the samples that is not computed.
 
     Args:
-        number: of the tensor in the record.
+        number: number of the tensor in the record.
         form: its shape and dtype.
     """
 
@@ -65,7 +65,7 @@ class Entry:
     """The step at which a tensor that is sent replaces its stand-in.
 
     Args:
-        number: of the tensor.
+        number: number of the tensor.
         step: index of the step that yields it; -1 for an input of the model.
     """
 
@@ -161,14 +161,14 @@ class SkippedOperation:
     It is computed only if all that it reads is sent.
 
     Args:
-        name: of the function.
+        name: name of the function.
         args: flattened arguments: :class:`~hapi_splitter.graph.program.Ref`
             for tensors of the samples, others as above or plain values, with
             :class:`~hapi_splitter.graph.program.Affine` for integers that
             follow from the batch size.
         values: flattened results: numbers of tensors, :class:`Answer`, or
             None.
-        dtypes: of these tensors.
+        dtypes: dtypes of these tensors.
         spec: structure of the results.
     """
 

@@ -43,7 +43,8 @@ class TailPlan:
     """A model's forward after the freeze point, as plain values.
 
     Args:
-        places: of the tensors that are sent; the last is the freeze point.
+        places: places of the tensors that are sent; the last is the freeze
+            point.
         entries: where these tensors enter the tail.
         steps: that are not computed, in order.
         samples: the model's own input, tensors as
@@ -92,8 +93,8 @@ class TailRunner:
         plan: its forward after the freeze point.
         memory: what calls remember.
         at_freeze_point: called when the features enter.
-        attributes: of frozen modules, which have to be the same when they are
-            called; None if the caller has none yet.
+        attributes: attributes of frozen modules, which have to be the same
+            when they are called; None if the caller has none yet.
     """
 
     def __init__(

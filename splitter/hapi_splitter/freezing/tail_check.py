@@ -50,14 +50,14 @@ class TailCheck:
 
     Args:
         model: the user's model.
-        plan: of the tail.
+        plan: plan of the tail.
         samples: a batch, ``[B, *sample_shape]``.
         inputs: returns the model's arguments from samples.
-        state: of the model, with which each run begins.
+        state: state of the model, with which each run begins.
 
     Attributes:
         memory: what the calls of the tail have remembered.
-        result: of the model in eval mode.
+        result: result of the model in eval mode.
     """
 
     def __init__(
@@ -87,7 +87,8 @@ class TailCheck:
         modules in eval mode.
 
         Args:
-            features: of the exported region, of all samples or the first.
+            features: features of the exported region, of all samples or the
+                first.
         """
         sent: list[torch.Tensor] = []
         expected = self._of_model(False, sent=sent)

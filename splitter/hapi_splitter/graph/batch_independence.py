@@ -55,7 +55,7 @@ class Value:
 
     Attributes:
         shape: has the coefficient of ``B`` in the batch dimension.
-        dtype: of its entries.
+        dtype: dtype of its entries.
         batch: position of the batch; None for constants.
         data: True if the tensor depends on the samples' values.
         bounds: smallest and largest possible entry; None for floats.

@@ -88,7 +88,7 @@ def rewrite(name: str, bound: Named, node: fx.Node) -> Rewritten | None:
     """Returns the table's equivalent of an exported operator.
 
     Args:
-        name: of the exported operator.
+        name: name of the exported operator.
         bound: its arguments by name, including defaults.
         node: the exported call.
 

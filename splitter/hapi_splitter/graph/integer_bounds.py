@@ -49,7 +49,7 @@ def result_bounds(op: str, bound: Bound, dtype: torch.dtype) -> Bounds | None:
     Args:
         op: name of the operator.
         bound: its arguments.
-        dtype: of its result.
+        dtype: dtype of its result.
     """
     every = dtype_bounds(dtype)
     if every is None:

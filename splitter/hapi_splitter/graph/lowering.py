@@ -50,7 +50,7 @@ def lower(
 
     Args:
         program: a checked program.
-        values: of :func:`hapi_splitter.graph.shapes.infer`.
+        values: result of :func:`hapi_splitter.graph.shapes.infer`.
         weights: by id, below 0 for those of folded calls; shared with the
             module, not copied.
         start: the id whose tensor is the module's input ``[B, ...]``; no

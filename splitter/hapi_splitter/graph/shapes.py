@@ -93,9 +93,9 @@ def infer(
     Args:
         program: with operators and argument types already checked.
         weights: by id; of floats only shapes and dtypes are read.
-        form: of one sample.
+        form: form of one sample.
         limits: None means no limits.
-        names: of the calls, for messages.
+        names: names of the calls, for messages.
 
     Raises:
         PackageError: naming the call that fails, mixes samples, exceeds a

@@ -61,7 +61,7 @@ class ArrayTransform:
         ArrayTransform((128,), dtype="int64")  # token ids
 
     Args:
-        shape: of one array, up to five sizes.
+        shape: shape of one array, up to five sizes.
         dtype: ``float32`` or ``int64``; :data:`STORABLE_DTYPES` lists the
             dtypes that files may have.
 
@@ -194,7 +194,7 @@ class _Header:
     """A parsed ``.npy`` header.
 
     Attributes:
-        order: of the values, as NumPy names it.
+        order: order of the values, as NumPy names it.
         offset: position of the first value in the file.
     """
 

@@ -150,9 +150,9 @@ class Augmentation:
 
         Args:
             training: seed and epoch.
-            key: of the sample.
-            height: of the image, in pixels.
-            width: of the image, in pixels.
+            key: key of the sample.
+            height: height of the image, in pixels.
+            width: width of the image, in pixels.
         """
         words = random_words(training, key)
         flips = words[4 * NUM_ATTEMPTS :]

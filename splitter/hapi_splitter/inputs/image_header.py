@@ -116,7 +116,7 @@ class ImageHeader:
         decoding_bytes: memory of ``decode_image``, its result included.
         is_large: True if decoding takes more than some 0.1 s of a core, or
             nobody can tell before.
-        orientation: of a JPEG, 1 to 8.
+        orientation: EXIF orientation of a JPEG, 1 to 8.
     """
 
     kind: str
@@ -189,10 +189,10 @@ class _Outline:
         width: pixels.
         height: pixels.
         num_parts: segments, chunks, strips or blocks.
-        num_scans: of a JPEG.
-        bytes_per_pixel: of decoding; 0 for the usual ones of the format.
+        num_scans: scans of a JPEG.
+        bytes_per_pixel: memory of decoding; 0 for the usual ones of the format.
         is_opaque: True if only the decoder can tell what it will cost.
-        orientation: of a JPEG, 1 to 8.
+        orientation: EXIF orientation of a JPEG, 1 to 8.
     """
 
     width: int

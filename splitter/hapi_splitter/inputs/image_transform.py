@@ -72,11 +72,11 @@ class ImageTransform:
             and width, to which images are then stretched; see ``fit``.
         crop_size: pixels of both sides of the central crop, or height and
             width.
-        mean: of each channel, subtracted from values in 0 to 1.
-        std: of each channel, divided by.
+        mean: mean of each channel, subtracted from values in 0 to 1.
+        std: standard deviation of each channel; values are divided by it.
         interpolation: ``nearest``, ``nearest-exact``, ``bilinear``,
             ``bicubic``, or ``lanczos`` if torch has it.
-        antialias: of the resize.
+        antialias: True if the resize smooths.
         augmentation: random augmentation of training images; None for none.
         integer_resize: True to resize bytes with integers, as Pillow and
             torchvision's v2 do: the same on every processor, and on
@@ -291,7 +291,7 @@ class ImageTransform:
 
         Args:
             image: decoded by :func:`decode_image`.
-            key: of the sample.
+            key: key of the sample.
             training: seed and epoch; None for evaluation.
 
         Raises:

@@ -46,7 +46,7 @@ class NamedArrays(ArrayTransform):
     an archive are ignored.
 
     Args:
-        shape: of the joined arrays, one size.
+        shape: shape of the joined arrays, one size.
         dtype: int64 if all arrays are, else float32.
         arrays: name and transform of each array.
 

@@ -33,7 +33,7 @@ def reference_image(seed: int = 0) -> bytes:
     every host.
 
     Args:
-        seed: of the noise.
+        seed: seed of the noise.
     """
     random = np.random.RandomState(seed)
     rows, columns = np.mgrid[0:HEIGHT, 0:WIDTH]

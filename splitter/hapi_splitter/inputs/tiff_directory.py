@@ -32,7 +32,7 @@ class DirectoryEntry(NamedTuple):
     Attributes:
         tag: what it is about.
         num_values: number of its values.
-        num_bytes: of all its values.
+        num_bytes: bytes of all its values.
         number: the first of its values; None if it is no whole number.
     """
 

@@ -22,7 +22,7 @@ class CutRow:
     Attributes:
         index: number of the cut, from 1.
         module: name of the module in the user's model.
-        shape: of one sample's features.
+        shape: shape of one sample's features.
     """
 
     index: int

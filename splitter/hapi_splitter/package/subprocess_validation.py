@@ -68,7 +68,7 @@ class ProcessLimits:
 
     Args:
         memory_bytes: address space beyond what torch itself takes.
-        cpu_seconds: of all its threads.
+        cpu_seconds: CPU seconds of all its threads.
         wall_seconds: from its fork to its end.
     """
 
@@ -105,7 +105,7 @@ def validate_package(
     Args:
         data: its bytes, or its file.
         limits: as for :func:`hapi_splitter.package.reader.load_package`.
-        process_limits: of the process.
+        process_limits: limits of the process.
         digest: the sha256 it must have, hexadecimal.
         server: forks the process; None starts one for this package, which
             takes seconds.

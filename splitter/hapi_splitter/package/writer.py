@@ -21,7 +21,7 @@ class PackageInfo:
     Args:
         digest: sha256 of its bytes, hexadecimal.
         length_bytes: size of the file.
-        path: of the file.
+        path: path of the file.
     """
 
     digest: str

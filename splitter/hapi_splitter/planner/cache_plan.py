@@ -74,7 +74,7 @@ def remaining_seconds(
     Args:
         problem: has the remaining epochs.
         plan: any mix of the problem's options.
-        state: of the cache.
+        state: state of the cache.
     """
     if not plan.samples_per_second:
         return plan.total_seconds
@@ -107,7 +107,7 @@ def solve_with_cache(problem: Problem, state: CacheState) -> Plan:
 
     Args:
         problem: with the remaining epochs.
-        state: of the cache.
+        state: state of the cache.
 
     Raises:
         ValueError: if no option fits or can run.
@@ -151,7 +151,7 @@ def _remaining(
 
     Args:
         problem: with the remaining epochs.
-        state: of the cache.
+        state: state of the cache.
         steady: seconds per sample of a mix.
         growth: fraction of the samples that the mix adds to the cache.
         cached: seconds per cached sample in later epochs.

@@ -76,7 +76,7 @@ class CutFacts:
         index: number of the cut, from 1.
         name: module in the user's model, for people.
         op: operator that yields the tensor.
-        shape: of one sample.
+        shape: shape of one sample.
         float32_bytes: size of one sample in float32.
         flops: floating-point operations per sample from the input to the cut.
         dtype: in which the tensor is computed.

@@ -73,7 +73,7 @@ class Resource:
         name: one of :data:`RESOURCES`.
         capacity: bytes per second of the link, number of cores or devices; 0
             if the resource does not exist.
-        unit: of the capacity: ``bytes/s``, ``cores`` or ``devices``.
+        unit: unit of the capacity: ``bytes/s``, ``cores`` or ``devices``.
     """
 
     name: str
@@ -174,7 +174,7 @@ class Problem:
             accelerator.
         client_threads: cores that layers use on the client; 0 on an
             accelerator.
-        upload_bytes: of the package; the part of the startup cost that
+        upload_bytes: bytes of the package; the part of the startup cost that
             depends on the link.
         upload_bytes_per_second: limit of the upload.
         cached_samples: further samples, whose features the client has cached.
@@ -233,7 +233,7 @@ class Problem:
         """Returns the problem with another link, also for the upload.
 
         Args:
-            bytes_per_second: of the link, above 0.
+            bytes_per_second: bandwidth of the link, above 0.
         """
         resources = tuple(
             replace(each, capacity=bytes_per_second)

@@ -86,7 +86,7 @@ class CacheAdmin:
 
     Args:
         app: the rest of the pipeline.
-        env: of the client's request.
+        env: WSGI environment of the client's request.
         metrics: metrics of the filter.
     """
 

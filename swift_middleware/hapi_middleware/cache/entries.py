@@ -35,7 +35,7 @@ def entry_name(container: str, name: str, key: str) -> str:
     Args:
         container: container of the source.
         name: object name of the source.
-        key: of the entry, see
+        key: key of the entry, see
             :func:`hapi_protocol.feature_identity.cache_key`.
     """
     return str(get_reserved_name(container, name, key))
@@ -70,7 +70,7 @@ def private_request(
     """A pre-authorised request for an entry or for their container.
 
     Args:
-        env: of the client's request.
+        env: WSGI environment of the client's request.
         method: HTTP method.
         account: account of the source.
         name: name of the entry; None for the container.

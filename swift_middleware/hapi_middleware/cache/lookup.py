@@ -29,7 +29,7 @@ class CacheLookup:
 
     Args:
         cache: feature cache of this process.
-        env: of the client's request.
+        env: WSGI environment of the client's request.
         request: the parsed request.
         head: facts about the source.
         payer: the charged account.

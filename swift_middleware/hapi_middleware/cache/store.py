@@ -129,7 +129,7 @@ class StoreCache:
         """The features of an entry; None if there is no undamaged one.
 
         Args:
-            env: of the client's request.
+            env: WSGI environment of the client's request.
             account: account of the entry.
             name: name of the entry.
             key: key of the entry.

@@ -60,7 +60,7 @@ class FeatureHandler:
 
     Args:
         context: shared parts of the filter.
-        env: of the client's request, its annotation removed.
+        env: WSGI environment of the client's request, its annotation removed.
         request: the parsed annotation.
     """
 

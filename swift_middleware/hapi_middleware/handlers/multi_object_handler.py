@@ -204,7 +204,7 @@ class MultiObjectHandler:
 
     Args:
         context: shared parts of the filter.
-        env: of the client's request, its annotation removed.
+        env: WSGI environment of the client's request, its annotation removed.
         request: the parsed headers.
     """
 

@@ -31,7 +31,7 @@ class ProfileHandler:
 
     Args:
         context: shared parts of the filter.
-        env: of the client's request, its annotation removed.
+        env: WSGI environment of the client's request, its annotation removed.
         request: the parsed annotation.
     """
 

@@ -87,7 +87,7 @@ class LocalObject:
 
     Args:
         app: the object server.
-        env: of the proxy's request.
+        env: WSGI environment of the proxy's request.
         wanted: the bytes.
 
     Raises:
@@ -161,7 +161,7 @@ class LocalObjects:
 
     Args:
         app: the object server.
-        env: of the proxy's request.
+        env: WSGI environment of the proxy's request.
         order: the order of the job.
 
     """

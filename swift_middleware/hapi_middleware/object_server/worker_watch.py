@@ -21,7 +21,7 @@ class WorkerWatch:
     """Counts the errors of a worker, and logs the changes of its state.
 
     Args:
-        metrics: of the filter.
+        metrics: metrics of the filter.
         logger: Swift's.
         clock: monotonic seconds.
     """
@@ -42,7 +42,7 @@ class WorkerWatch:
         """Notes an error of the worker.
 
         Args:
-            address: of this object server.
+            address: address of this object server.
             step: the step that failed.  A package that cannot be validated
                 says nothing of the worker.
             error: any error; most are not of the worker's state.

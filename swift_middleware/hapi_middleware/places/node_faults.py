@@ -38,7 +38,7 @@ class Node:
         facts: the device, from the ring.
         partition: partition of the path.
         name: ``/account/container/object``.
-        policy_index: of the storage policy.
+        policy_index: number of the storage policy.
     """
 
     facts: Mapping[str, Any]

@@ -386,7 +386,7 @@ class Places:
         Args:
             devices: devices of a ring.
             name: ``/account/container/object``.
-            first_byte: of the span.
+            first_byte: first byte of the span.
             policy: the storage policy.
             reads: the devices themselves are read, not only their servers
                 sent bytes.

@@ -91,7 +91,8 @@ def object_request(
     """A request for another object, with the caller's own rights.
 
     Args:
-        env: of a request that :func:`refuse_delegated` accepts.
+        env: WSGI environment of a request that :func:`refuse_delegated`
+            accepts.
         path: ``/v1/account/container/object``, quoted.
         method: GET or HEAD.
     """
@@ -144,7 +145,7 @@ def model_request(env: Mapping[str, Any], method: str, path: str) -> Request:
     """A request for the model, with the caller's own rights.
 
     Args:
-        env: of the client's request.
+        env: WSGI environment of the client's request.
         method: GET or HEAD.
         path: ``/v1/account/container/object``, quoted.
     """
@@ -164,7 +165,7 @@ def may_read(app: Any, env: Mapping[str, Any], path: str) -> bool:
 
     Args:
         app: the rest of the pipeline.
-        env: of the client's request.
+        env: WSGI environment of the client's request.
         path: ``/v1/account/container/object``, quoted.
     """
     request = model_request(env, "HEAD", path)

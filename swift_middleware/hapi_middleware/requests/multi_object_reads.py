@@ -73,7 +73,7 @@ class ObjectReader:
 
     Args:
         app: the rest of the pipeline.
-        env: of a request that ``refuse_delegated`` accepts.
+        env: WSGI environment of a request that ``refuse_delegated`` accepts.
         container_path: ``/v1/account/container``, decoded.
         max_bytes: maximum length of one object.
         logger: Swift's.

@@ -25,7 +25,7 @@ def read_object_names(env: Env, max_names: int) -> list[str]:
     ignored.
 
     Args:
-        env: of the request, its body not yet read.
+        env: WSGI environment of the request, its body not yet read.
         max_names: maximum number of names.
 
     Raises:

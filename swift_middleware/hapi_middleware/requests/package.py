@@ -63,7 +63,7 @@ class Package:
 
     Args:
         app: the rest of the pipeline.
-        env: of the client's request.
+        env: WSGI environment of the client's request.
         path: path of the package.
         max_bytes: the filter's ``max_package_bytes``.
         is_own: the client's own request names the package, which is then

@@ -74,7 +74,7 @@ def find_elsewhere(
 
     Args:
         app: the rest of the pipeline.
-        env: of the client's request.
+        env: WSGI environment of the client's request.
         name: ``/account/container/object`` of the source.
         head: facts about it.
         part: bytes of the source; None for all.

@@ -55,7 +55,7 @@ class ObjectHead:
         etag: bare ETag; empty if there is none.
         length_bytes: None if Swift does not know the length.
         is_manifest: the object is a static or dynamic large object.
-        policy_index: of the object's storage policy; None if a filter
+        policy_index: index of the object's storage policy; None if a filter
             answered with another object.
         is_plain: the stored bytes are those that the user reads, and an
             object server has them under the object's own name.

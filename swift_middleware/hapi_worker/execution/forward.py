@@ -21,7 +21,7 @@ class PassResult:
 
     Attributes:
         features: ``[batch, *shape]`` in the dtype of the cut.
-        seconds: of the pass, the copy to the device included.
+        seconds: seconds of the pass, the copy to the device included.
         cpu_seconds: core-seconds, as of :func:`core_clock`.
         num_halvings: how often the memory did not suffice.
     """

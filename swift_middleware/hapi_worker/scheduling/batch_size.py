@@ -58,7 +58,7 @@ def batch_size(largest: int, num_samples: int | None) -> int:
 
     Args:
         largest: that suits device and model.
-        num_samples: of the request, where it is known.
+        num_samples: samples of the request, where it is known.
 
     Returns:
         ``largest``, or the next power of two where fewer samples come.

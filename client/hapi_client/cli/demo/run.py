@@ -52,8 +52,8 @@ class DemoPlan:
         freeze: last frozen module.
         epochs: number of epochs of each run.
         cut: cut of the push-down run, as for a job.
-        encoding: of the features of the push-down run.
-        seed: of weights and sample order, the same in both runs.
+        encoding: encoding of the features of the push-down run.
+        seed: seed of weights and sample order, the same in both runs.
         data: tar files of the user; empty for the photographs.
     """
 
@@ -75,8 +75,8 @@ class RunResult:
         bytes: over the wire, without the package.
         package_bytes: size of the model package, which is sent once.
         seconds: training time from the first request.
-        losses: of each batch.
-        accuracy: of the last epoch, on the training data.
+        losses: losses of each batch.
+        accuracy: accuracy of the last epoch, on the training data.
         cut: number or name of the cut.
         fallbacks: spans that were read raw because push-down failed.
         has_batch_norm: True if the tail has BatchNorm.
