@@ -190,7 +190,7 @@ class _Outline:
         height: pixels.
         num_parts: segments, chunks, strips or blocks.
         num_scans: scans of a JPEG.
-        bytes_per_pixel: memory of decoding; 0 for the usual ones of the format.
+        bytes_per_pixel: memory of decoding; 0 for the usual of the format.
         is_opaque: True if only the decoder can tell what it will cost.
         orientation: EXIF orientation of a JPEG, 1 to 8.
     """
