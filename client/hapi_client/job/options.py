@@ -11,6 +11,7 @@ import torch
 from hapi_client.loading.prefetcher import ReadConfig
 from hapi_client.model.frozen_region import AUTO, check_cut
 from hapi_client.model.package_store import DEFAULT_MODELS_CONTAINER
+from hapi_client.number_checks import check_integers, check_seconds
 from hapi_client.planning.replanner import ReplanOptions
 from hapi_client.swift.connection import Connection
 from hapi_protocol.encodings import PRECISIONS, Encoding, allowed_encodings
@@ -51,12 +52,8 @@ class PlanConfig:
         self.encodings()
         if self.epochs is not None and not 0 < self.epochs < math.inf:
             raise _bad(f"epochs is {self.epochs!r}; a positive number or None")
-        if self.replan_seconds <= 0 or self.replan_min_spans < 1:
-            raise _bad(
-                f"replan_seconds is {self.replan_seconds!r} and "
-                f"replan_min_spans {self.replan_min_spans!r}; both must be "
-                "positive"
-            )
+        check_integers(self, 1, "replan_min_spans")
+        check_seconds(self, "replan_seconds")
 
     def encodings(self, dtype: str = "float32") -> tuple[str, ...]:
         """Returns encodings that a plan may choose from, the default first.

@@ -22,6 +22,7 @@ from hapi_client.loading.span_source import (
     SpanSource,
     SpanTask,
 )
+from hapi_client.number_checks import check_integers, check_seconds
 from hapi_client.sampling.partition import EpochPartition
 from hapi_client.sampling.sampler import DEFAULT_BUFFER_SPANS
 from hapi_client.swift.connection import Connection
@@ -119,25 +120,26 @@ class ReadConfig:
     max_pause_seconds: float = 20.0
 
     def __post_init__(self) -> None:
-        for name in (
+        check_integers(
+            self,
+            1,
             "num_threads",
             "ahead_bytes",
             "ahead_spans",
+            "decode_threads",
             "max_pixels",
+            "forward_samples",
             "buffer_spans",
-        ):
-            if getattr(self, name) < 1:
-                raise ClientError(
-                    "bad_configuration",
-                    f"{name} is {getattr(self, name)}; at least 1",
-                )
-        for name in ("cache_memory_bytes", "cache_directory_bytes"):
-            value = getattr(self, name)
-            if value is not None and value < 0:
-                raise ClientError(
-                    "bad_configuration",
-                    f"{name} is {value}; 0 caches nothing, None decides",
-                )
+        )
+        check_integers(self, 0, "cache_memory_bytes", "cache_directory_bytes")
+        check_seconds(
+            self,
+            "span_seconds",
+            "wait_seconds",
+            "retry_seconds",
+            "pause_seconds",
+            "max_pause_seconds",
+        )
         if self.cache_directory_bytes is not None and (
             self.cache_directory is None
         ):
@@ -145,11 +147,6 @@ class ReadConfig:
                 "bad_configuration",
                 f"cache_directory_bytes is {self.cache_directory_bytes}, but "
                 "there is no cache_directory; give both, or neither",
-            )
-        if not self.retry_seconds >= 0:
-            raise ClientError(
-                "bad_configuration",
-                f"retry_seconds is {self.retry_seconds}; at least 0",
             )
         if self.on_error not in ON_ERROR:
             raise ClientError(

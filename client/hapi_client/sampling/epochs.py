@@ -237,8 +237,8 @@ class Epochs:
                 raise bad_state(_difference(name, given, value))
         try:
             EpochPartition(given.parts, given.turns)
-        except ValueError as error:
-            raise bad_state(str(error)) from error
+        except ClientError as error:
+            raise bad_state(error.message) from error
         self._options = replace(self._options, buffer_spans=given.buffer_spans)
         self.loaded, self._state = given, None
         self._is_resuming = True

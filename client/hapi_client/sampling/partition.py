@@ -21,6 +21,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from hapi_client.number_checks import check_integers
+from hapi_protocol.errors import ClientError
+
 Integers = npt.NDArray[np.int64]
 DEFAULT_BATCH_PARTITIONS = 8
 MAX_PARTITIONS = 2**16
@@ -41,20 +44,20 @@ class EpochPartition:
             a rank must divide it.
 
     Raises:
-        ValueError: for a value below 1, or more partitions than
-            :data:`MAX_PARTITIONS`.
+        ClientError: ``bad_configuration`` for a value below 1, or more
+            partitions than :data:`MAX_PARTITIONS`.
     """
 
     batch_partitions: int = 1
     step_partitions: int = 1
 
     def __post_init__(self) -> None:
-        check_at_least("batch_partitions", self.batch_partitions, 1)
-        check_at_least("step_partitions", self.step_partitions, 1)
+        check_integers(self, 1, "batch_partitions", "step_partitions")
         if self.num_partitions > MAX_PARTITIONS:
-            raise ValueError(
+            raise ClientError(
+                "bad_configuration",
                 f"{self.batch_partitions} times {self.step_partitions} are "
-                f"too many partitions; at most {MAX_PARTITIONS}"
+                f"too many partitions; at most {MAX_PARTITIONS}",
             )
 
     @property
@@ -114,9 +117,3 @@ def divisors(number: int) -> str:
     return ", ".join(
         str(each) for each in range(1, number + 1) if not number % each
     )
-
-
-def check_at_least(name: str, value: int, minimum: int) -> None:
-    """Raises ValueError if a named value is below its minimum."""
-    if value < minimum:
-        raise ValueError(f"{name} is {value}; at least {minimum}")

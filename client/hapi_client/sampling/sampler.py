@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from hapi_client.number_checks import check_integer, check_integers
 from hapi_client.sampling.partition import (
     EpochPartition,
     Integers,
     Reader,
     SpanSlice,
-    check_at_least,
     divisors,
 )
 
@@ -83,8 +83,7 @@ class SamplerConfig:
     drop_last: bool = False
 
     def __post_init__(self) -> None:
-        check_at_least("batch_size", self.batch_size, 1)
-        check_at_least("buffer_spans", self.buffer_spans, 1)
+        check_integers(self, 1, "batch_size", "buffer_spans")
 
     def step_ends(self, num_samples: int) -> Integers:
         """Returns ``[steps]``: number of samples up to the end of each step.
@@ -179,7 +178,7 @@ class EpochSampler:
         partition = self.config.partition
         _check_share("rank", reader.rank, reader.num_ranks)
         _check_share("worker", reader.worker, reader.num_workers)
-        check_at_least("first_step", reader.first_step, 0)
+        check_integer("first_step", reader.first_step, 0)
         if partition.batch_partitions % reader.num_ranks:
             raise ValueError(
                 f"{reader.num_ranks} ranks cannot share "
@@ -235,8 +234,8 @@ def shuffled_order(
     Raises:
         ValueError: naming a negative argument.
     """
-    check_at_least("seed", seed, 0)
-    check_at_least("epoch", epoch, 0)
+    check_integer("seed", seed, 0)
+    check_integer("epoch", epoch, 0)
     random = np.random.Philox(np.random.SeedSequence([seed, epoch]))
     return _order(span_sizes, config, random)
 
@@ -374,6 +373,6 @@ def _permutation(random: np.random.Philox, length: int) -> Integers:
 
 
 def _check_share(name: str, number: int, total: int) -> None:
-    check_at_least(f"num_{name}s", total, 1)
+    check_integer(f"num_{name}s", total, 1)
     if not 0 <= number < total:
         raise ValueError(f"{name} is {number}; 0 to {total - 1}")

@@ -14,6 +14,7 @@ from typing import BinaryIO
 import requests
 import urllib3
 
+from hapi_client.number_checks import check_integers, check_seconds
 from hapi_client.swift.auth import Authenticator
 from hapi_client.swift.credentials import Credentials
 from hapi_client.swift.response_body import ResponseBody
@@ -59,6 +60,10 @@ class ConnectionOptions:
     body_seconds: float = 3600.0
     num_connections: int = 16
     backoff: Backoff = field(default_factory=Backoff)
+
+    def __post_init__(self) -> None:
+        check_integers(self, 1, "num_connections")
+        check_seconds(self, "connect_seconds", "read_seconds", "body_seconds")
 
 
 class RequestBody:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hapi_client.number_checks import check_integers, check_seconds
 from hapi_protocol.errors import HapiError
 
 RETRYABLE_STATUSES = frozenset({408, 429, 498, 500, 502, 503, 504, 507})
@@ -48,8 +49,10 @@ class Backoff:
     max_retry_after_seconds: float = 30.0
 
     def __post_init__(self) -> None:
-        if self.attempts < 1:
-            raise ValueError(f"attempts is {self.attempts}; at least 1")
+        check_integers(self, 1, "attempts")
+        check_seconds(
+            self, "first_seconds", "max_seconds", "max_retry_after_seconds"
+        )
 
     def delay_seconds(
         self, failures: int, retry_after: float | None, random: float

@@ -5,6 +5,9 @@ import math
 import pytest
 
 from hapi_client import JobConfig, PlanConfig, ReadConfig
+from hapi_client.sampling.partition import EpochPartition
+from hapi_client.swift.http_client import ConnectionOptions
+from hapi_client.swift.retry import Backoff
 from hapi_protocol.errors import ClientError
 
 
@@ -20,11 +23,23 @@ from hapi_protocol.errors import ClientError
         (PlanConfig, "epochs", 0, "epochs is 0; a positive number"),
         (PlanConfig, "epochs", math.inf, "epochs is inf"),
         (PlanConfig, "epochs", math.nan, "epochs is nan"),
-        (PlanConfig, "replan_seconds", 0.0, "replan_seconds is 0"),
-        (PlanConfig, "replan_min_spans", 0, "replan_min_spans 0"),
+        (PlanConfig, "replan_seconds", -1.0, "replan_seconds is -1"),
+        (PlanConfig, "replan_min_spans", 0, "replan_min_spans is 0"),
         (ReadConfig, "on_error", "ignore", "allowed: raise, skip"),
-        (ReadConfig, "num_threads", 0, "num_threads is 0; at least 1"),
-        (ReadConfig, "ahead_bytes", 0, "ahead_bytes is 0; at least 1"),
+        (ReadConfig, "num_threads", 0, "num_threads is 0; give an integer"),
+        (ReadConfig, "num_threads", 2.5, "num_threads is 2.5"),
+        (ReadConfig, "num_threads", True, "num_threads is True"),
+        (ReadConfig, "decode_threads", 0, "decode_threads is 0"),
+        (ReadConfig, "forward_samples", "8", "forward_samples is '8'"),
+        (ReadConfig, "cache_memory_bytes", -1, "cache_memory_bytes is -1"),
+        (ReadConfig, "span_seconds", math.nan, "span_seconds is nan"),
+        (ReadConfig, "pause_seconds", -1, "pause_seconds is -1; give seconds"),
+        (ReadConfig, "wait_seconds", "9", "wait_seconds is '9'"),
+        (Backoff, "attempts", 0, "attempts is 0"),
+        (Backoff, "max_seconds", math.inf, "max_seconds is inf"),
+        (ConnectionOptions, "read_seconds", -1, "read_seconds is -1"),
+        (EpochPartition, "batch_partitions", 0, "batch_partitions is 0"),
+        (EpochPartition, "step_partitions", 1 << 20, "too many partitions"),
     ],
 )
 def test_bad_option_is_refused_by_its_value(config, option, value, words):

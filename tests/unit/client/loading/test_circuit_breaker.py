@@ -28,11 +28,6 @@ def test_retry_after_is_obeyed_with_jitter_above_it(asked, random):
     assert min(asked, 30) <= delay <= min(asked, 30) * 1.25
 
 
-def test_no_attempts_are_refused():
-    with pytest.raises(ValueError, match="attempts is 0"):
-        Backoff(attempts=0)
-
-
 @pytest.fixture
 def clock():
     return Clock(100.0)

@@ -1,0 +1,53 @@
+"""Checks of numbers that users give, by name, value and bound."""
+
+from __future__ import annotations
+
+import math
+from numbers import Integral, Real
+from typing import Any
+
+from hapi_protocol.errors import ClientError
+
+
+def check_integers(options: object, minimum: int, *names: str) -> None:
+    """Refuses options that are no integers, or below a minimum.
+
+    Args:
+        options: object with the options as attributes; None is allowed.
+        minimum: smallest value.
+        names: names of the options.
+
+    Raises:
+        ClientError: ``bad_configuration``.
+    """
+    for name in names:
+        check_integer(name, getattr(options, name), minimum)
+
+
+def check_integer(name: str, value: Any, minimum: int) -> None:
+    """Refuses a value, unless it is None or an integer; see above."""
+    is_integer = isinstance(value, Integral) and not isinstance(value, bool)
+    if value is not None and not (is_integer and value >= minimum):
+        raise ClientError(
+            "bad_configuration",
+            f"{name} is {value!r}; give an integer, at least {minimum}",
+        )
+
+
+def check_seconds(options: object, *names: str) -> None:
+    """Refuses options that are negative, no numbers, or infinite.
+
+    Args:
+        options: object with the options as attributes.
+        names: names of the options.
+
+    Raises:
+        ClientError: ``bad_configuration``.
+    """
+    for name in names:
+        value = getattr(options, name)
+        if not isinstance(value, Real) or not 0 <= float(value) < math.inf:
+            raise ClientError(
+                "bad_configuration",
+                f"{name} is {value!r}; give seconds, at least 0",
+            )
