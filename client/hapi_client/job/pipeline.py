@@ -99,16 +99,16 @@ class FeaturePipeline:
         self._read = read or ReadConfig()
         self._plan = plan
         wanted = progress_wanted(self._read.progress, os.environ)
-        self.frozen = frozen
+        # A copy: jobs may share a region, and read with other limits.
+        self.frozen = frozen = frozen.with_limits(
+            self._read.max_pixels, self._read.forward_samples
+        )
         self.cut: int | str = AUTO if cut == AUTO else frozen.cut_number(cut)
         self._augmented = AugmentationSchedule(
             frozen.transform.augmentation is not None,
             seed,
             frozen.augment_period_epochs,
         )
-        frozen.max_pixels = self._read.max_pixels
-        if self._read.forward_samples:
-            frozen.set_forward_samples(self._read.forward_samples)
         frozen.check_encodings(plan.encodings)
         self._opened = opened = (
             opening()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from typing_extensions import Self
 
 from hapi_protocol.transforms import Training
 from hapi_splitter.cuts import FrozenGraph
@@ -65,9 +66,23 @@ class ClientRegion:
         )
         self._suffixes: dict[int, torch.nn.Module] = {}
 
-    def set_forward_samples(self, forward_samples: int) -> None:
-        """Sets the samples of one forward pass, also in loader workers."""
-        self._given_samples = self.forward_samples = forward_samples
+    def with_limits(
+        self, max_pixels: int, forward_samples: int | None
+    ) -> Self:
+        """Returns the same region, of the same memory, with other limits.
+
+        They hold in loader workers, too.
+
+        Args:
+            max_pixels: largest image that is decoded.
+            forward_samples: samples of one forward pass; None for the
+                present number.
+        """
+        region = object.__new__(type(self))
+        region.__dict__.update(self.__dict__, max_pixels=max_pixels)
+        if forward_samples is not None:
+            region._given_samples = region.forward_samples = forward_samples
+        return region
 
     def on_cpu(self) -> ClientRegion:
         """Returns the same region on the CPU, without the tail."""

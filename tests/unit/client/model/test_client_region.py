@@ -129,8 +129,13 @@ def test_loader_workers_get_a_region_on_the_cpu(given, expected):
     ):
         assert copy.device == CPU
         assert copy.forward_samples == expected
-    region.set_forward_samples(5)
-    assert region.on_cpu().forward_samples == 5
+    limited = region.with_limits(99, 5)
+    assert limited.on_cpu().forward_samples == 5
+    assert (region.on_cpu().forward_samples, limited.max_pixels) == (
+        expected,
+        99,
+    )
+    assert region.max_pixels > 99
 
 
 def test_forward_batch_is_small_if_its_tensors_would_be_mapped():
