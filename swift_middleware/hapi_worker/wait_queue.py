@@ -1,7 +1,7 @@
-"""Waiting of requests: for a change, or for places that accounts share.
+"""Waiting of requests: for a change, or for slots that accounts share.
 
-A free place goes to the account with the fewest places by its weight, and of
-equals to the request that has waited longest.  A place that an account gets
+A free slot goes to the account with the fewest slots by its weight, and of
+equals to the request that has waited longest.  A slot that an account gets
 restarts the wait of its other requests, so that accounts take turns.  If too
 many requests wait, the newest one of the account with the most waiting
 requests is refused: one account cannot fill the queue for all others.
@@ -67,12 +67,12 @@ class QueueLimits:
     """Numbers of requests.
 
     Args:
-        places: places of all accounts.
-        per_account: places of one account.
+        slots: slots of all accounts.
+        per_account: slots of one account.
         waiting: requests that may wait.
     """
 
-    places: int = 0
+    slots: int = 0
     per_account: int = 0
     waiting: int = 0
 
@@ -85,18 +85,18 @@ class _Waiter:
 
 
 class WaitQueue:
-    """A bounded number of waiting requests, and places; thread-safe.
+    """A bounded number of waiting requests, and slots; thread-safe.
 
     Args:
         limits: numbers of requests; they may be set at any time.
         refusal: makes the error of an account's request for which there is
-            no place, or no space in the queue.
+            no slot, or no space in the queue.
         weight: returns the weight of an account.
         changed: guards the queue and what its requests wait for.
         clock: monotonic seconds.
 
     Attributes:
-        taken: places by account; read it with the lock held.
+        taken: slots by account; read it with the lock held.
     """
 
     def __init__(
@@ -170,7 +170,7 @@ class WaitQueue:
         is_disconnected: IsDisconnected = always_connected,
         check: Callable[[], None] = lambda: None,
     ) -> None:
-        """Waits for a place and takes it.
+        """Waits for a slot and takes it.
 
         Args:
             account: account that is charged.
@@ -181,7 +181,7 @@ class WaitQueue:
 
         Raises:
             AnnotationError: ``bad_request``: the caller has disconnected.
-            HapiError: the refusal: no place became free in time, or too many
+            HapiError: the refusal: no slot became free in time, or too many
                 requests wait.
         """
 
@@ -198,20 +198,20 @@ class WaitQueue:
                     waiter.since = self._clock()
 
     def leave(self, account: str) -> None:
-        """Gives a place back."""
+        """Gives a slot back."""
         with self.changed:
             self.taken[account] -= 1
-            self.taken += Counter()  # drops accounts without a place
+            self.taken += Counter()  # drops accounts without a slot
             self.changed.notify_all()
 
     def _next(self) -> _Waiter | None:
-        """Returns the request that gets a free place, if there is one."""
+        """Returns the request that gets a free slot, if there is one."""
 
         def rank(waiter: _Waiter) -> tuple[float, float]:
             share = self.taken[waiter.account] / self._weight(waiter.account)
             return share, waiter.since
 
-        if self.taken.total() >= self.limits.places:
+        if self.taken.total() >= self.limits.slots:
             return None
         share = self.limits.per_account
         allowed = (w for w in self._waiting if self.taken[w.account] < share)

@@ -1,4 +1,4 @@
-"""Finds places in a forward at which its frozen part can end."""
+"""Finds positions in a forward at which its frozen part can end."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from hapi_splitter.freezing.model_run import (
     Operation,
     Recorded,
 )
-from hapi_splitter.freezing.places import Place
 from hapi_splitter.freezing.stand_ins import TensorForm
+from hapi_splitter.freezing.tensor_positions import TensorPosition
 
 _MOVABLE_OPERATIONS = frozenset(
     {
@@ -93,15 +93,15 @@ class FreezePoint:
 
     Args:
         step: step of the event in the record.
-        places: tensors that are sent; the last is of the event.
+        positions: tensors that are sent; the last is of the event.
     """
 
     step: int
-    places: tuple[Place, ...]
+    positions: tuple[TensorPosition, ...]
 
 
 class Boundaries:
-    """The places at which the frozen part of a model's forward can end.
+    """The positions at which the frozen part of a model's forward can end.
 
     Args:
         model: the model of the records.
@@ -161,36 +161,38 @@ class Boundaries:
             if step > end and not _is_movable(each):
                 break
             live = self.run.live(step)
-            place = self._sole_place(step, *live) if len(live) == 1 else None
-            # Code after the earliest place of a tensor runs on the features.
-            if place is not None and live != sent:
+            position = (
+                self._sole_position(step, *live) if len(live) == 1 else None
+            )
+            # Code after a tensor's earliest position runs on the features.
+            if position is not None and live != sent:
                 sent = live
-                found.append(FreezePoint(step, (place,)))
+                found.append(FreezePoint(step, (position,)))
             if step > end and not self._is_passable(each):
                 break
         return found
 
-    def _sole_place(self, step: int, number: int) -> Place | None:
-        """Returns the place of the only tensor that is needed after a step."""
+    def _sole_position(self, step: int, number: int) -> TensorPosition | None:
+        """Returns the position of the only tensor needed after a step."""
         each = self.run.steps[step]
         indexes = indexes_of(each.values, number)
         if not indexes or getattr(each, "name", "") == ALIAS:
             return None
         if isinstance(each, Operation):
-            return self._operation_place(each, step, indexes, number)
+            return self._operation_position(each, step, indexes, number)
         # An argument is replaced only inside the module that it is given to.
         end = self.run.spans[each.module][each.call][1]
         if not each.is_end and self.run.last_use[number] > end:
             return None
-        return self._place(step, indexes, number)
+        return self._position(step, indexes, number)
 
-    def _operation_place(
+    def _operation_position(
         self,
         operation: Operation,
         step: int,
         indexes: tuple[int, ...],
         number: int,
-    ) -> Place | None:
+    ) -> TensorPosition | None:
         is_in_place = number in operation.reads
         if is_in_place and not operation.name.startswith("__i"):
             return None  # its result is not what the code goes on with
@@ -204,7 +206,7 @@ class Boundaries:
             isinstance(each, Operation) and each.name != ALIAS
             for each in self.run.steps[anchor : step + 1]
         )
-        return Place(
+        return TensorPosition(
             event.module,
             event.call,
             event.is_end,
@@ -214,16 +216,16 @@ class Boundaries:
             count,
         )
 
-    def _place(
+    def _position(
         self, step: int, indexes: tuple[int, ...], number: int
-    ) -> Place | None:
-        """Returns a place for features; None if no batch can be sent."""
+    ) -> TensorPosition | None:
+        """Returns a position for features; None if no batch can be sent."""
         event = self.run.events[step]
         described = self.frontier(step).described(event)
         form = described[indexes[0]] if len(described) > indexes[0] else None
         if not isinstance(form, TensorForm) or not form.is_batch:
             return None
-        return Place(
+        return TensorPosition(
             event.module, event.call, event.is_end, indexes, form, number
         )
 
@@ -262,29 +264,30 @@ class Boundaries:
             (live, {**frontier.ends, **frontier.begins}),
             (self._origins(live, origins), origins),
         ):
-            places = self._all_places(numbers, events, step)
-            if places:
-                found.append(FreezePoint(step, tuple(places)))
+            positions = self._all_positions(numbers, events, step)
+            if positions:
+                found.append(FreezePoint(step, tuple(positions)))
         return sorted(found, key=_num_values)
 
-    def _all_places(
+    def _all_positions(
         self, numbers: Set[int], events: Mapping[int, ModuleEvent], step: int
-    ) -> list[Place]:
-        """Returns places of all tensors, that of ``step`` last, or none."""
-        found: dict[int, tuple[int, Place]] = {}
+    ) -> list[TensorPosition]:
+        """Returns positions of all tensors, that of ``step`` last, or none."""
+        found: dict[int, tuple[int, TensorPosition]] = {}
         for number in numbers:
             for begin in sorted(events):
                 indexes = indexes_of(events[begin].values, number)
                 if not indexes:
                     continue
-                place = self._place(begin, indexes, number)
-                if place is not None:
-                    found.setdefault(number, (begin, place))
+                position = self._position(begin, indexes, number)
+                if position is not None:
+                    found.setdefault(number, (begin, position))
         steps = [each for each, _ in found.values()]
         if numbers - found.keys() or step not in steps:
             return []
         return [
-            place for _, place in sorted(found.values(), key=itemgetter(0))
+            position
+            for _, position in sorted(found.values(), key=itemgetter(0))
         ]
 
     def _origins(
@@ -327,7 +330,8 @@ class Boundaries:
 
 def _num_values(point: FreezePoint) -> int:
     return sum(
-        torch.Size(place.form.sample_shape).numel() for place in point.places
+        torch.Size(position.form.sample_shape).numel()
+        for position in point.positions
     )
 
 

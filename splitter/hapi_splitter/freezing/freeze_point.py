@@ -122,7 +122,7 @@ class FreezePoints:
         self._check_kept(frontier)
         begin = next(iter(self._run.events.values()))
         steps, entries = frontier.skipped(
-            [place.number for place in point.places]
+            [position.number for position in point.positions]
         )
         inside = [f"{each}." for each in frontier.replaced_modules]
         frozen = set()
@@ -135,7 +135,7 @@ class FreezePoints:
             if reads or is_covered or is_inside:
                 frozen.update(names)
         return TailPlan(
-            point.places,
+            point.positions,
             entries,
             steps,
             frontier.stand_ins(begin),
@@ -253,7 +253,7 @@ class FreezePoints:
     ) -> bool:
         """Returns True if a list names the tensors that are sent."""
         return len(spec.names) > 1 and any(
-            {place.module for place in point.places} == {*spec.names}
+            {position.module for position in point.positions} == {*spec.names}
             for point in points
         )
 
@@ -376,7 +376,7 @@ class FreezePoints:
                     continue
                 points = [p for p in points_at(end) if p.step <= limit]
                 if points:
-                    count = min(len(each.places) for each in points)
+                    count = min(len(each.positions) for each in points)
                     deepest = max(each.step for each in points)
                     found = (-count, deepest, -name.count("."), name)
                     best = found if best is None else max(best, found)

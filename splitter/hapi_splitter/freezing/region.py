@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from hapi_protocol.errors import FreezeError
-from hapi_splitter.freezing.places import Place, watch
 from hapi_splitter.freezing.stand_ins import TensorForm
+from hapi_splitter.freezing.tensor_positions import TensorPosition, watch
 from hapi_splitter.graph.operators import HALVES
 
 _MAX_INTEGER = 1 << 24
@@ -67,42 +67,48 @@ class Region(nn.Module):
 
     Args:
         model: the user's model.
-        places: tensors that are sent, that of the freeze point last.
+        positions: tensors that are sent, that of the freeze point last.
         inputs: returns the model's arguments from samples.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        places: Sequence[Place],
+        positions: Sequence[TensorPosition],
         inputs: Inputs,
     ) -> None:
         super().__init__()
         self.model = model
-        self._places = tuple(places)
+        self._positions = tuple(positions)
         self._inputs = inputs
         self._autocasts = autocasts()
 
     def forward(self, samples: torch.Tensor) -> torch.Tensor:
         """Returns the tensor that is sent, ``[B, *shape]``."""
         args, kwargs = self._inputs(samples)
-        taken: dict[Place, torch.Tensor] = {}
+        taken: dict[TensorPosition, torch.Tensor] = {}
         with ExitStack() as stack:
-            for place in self._places:
-                watch(self.model, place, self._take(place, taken), stack)
+            for position in self._positions:
+                watch(self.model, position, self._take(position, taken), stack)
             stack.enter_context(_ModuleStack())
             for each in self._autocasts:
                 stack.enter_context(each)
             try:
                 self.model(*args, **kwargs)
             except _Reached:
-                return packed([taken[place] for place in self._places])
-        raise RuntimeError(f"{self._places[-1].module!r} did not run")
+                return packed(
+                    [taken[position] for position in self._positions]
+                )
+        raise RuntimeError(f"{self._positions[-1].module!r} did not run")
 
-    def _take(self, place: Place, taken: dict[Place, torch.Tensor]) -> Any:
+    def _take(
+        self,
+        position: TensorPosition,
+        taken: dict[TensorPosition, torch.Tensor],
+    ) -> Any:
         def take(tensor: torch.Tensor) -> None:
-            taken[place] = tensor
-            if place == self._places[-1]:
+            taken[position] = tensor
+            if position == self._positions[-1]:
                 raise _Reached
 
         return take
@@ -148,21 +154,21 @@ def packed(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.cat([each.to(torch.float32) for each in rows], 1)
 
 
-def sent_shape(places: Sequence[Place]) -> tuple[int, ...]:
+def sent_shape(positions: Sequence[TensorPosition]) -> tuple[int, ...]:
     """Returns the shape of one sample of what :func:`packed` returns."""
-    shapes = [place.form.sample_shape for place in places]
+    shapes = [position.form.sample_shape for position in positions]
     if len(shapes) == 1:
         return shapes[0]
     return (sum(torch.Size(each).numel() for each in shapes),)
 
 
 def unpacked(
-    features: torch.Tensor, places: Sequence[Place]
+    features: torch.Tensor, positions: Sequence[TensorPosition]
 ) -> list[torch.Tensor]:
     """Separates what :func:`packed` joined."""
-    if len(places) == 1:
+    if len(positions) == 1:
         return [features]
-    forms = [place.form for place in places]
+    forms = [position.form for position in positions]
     sizes = [torch.Size(form.sample_shape).numel() for form in forms]
     parts = torch.split(features, sizes, 1)
     return [

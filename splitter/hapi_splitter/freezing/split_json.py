@@ -15,13 +15,19 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from hapi_splitter.freezing import places, stand_ins, tail_call
+from hapi_splitter.freezing import stand_ins, tail_call, tensor_positions
 from hapi_splitter.graph import batch_independence, program
 
 _PLAIN = (bool, int, float, str, type(None))
 _RECORDS = {
     kind.__name__: kind
-    for module in (batch_independence, program, places, stand_ins, tail_call)
+    for module in (
+        batch_independence,
+        program,
+        stand_ins,
+        tail_call,
+        tensor_positions,
+    )
     for kind in vars(module).values()
     if isinstance(kind, type) and dataclasses.is_dataclass(kind)
 }

@@ -185,7 +185,7 @@ def split(
         )
     plan = split.plan
     assert plan is not None, "only two modules have none"
-    dtypes = [place.form.dtype for place in plan.places]
+    dtypes = [position.form.dtype for position in plan.positions]
     warn_of_random_module(plan.random_module)
     tail = Tail(model, plan, splitter.memory)
     return SplitModel(
@@ -354,7 +354,7 @@ class _Splitter:
             The region, its features of both batches, its weights where the
             model has them, and shapes of the results of modules.
         """
-        region = Region(self._model, point.places, self._inputs)
+        region = Region(self._model, point.positions, self._inputs)
         self._progress("exporting the frozen layers")
         with self._state.preserved(), torch.no_grad():
             self._model.eval()
@@ -379,7 +379,7 @@ class _Splitter:
         """Compares features with those of the model as a plain loop runs it:
         in training mode, but for what is frozen, and with gradients."""
         self._progress("comparing the frozen layers with the model")
-        region = Region(self._model, plan.places, self._inputs)
+        region = Region(self._model, plan.positions, self._inputs)
         with self._state.preserved(), torch.enable_grad():
             self._model.train()
             for each in frozen_modules(self._model, plan):
@@ -403,7 +403,7 @@ class _Splitter:
             )
 
     def _random_module(self, point: FreezePoint) -> str:
-        region = Region(self._model, point.places, self._inputs)
+        region = Region(self._model, point.positions, self._inputs)
         with self._state.preserved():
             return random_module(self._model, region, self._samples[0].clone())
 

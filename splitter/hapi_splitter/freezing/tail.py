@@ -54,7 +54,7 @@ class Tail(nn.Module):
         self._lock = threading.RLock()
         self._plan = plan
         self._memory = memory
-        self._shape = sent_shape(plan.places)
+        self._shape = sent_shape(plan.positions)
         replaced = frozenset(plan.replaced_modules)
         self._autocast = autocast_dtype(device_of(model))
         self.frozen_weights = FrozenWeights(model, plan.watched)

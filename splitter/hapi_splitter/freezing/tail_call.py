@@ -20,7 +20,6 @@ from torch.utils import _pytree as pytree
 from hapi_protocol.errors import FreezeError
 from hapi_splitter.freezing.frozen_attributes import FrozenAttributes
 from hapi_splitter.freezing.module_answers import HOOKS, answered
-from hapi_splitter.freezing.places import Place
 from hapi_splitter.freezing.region import unpacked
 from hapi_splitter.freezing.replay import Replay, StepMemory
 from hapi_splitter.freezing.stand_ins import (
@@ -29,6 +28,7 @@ from hapi_splitter.freezing.stand_ins import (
     SkippedStep,
 )
 from hapi_splitter.freezing.structures import unflatten
+from hapi_splitter.freezing.tensor_positions import TensorPosition
 
 _GLOBAL_HOOKS = (
     module_hooks._global_forward_hooks,
@@ -43,8 +43,8 @@ class TailPlan:
     """A model's forward after the freeze point, as plain values.
 
     Args:
-        places: places of the tensors that are sent; the last is the freeze
-            point.
+        positions: positions of the tensors that are sent; the last is the
+            freeze point.
         entries: where these tensors enter the tail.
         steps: that are not computed, in order.
         samples: the model's own input, tensors as
@@ -61,7 +61,7 @@ class TailPlan:
             "" without one.
     """
 
-    places: tuple[Place, ...]
+    positions: tuple[TensorPosition, ...]
     entries: tuple[Entry, ...]
     steps: tuple[SkippedStep, ...]
     samples: tuple[Any, ...]
@@ -143,7 +143,7 @@ class TailRunner:
             replay = Replay(
                 self._plan.steps,
                 self._plan.entries,
-                unpacked(features, self._plan.places),
+                unpacked(features, self._plan.positions),
                 self._memory,
                 lambda: self._enter(restore),
                 self._answering,
@@ -161,7 +161,7 @@ class TailRunner:
         if replay.failure is not None:
             raise replay.failure  # the model's code has caught it
         if not replay.has_entered:
-            last = self._plan.places[-1]
+            last = self._plan.positions[-1]
             raise FreezeError(
                 "cannot_freeze",
                 f"this forward of {type(self._model).__name__} did not run "
@@ -178,10 +178,10 @@ class TailRunner:
         Raises:
             FreezeError: ``cannot_freeze`` if the frozen ones are others.
         """
-        (*others, place), found = self._plan.places, []
-        if others or place.operations or any(map(len, _GLOBAL_HOOKS)):
+        (*others, position), found = self._plan.positions, []
+        if others or position.operations or any(map(len, _GLOBAL_HOOKS)):
             return None
-        name, first, before = place.module, int(place.is_end), []
+        name, first, before = position.module, int(position.is_end), []
         while name:
             name, _, child = name.rpartition(".")
             parent = self._model.get_submodule(name)
@@ -216,12 +216,12 @@ class TailRunner:
 
     def _enter(self, restore_modes: Callable[[], None]) -> None:
         restore_modes()
-        place = self._plan.places[-1]
-        if _is_repeated(place):
+        position = self._plan.positions[-1]
+        if _is_repeated(position):
             raise FreezeError(
                 "cannot_freeze",
                 "gradient checkpointing would repeat the frozen "
-                f"module {place.module!r} in the backward pass; "
+                f"module {position.module!r} in the backward pass; "
                 "switch it off where the frozen part ends",
             )
         if self._at_freeze_point is not None:
@@ -264,7 +264,7 @@ def frozen_modules(model: nn.Module, plan: TailPlan) -> list[nn.Module]:
     return modules
 
 
-def _is_repeated(place: Place) -> bool:
+def _is_repeated(position: TensorPosition) -> bool:
     """Returns True if gradient checkpointing will run the freeze point again.
 
     It does not if the module that ends there is checkpointed by itself:
@@ -272,7 +272,10 @@ def _is_repeated(place: Place) -> bool:
     """
     if torch.compiler.is_compiling():
         return False  # compiled code repeats nothing outside itself
-    frame, inside = sys._getframe(1), place.is_end and not place.operations
+    frame, inside = (
+        sys._getframe(1),
+        position.is_end and not position.operations,
+    )
     while frame.f_back is not None:
         frame = frame.f_back
         name = frame.f_globals.get("__name__", "")

@@ -21,7 +21,6 @@ from torch import nn
 from hapi_protocol.errors import FreezeError
 from hapi_splitter.freezing.frozen_attributes import FrozenAttributes
 from hapi_splitter.freezing.module_answers import answered
-from hapi_splitter.freezing.places import Place, watch
 from hapi_splitter.freezing.preserved_state import SavedState
 from hapi_splitter.freezing.region import Inputs, packed
 from hapi_splitter.freezing.replay import StepMemory
@@ -31,6 +30,7 @@ from hapi_splitter.freezing.tail_call import (
     TailRunner,
     frozen_modules,
 )
+from hapi_splitter.freezing.tensor_positions import TensorPosition, watch
 from hapi_splitter.user_code import failed_line
 
 _RTOL = 1e-4
@@ -222,15 +222,15 @@ class TailCheck:
             sent: gets the tensor that is sent, as the region has it.
         """
         args, kwargs = self._inputs(self._samples.clone())
-        places = self._plan.places
-        taken: dict[Place, torch.Tensor] = {}
+        positions = self._plan.positions
+        taken: dict[TensorPosition, torch.Tensor] = {}
 
-        def take(place: Place, tensor: torch.Tensor) -> None:
-            taken[place] = tensor
-            if place == places[-1]:
+        def take(position: TensorPosition, tensor: torch.Tensor) -> None:
+            taken[position] = tensor
+            if position == positions[-1]:
                 _seed()
                 if sent is not None:
-                    parts = packed([taken[each] for each in places])
+                    parts = packed([taken[each] for each in positions])
                     # The model may write to it; clients get it contiguous.
                     sent.append(
                         parts.clone(memory_format=torch.contiguous_format)
@@ -242,8 +242,8 @@ class TailCheck:
                 self._remember_results(stack)
             elif not gradients and not self._hooks():
                 stack.enter_context(self._remembered_results())
-            for place in places:
-                watch(self._model, place, partial(take, place), stack)
+            for position in positions:
+                watch(self._model, position, partial(take, position), stack)
             found = self._model(*args, **kwargs), _draw()
             # What the tail does not change is the frozen modules' own.
             changed = dict.fromkeys(self._attributes.changes())

@@ -1,6 +1,6 @@
-"""Admission of jobs: their places, and grants not yet used.
+"""Admission of jobs: their slots, and grants not yet used.
 
-A place lasts as long as its client reads.  If an account without a place waits
+A slot lasts as long as its client reads.  If an account without a slot waits
 for ``PATIENCE_SECONDS``, it gets one of an account with several, whose client
 is slower than a piece of the answer in that time.
 
@@ -130,8 +130,8 @@ class Admission:
             self.check_open()
             self._drop_expired()
             is_patient = self._clock() < patient_until
-            has_place = self.queue.taken[account] > 0
-            if not (is_patient or has_place) and self._abort_slow_job():
+            has_slot = self.queue.taken[account] > 0
+            if not (is_patient or has_slot) and self._abort_slow_job():
                 patient_until = self._clock() + PATIENCE_SECONDS
 
         with self._changed:
@@ -269,7 +269,7 @@ class Admission:
             )
         return UnavailableError(
             "queue_full",
-            f"all {limits.places} streams of this worker are taken",
+            f"all {limits.slots} streams of this worker are taken",
             retry_after=RETRY_SECONDS,
         )
 

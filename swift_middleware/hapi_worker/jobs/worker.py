@@ -159,7 +159,7 @@ class Worker:
             config.grant_seconds,
             queue_seconds=config.queue_seconds,
             weight=self.ledger.weight,
-            on_admitted=self.metrics.place_seconds.observe,
+            on_admitted=self.metrics.slot_seconds.observe,
         )
         self.profiling = Profiling(
             self.models,
@@ -185,9 +185,9 @@ class Worker:
         profile or a usage record), uploads, and four for short answers.
         """
         limits = self.admission.queue.limits
-        waiting = limits.waiting + limits.places + MAX_WAITING
+        waiting = limits.waiting + limits.slots + MAX_WAITING
         uploads = MAX_UPLOADS + MAX_WAITING_UPLOADS
-        return limits.places + waiting + MAX_WAITING_QUERIES + uploads + 4
+        return limits.slots + waiting + MAX_WAITING_QUERIES + uploads + 4
 
     @property
     def state(self) -> str:

@@ -11,7 +11,7 @@ hapi_worker_samples_total                                         samples
 hapi_worker_sample_errors_total                                   samples
 hapi_worker_batch_samples                 (histogram)             samples
 hapi_worker_stage_seconds                 stage (histogram)       seconds
-hapi_worker_place_seconds                 (histogram)             seconds
+hapi_worker_slot_seconds                  (histogram)             seconds
 hapi_worker_received_bytes_total                                  bytes
 hapi_worker_sent_bytes_total                                      bytes
 hapi_worker_saturated_total                                       values
@@ -117,8 +117,8 @@ class Metrics:
             buckets=_SECONDS_BUCKETS,
             registry=self._registry,
         )
-        self.place_seconds = Histogram(
-            "hapi_worker_place_seconds",
+        self.slot_seconds = Histogram(
+            "hapi_worker_slot_seconds",
             "Seconds that a request waited for admission",
             buckets=_SECONDS_BUCKETS,
             registry=self._registry,

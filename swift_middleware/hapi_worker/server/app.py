@@ -51,9 +51,9 @@ ENVIRON_PEER_UID = "X_REMOTE_UID"
 
 READ_BYTES = 1024 * 1024
 UPLOAD_LIMITS = QueueLimits(MAX_UPLOADS, MAX_UPLOADS - 1, MAX_WAITING_UPLOADS)
-"""A package can take minutes to validate: no account may hold all places."""
+"""A package can take minutes to validate: no account may hold all slots."""
 UPLOAD_WAIT_SECONDS = 20.0
-"""Longest wait of an upload for its place; Swift holds the package open."""
+"""Longest wait of an upload for its slot; Swift holds the package open."""
 LASTING_STATUSES = (409, 413, 422)
 """Statuses of refusals that depend on the package's bytes only."""
 

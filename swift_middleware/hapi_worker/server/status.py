@@ -30,7 +30,7 @@ def status_of(worker: Worker, *, with_names: bool) -> dict[str, Any]:
         "cores": worker.cores,
         "jobs_running": admission.num_running(),
         "jobs_waiting": admission.queue.num_waiting(),
-        "max_streams": limits.places,
+        "max_streams": limits.slots,
         "max_streams_per_account": limits.per_account,
         "totals": _totals(worker),
         "devices": [_device(each) for each in worker.executors],

@@ -32,7 +32,7 @@ def request(account="AUTH_a"):
     return job_for(b"x", charged_account=account)
 
 
-LIMITS = QueueLimits(places=3, per_account=2)
+LIMITS = QueueLimits(slots=3, per_account=2)
 
 
 @pytest.fixture
@@ -299,7 +299,7 @@ def test_account_without_a_place_gets_one_of_a_slow_client(
             queue.admission.end(job)
 
         job.abort = abort
-    # Those with a place wait, whoever is slow.
+    # Those with a slot wait, whoever is slow.
     queue.enter("one")
     queue.enter("new")
     queue.join()

@@ -1,4 +1,4 @@
-"""Places in a model's forward at which a tensor is taken or replaced."""
+"""Positions in a model's forward at which a tensor is taken or replaced."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hapi_splitter.freezing.structures import flatten, unflatten
 
 
 @dataclass(frozen=True)
-class Place:
+class TensorPosition:
     """A tensor in a model's forward.
 
     Args:
@@ -41,43 +41,45 @@ class Place:
 
 
 Act = Callable[[torch.Tensor], torch.Tensor | None]
-"""Takes the tensor at a place; what it returns is there instead."""
+"""Takes the tensor at a position; what it returns is there instead."""
 
 
-def watch(model: nn.Module, place: Place, act: Act, stack: ExitStack) -> None:
-    """Calls a function at a place of the forwards until the stack closes.
+def watch(
+    model: nn.Module, position: TensorPosition, act: Act, stack: ExitStack
+) -> None:
+    """Calls a function at a position of the forwards until the stack closes.
 
     Args:
         model: the model that runs.
-        place: where.
+        position: where.
         act: gets the tensor. It may raise to leave the forward.
         stack: removes the hooks.
     """
 
     def replaced(values: Any) -> Any:
         leaves, spec = flatten(values)
-        other = act(leaves[place.indexes[0]]) if leaves else None
+        other = act(leaves[position.indexes[0]]) if leaves else None
         if other is None:
             return None
-        for index in place.indexes:
+        for index in position.indexes:
             leaves[index] = other
         return unflatten(leaves, spec)
 
-    mode = _OperationMode(place.operations, replaced)
+    mode = _OperationMode(position.operations, replaced)
     call = -1
 
     def reached(values: Any) -> Any:
         nonlocal call
         call += 1
-        if call != place.call:
+        if call != position.call:
             return None
-        if place.operations:
+        if position.operations:
             mode.start()
             return None
         return replaced(values)
 
-    module = model.get_submodule(place.module)
-    if place.is_end:
+    module = model.get_submodule(position.module)
+    if position.is_end:
         handle = module.register_forward_hook(
             lambda _, args, result: reached(result)
         )
@@ -88,7 +90,7 @@ def watch(model: nn.Module, place: Place, act: Act, stack: ExitStack) -> None:
             with_kwargs=True,
         )
     stack.callback(handle.remove)
-    if place.operations:
+    if position.operations:
         stack.enter_context(mode)
 
 
