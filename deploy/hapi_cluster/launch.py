@@ -53,6 +53,8 @@ KEPT_SETTINGS = (
 """Settings in ``cluster.json``: ``hapi cluster start`` uses them again."""
 RINGS_SECONDS = 60.0
 TEMPORARY_PREFIX = "hapi-run-"
+RUN_MARK = "directory"
+"""File in a temporary folder that names the folder that it stands for."""
 
 
 @dataclass(frozen=True)
@@ -189,19 +191,21 @@ def _run_folder(paths: ClusterPaths, last: str | None) -> Iterator[Path]:
 
     Args:
         paths: paths of the cluster.
-        last: folder of the last start, removed if that was killed.
+        last: folder of the last start, removed if that was killed and it is
+            this directory's, which a copied directory's is not.
 
     Raises:
         SocketPathError: both paths are too long.
     """
     run = paths.run
     for stale in (run, Path(last or run)):
-        if stale.exists():
+        if stale.exists() and (stale == run or _is_marked(stale, run)):
             shutil.rmtree(stale)
     if _fits(run):
         run.mkdir(mode=0o700)
     else:
         run = Path(tempfile.mkdtemp(prefix=TEMPORARY_PREFIX))
+        (run / RUN_MARK).write_bytes(os.fsencode(paths.run))
     try:
         if not _fits(run):
             raise SocketPathError(
@@ -213,6 +217,16 @@ def _run_folder(paths: ClusterPaths, last: str | None) -> Iterator[Path]:
         yield run
     finally:
         shutil.rmtree(run)
+
+
+def _is_marked(folder: Path, run: Path) -> bool:
+    """Returns True for a temporary folder in place of ``run``."""
+    mark = folder / RUN_MARK
+    return (
+        folder.name.startswith(TEMPORARY_PREFIX)
+        and mark.is_file()
+        and mark.read_bytes() == os.fsencode(run)
+    )
 
 
 def _fits(run: Path) -> bool:

@@ -192,7 +192,9 @@ class PrivateFolder:
             try:
                 yield has_waited
             finally:
-                os.close(file)  # which also unlocks it
+                # A process forked meanwhile has the file open, too.
+                fcntl.flock(file, fcntl.LOCK_UN)
+                os.close(file)
 
     def entries(self) -> list[Entry]:
         """Returns all entries, the least recently used first.

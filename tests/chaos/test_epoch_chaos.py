@@ -30,7 +30,7 @@ from hapi_protocol.errors import (
 )
 from hapi_splitter.inputs.image_transform import ImageTransform
 from hapi_splitter.planner.plan import static_at
-from hapi_splitter.planner.problem import RAW_ROUTE
+from hapi_splitter.planner.problem import RAW_ROUTE, Route
 from jobs import connected, small_job
 from photos import shard, tar_of
 from plain_traffic import PlainTraffic, Request
@@ -157,7 +157,7 @@ def delivered(loader, step=lambda number: None):
 def mixed(job):
     """Half of the spans are pushed down, half are raw reads."""
     job._factory.scheduler.change(
-        {(job.num_cuts, "float32"): 0.5, (0, "raw"): 0.5}
+        {Route(job.num_cuts, "float32"): 0.5, RAW_ROUTE: 0.5}
     )
 
 

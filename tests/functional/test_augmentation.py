@@ -14,6 +14,7 @@ from hapi_protocol.feature_reader import read_features
 from hapi_protocol.transforms import Training
 from hapi_splitter.freezing.split_model import split
 from hapi_splitter.inputs.image_decode import decode_image
+from hapi_splitter.planner.problem import RAW_ROUTE, Route
 from jobs import small_job, store_package, upload_shards
 from local_rows import local_rows, received_rows
 from networks import small_network, small_transform
@@ -95,7 +96,11 @@ def test_every_cut_gives_the_same_training_rows(connection, photos):
     # A plan that mixes them changes each image alike.
     with job_of(connection, photos, cut="freeze") as job:
         job._factory.scheduler.change(
-            {(0, "raw"): 0.4, (1, "float32"): 0.3, (3, "float32;zstd"): 0.3}
+            {
+                RAW_ROUTE: 0.4,
+                Route(1, "float32"): 0.3,
+                Route(3, "float32;zstd"): 0.3,
+            }
         )
         assert_close(features_of(job, 1), rows[1])
         assert len(job.stats.samples_by_cut) > 1

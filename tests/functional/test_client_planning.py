@@ -18,7 +18,7 @@ from hapi_client.planning.sample_probe import MAX_SAMPLES, read_samples
 from hapi_client.swift.swift_url import Location
 from hapi_protocol import versions
 from hapi_protocol.errors import ClientError
-from hapi_splitter.planner.problem import RAW_ROUTE
+from hapi_splitter.planner.problem import RAW_ROUTE, Route
 from hapi_training.loop import train_tail
 from jobs import connected, small_job, upload_shards
 from photos import shard
@@ -65,7 +65,7 @@ def test_mixed_routes_are_measured(connection, photos):
         job._factory.scheduler.change(
             {
                 RAW_ROUTE: 0.4,
-                (last, "float32"): 0.3,
+                Route(last, "float32"): 0.3,
                 (middle, "float32;zstd"): 0.3,
             }
         )

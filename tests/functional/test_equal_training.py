@@ -37,6 +37,7 @@ from hapi_client.cli.demo.run import largest_difference
 from hapi_client.data.upload import upload
 from hapi_client.progress import SilentReporter
 from hapi_client.swift.swift_url import parse_location
+from hapi_splitter.planner.problem import RAW_ROUTE, Route
 from jobs import upload_shards
 from networks import small_network
 from photos import shard
@@ -150,7 +151,11 @@ def test_local_training_learns_something(local):
     assert local.losses[-1] < 0.85 * local.losses[0]
 
 
-MIX = {(0, "raw"): 0.4, (2, "float32"): 0.3, (4, "float32;zstd"): 0.3}
+MIX = {
+    RAW_ROUTE: 0.4,
+    Route(2, "float32"): 0.3,
+    Route(4, "float32;zstd"): 0.3,
+}
 
 
 @pytest.mark.parametrize("cut", ["stream", 1, 3, "freeze", "auto", "mix"])

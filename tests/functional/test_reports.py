@@ -13,7 +13,7 @@ from hapi_client import ReadConfig
 from hapi_client.reports.run_report import read_reports
 from hapi_client.swift.retry import Backoff
 from hapi_client.swift.swift_url import Location
-from hapi_splitter.planner.problem import RAW_ROUTE
+from hapi_splitter.planner.problem import RAW_ROUTE, Route
 from jobs import small_job, upload_shards
 from photos import shard
 
@@ -142,7 +142,9 @@ def test_report_of_push_down_covers_client_and_storage(connection, photos):
 def test_report_of_a_mix_has_all_routes(connection, photos):
     with job_of(connection, photos, cut="freeze") as job:
         last = job.num_cuts
-        job._factory.scheduler.change({RAW_ROUTE: 0.5, (last, "float32"): 0.5})
+        job._factory.scheduler.change(
+            {RAW_ROUTE: 0.5, Route(last, "float32"): 0.5}
+        )
         report, _ = train(job, 0)
     assert set(report.samples_by_cut) == {0, last}
     assert report.plan == f"50 % stream + 50 % cut {last} · float32"

@@ -10,11 +10,15 @@ import os
 import shutil
 
 from hapi_client.caching.row_map import FORMAT_VERSION, RowFormat, RowMap
+from hapi_splitter import private_folder
 from hapi_splitter.private_folder import PrivateFolder, unlink
 from hapi_splitter.units import bytes_text
 
 logger = logging.getLogger(__name__)
 
+OPEN_FACTOR = 10
+"""Longer wait for a process that reserves the space of a file: a tmpfs takes
+0.3 s for each GiB."""
 FREE_SHARE = 0.5
 """Default limit: share of what is free on the disk or in the cache."""
 
@@ -63,7 +67,8 @@ class CacheDirectory(PrivateFolder):
         Raises:
             OSError: if it cannot be made, locked or mapped.
         """
-        with self.locked(), self.opened() as folder:
+        seconds = OPEN_FACTOR * private_folder.LOCK_SECONDS
+        with self.locked(seconds=seconds), self.opened() as folder:
             return self._open(form, least_rows, folder)
 
     def _open(
@@ -106,9 +111,11 @@ class CacheDirectory(PrivateFolder):
         The space is taken now: a full disk must not end the process when
         mapped pages are used.
         """
-        size = os.fstat(file).st_size
-        wanted = form.num_bytes(form.num_rows) - size
-        space = size + self.evict(max(0, wanted))
+        least_rows = max(1, least_rows)
+        space = size = os.fstat(file).st_size
+        if form.capacity(self.limit_bytes - form.first_byte) >= least_rows:
+            wanted = form.num_bytes(form.num_rows) - size
+            space += self.evict(max(0, wanted))
         capacity = form.capacity(space - form.first_byte)
         if capacity < form.num_rows and not self._has_warned:
             self._has_warned = True
@@ -118,10 +125,17 @@ class CacheDirectory(PrivateFolder):
                 self.path,
                 bytes_text(self.limit_bytes),
             )
-        if capacity < max(1, least_rows):
+        if capacity < least_rows:
             return 0
-        if form.num_bytes(capacity) > size:
-            os.posix_fallocate(file, 0, form.num_bytes(capacity))
+        if (needed := form.num_bytes(capacity) - size) > 0:
+            try:
+                # Only new bytes: without support of the file system, the C
+                # library writes into each block.
+                os.posix_fallocate(file, size, needed)
+            except OSError:
+                capacity = form.capacity(size - form.first_byte)
+                if not capacity:
+                    raise
             os.pwrite(file, form.header, 0)
         os.utime(file)
         return capacity

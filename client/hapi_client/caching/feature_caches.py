@@ -204,6 +204,8 @@ class FeatureCaches:
     def _open_features(
         self, data: DataSet, training: Training | None
     ) -> FeatureCache | None:
+        if self._limit_bytes < self._row_bytes:
+            return None
         facts = {
             **self._facts(),
             "images": transform_text(training),

@@ -216,8 +216,9 @@ class RowMap:
             data = np.array(checksums, "<u4").tobytes()
             parts.append((self._checksums_at + 4 * first, data))
         parts.append((self._states_at + first, bytes([state]) * len(values)))
-        if all(self._write(*part) for part in parts):
-            self._is_checked[first : first + len(values)] = True
+        for part in parts:
+            if not self._write(*part):
+                break
 
     def _write(self, start: int, data: bytes) -> bool:
         """Writes bytes; returns False if that is not possible any more."""
@@ -238,7 +239,12 @@ class RowMap:
             return True
 
     def num_unchecked(self, rows: Rows) -> int:
-        """Returns the number of rows that :meth:`check` has to compare."""
+        """Returns the number of rows that :meth:`check` has to compare.
+
+        Those in anonymous memory need not: nobody else writes them.
+        """
+        if self._file is None:
+            return 0
         return int(np.count_nonzero(~self._is_checked[rows]))
 
     def check(self, rows: Rows) -> bool:
@@ -249,6 +255,8 @@ class RowMap:
         """
         states = self.states_of(rows)
         is_known = states != ABSENT
+        if self._file is None:
+            return bool(is_known.all())
         for n in np.flatnonzero(is_known & ~self._is_checked[rows]).tolist():
             row, state = int(rows[n]), int(states[n])
             value = self.read(row, row + 1)

@@ -40,6 +40,7 @@ from hapi_splitter.freezing.code_form import (
     functions_in,
     globals_read,
     is_library,
+    is_librarys,
     is_users,
 )
 from hapi_splitter.host_limits import allowed_cores
@@ -143,6 +144,8 @@ class _Description:
 
     def _pickled(self, value: Any) -> Iterator[Any]:
         """Yields what pickle stores of an object; see ``__reduce_ex__``."""
+        if not is_librarys(type(value)):
+            yield self.of(dict(getattr(value, "__dict__", {})))
         reduce = copyreg.dispatch_table.get(type(value))
         parts = reduce(value) if reduce else value.__reduce_ex__(2)
         if isinstance(parts, str):
@@ -200,9 +203,9 @@ class _Description:
         self._modules.add(kind.__module__)
         yield from self._items(kind.__bases__)
         file = file_of(sys.modules.get(kind.__module__))
-        is_librarys = is_library(file or "")
-        self._has_users_code |= not is_librarys
-        read = _set_from_outside if is_librarys else _written_by_user
+        is_of_library = is_library(file or "")
+        self._has_users_code |= not is_of_library
+        read = _set_from_outside if is_of_library else _written_by_user
         for name, held in sorted(vars(kind).items()):
             parts = read(kind, name, held)
             if parts:
@@ -237,14 +240,22 @@ class _Description:
 
 def _set_from_outside(kind: type, name: str, held: Any) -> list[Any]:
     """Returns what users may have set in a library's class: numbers, and
-    functions of other packages."""
+    functions of other packages.
+
+    Of those, ``functools.wraps`` copies the module's name, but neither the
+    file nor the global variables.
+    """
     if type(held) in (bool, int, float):
         return [] if name.startswith("_") else [held]
     own = kind.__module__.partition(".")[0]
     return [
         each
         for each in functions_in(held)
-        if str(each.__module__).partition(".")[0] != own
+        if is_users(each)
+        or any(
+            str(module).partition(".")[0] != own
+            for module in (each.__module__, each.__globals__.get("__name__"))
+        )
     ]
 
 

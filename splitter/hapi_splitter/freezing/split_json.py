@@ -53,7 +53,7 @@ def to_json(value: Any) -> Any:
         ]
     elif isinstance(value, type) or value is namedtuple:
         return {"class": [value.__module__, value.__qualname__]}
-    elif kind.__name__ in _RECORDS:
+    elif _RECORDS.get(kind.__name__) is kind:
         fields = dataclasses.fields(value)
         content = [to_json(getattr(value, each.name)) for each in fields]
     elif isinstance(value, pytree.TreeSpec):

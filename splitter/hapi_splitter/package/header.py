@@ -24,6 +24,7 @@ MAX_HEADER_BYTES = 8 << 20
 """Longest header.  It has 130 to 200 bytes per call (vit_l_16: 777 calls,
 105 KB; efficientnet_v2_l: 1,017 calls, 201 KB), so 20,000 nodes, the limit,
 need half of it.  Parsed JSON takes up to 40 times as much memory: 320 MB."""
+MAX_DIMS = 8
 _METADATA = "__metadata__"
 _LENGTH_BYTES = 8
 
@@ -119,6 +120,13 @@ def parse_header(
         raise _error(f"{_METADATA} must have the texts {DOCUMENTS}")
     hapi, graph = (parse_json(texts[name], name) for name in DOCUMENTS)
     return Header(hapi, graph, tensors, end)
+
+
+def are_sizes(values: Any) -> bool:
+    """True for a list of integers that can be sizes or offsets."""
+    return isinstance(values, list) and all(
+        type(value) is int and 0 <= value < 1 << 48 for value in values
+    )
 
 
 def _error(reason: str) -> PackageError:

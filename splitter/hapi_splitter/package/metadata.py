@@ -12,7 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from hapi_protocol.errors import PackageError
-from hapi_splitter.package.header import Header, parse_header
+from hapi_splitter.package.header import (
+    MAX_DIMS,
+    Header,
+    are_sizes,
+    parse_header,
+)
 
 
 @dataclass(frozen=True)
@@ -101,7 +106,9 @@ class PackageMetadata:
                 str(name): str(version)
                 for name, version in fields["producer"].items()
             },
-            num_values=sum(math.prod(entry["shape"]) for entry in tensors),
+            num_values=sum(
+                math.prod(_shape(entry["shape"])) for entry in tensors
+            ),
             weight_bytes=sum(
                 end - start
                 for entry in tensors
@@ -111,4 +118,6 @@ class PackageMetadata:
 
 
 def _shape(sizes: Any) -> tuple[int, ...]:
-    return tuple(int(size) for size in sizes)
+    if not are_sizes(sizes) or len(sizes) > MAX_DIMS:
+        raise ValueError(f"the invalid shape {sizes!r:.80}")
+    return tuple(sizes)

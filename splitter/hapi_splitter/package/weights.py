@@ -13,7 +13,11 @@ from typing import Any
 import torch
 
 from hapi_protocol.errors import PackageError
-from hapi_splitter.package.header import encode_header
+from hapi_splitter.package.header import (
+    MAX_DIMS,
+    are_sizes,
+    encode_header,
+)
 
 _DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
     {
@@ -28,7 +32,6 @@ _DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
 )
 """By the names of the format, in the order in which its library writes: the
 largest first, so that each tensor is aligned to its own size."""
-_MAX_DIMS = 8
 
 
 def file_pieces(
@@ -106,21 +109,15 @@ def _read_entry(
     if not isinstance(dtype, str) or dtype not in _DTYPES:
         raise _error(f"tensor {name} has the unsupported dtype {dtype!r:.40}")
     shape, offsets = entry["shape"], entry["data_offsets"]
-    if not _are_sizes(shape) or len(shape) > _MAX_DIMS:
+    if not are_sizes(shape) or len(shape) > MAX_DIMS:
         raise _error(f"tensor {name} has the invalid shape {shape!r:.80}")
-    if not _are_sizes(offsets) or len(offsets) != 2:
+    if not are_sizes(offsets) or len(offsets) != 2:
         raise _error(f"tensor {name} has invalid offsets {offsets!r:.80}")
     start, end = offsets
     size_bytes = _DTYPES[dtype].itemsize
     if math.prod(shape) * size_bytes != end - start or start % size_bytes:
         raise _error(f"tensor {name}: shape and offsets do not match")
     return _DTYPES[dtype], tuple(shape), start, end
-
-
-def _are_sizes(values: Any) -> bool:
-    return isinstance(values, list) and all(
-        type(value) is int and 0 <= value < 1 << 48 for value in values
-    )
 
 
 def _view(

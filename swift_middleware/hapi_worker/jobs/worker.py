@@ -266,7 +266,8 @@ class Worker:
         lease = None
         try:
             if request.model is not None:
-                lease = self.models.acquire(
+                # The end of the job releases it.
+                job.lease = lease = self.models.acquire(
                     request.model,
                     request.cut,
                     request.encoding,

@@ -182,7 +182,8 @@ class MemoryQueue:
             self._postpone(load.account, self.clock())
             if served:
                 self._last_served[load.device] = self.clock()
-        del self._loads[identity]
+        # It may have expired since.
+        self._loads.pop(identity, None)
         self.freed()
 
     def head(self, device: DeviceModels) -> QueuedLoad | None:

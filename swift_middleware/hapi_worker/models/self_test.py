@@ -70,9 +70,13 @@ class SelfTest:
         """Tests in the background, unless a test runs."""
         if not self._is_running:
             self._is_running = True
-            threading.Thread(
-                target=self.run, name="test of packages", daemon=True
-            ).start()
+            try:
+                threading.Thread(
+                    target=self.run, name="test of packages", daemon=True
+                ).start()
+            except RuntimeError as error:  # no threads: the fault it is for
+                self._is_running = False
+                self._note(str(error))
 
     def end(self) -> None:
         """Says nothing more: the worker ends, and its processes with it."""
