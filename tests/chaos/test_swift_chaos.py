@@ -241,7 +241,7 @@ def test_reload_with_a_mistake_is_refused_and_changes_nothing(patient):
     with pytest.raises(ValueError, match=r"worker_timeout = 2m") as refused:
         proxy.reload()
 
-    assert "a number of seconds above 0" in str(refused.value)
+    assert "a positive number of seconds" in str(refused.value)
     assert proxy.workers() == before
     assert patient.ask("short.tar").status_code == 200
 

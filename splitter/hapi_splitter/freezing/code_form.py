@@ -49,10 +49,14 @@ def is_librarys(kind: Any) -> bool:
 
 
 def is_users(function: FunctionType) -> bool:
-    """Returns True for a function of the user's own code."""
+    """Returns True for a function of the user's own code.
+
+    Its module tells nothing: ``functools.wraps`` copies that of another one.
+    """
     file = function.__code__.co_filename
     if not os.path.isabs(file):
-        file = file_of(sys.modules.get(function.__module__)) or ""
+        name = str(function.__globals__.get("__name__"))
+        file = file_of(sys.modules.get(name)) or ""
     return not is_library(file)
 
 

@@ -240,22 +240,14 @@ class _Description:
 
 def _set_from_outside(kind: type, name: str, held: Any) -> list[Any]:
     """Returns what users may have set in a library's class: numbers, and
-    functions of other packages.
-
-    Of those, ``functools.wraps`` copies the module's name, but neither the
-    file nor the global variables.
-    """
+    functions of other packages, or of the user's own."""
     if type(held) in (bool, int, float):
         return [] if name.startswith("_") else [held]
     own = kind.__module__.partition(".")[0]
     return [
         each
         for each in functions_in(held)
-        if is_users(each)
-        or any(
-            str(module).partition(".")[0] != own
-            for module in (each.__module__, each.__globals__.get("__name__"))
-        )
+        if str(each.__module__).partition(".")[0] != own or is_users(each)
     ]
 
 
