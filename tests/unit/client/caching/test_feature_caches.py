@@ -308,6 +308,20 @@ def test_unusable_file_system_is_a_warning(
     assert not list(tmp_path.rglob("*.rows"))
 
 
+def test_full_disk_leaves_the_rows_of_a_file_that_should_grow(
+    tmp_path, monkeypatch
+):
+    small = job_of(tmp_path, limit=2 * PAGE_BYTES + 500)
+    add(small.of(DATA, None), 0, COUNT)
+    small.close()
+
+    def is_full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", is_full)
+    assert opened(tmp_path).num_cached() == 3
+
+
 def test_full_disk_after_damage_is_a_warning(tmp_path, caplog):
     add(opened(tmp_path), 0, 5)
     path = path_of(tmp_path)

@@ -261,6 +261,11 @@ def forward(self, x):
     return self.head(self.neck(2 * self.stem(x)).values.mean((2, 3)))
 
 
+@functools.wraps(nn.ReLU.forward)
+def named_as_the_original(self, x):
+    return x.abs()
+
+
 IN_MEMORY = [
     set_("net", "LIMIT", 0.1),
     set_("helper", "GAIN", 2.0),
@@ -270,6 +275,7 @@ IN_MEMORY = [
     set_("helper", "adjusted", lambda x: x * 2),
     set_("net", "Net", "forward", forward),
     set_("net", "nn", "ReLU", "forward", lambda self, x: x.abs()),
+    set_("net", "nn", "ReLU", "forward", named_as_the_original),
     set_("net", "nn", "Linear", "scale", 2.0),
 ]
 
