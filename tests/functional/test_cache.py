@@ -16,7 +16,7 @@ from hapi_client.planning.cache_listing import CacheListing
 from hapi_client.swift.swift_url import Location
 from hapi_protocol.errors import ClientError
 from hapi_protocol.feature_reader import read_features
-from hapi_splitter.planner.problem import RAW_ROUTE
+from hapi_splitter.planner.problem import RAW_ROUTE, Route
 from hapi_training.loop import train_tail
 from jobs import connected, small_job, store_package, upload_shards
 from networks import small_parts
@@ -385,7 +385,7 @@ def test_a_listing_finds_what_another_job_has_stored(
         connected(cluster, **user) as reader,
         job_of(connection, place, cut="freeze") as job,
     ):
-        way, spans = (job.num_cuts, "float32"), job.data_set().spans
+        way, spans = Route(job.num_cuts, "float32"), job.data_set().spans
         tracker = tracker_of(job, connection)
         tracker.use([way])
         for each, found in ((reader, None), (connection, way)):

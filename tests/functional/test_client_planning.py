@@ -66,7 +66,7 @@ def test_mixed_routes_are_measured(connection, photos):
             {
                 RAW_ROUTE: 0.4,
                 Route(last, "float32"): 0.3,
-                (middle, "float32;zstd"): 0.3,
+                Route(middle, "float32;zstd"): 0.3,
             }
         )
         train_tail(job, epochs=2, learning_rate=0.01)
