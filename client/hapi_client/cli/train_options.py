@@ -98,7 +98,6 @@ class TrainOptions:
             rich_help_panel=TRAINING,
         ),
     ] = None
-    device: DeviceOption = "cpu"
     cut: CutOption = "auto"
     cache: Annotated[
         str,
@@ -149,6 +148,7 @@ class TrainOptions:
         ),
     ] = None
     json_path: GroupedJsonPath = None
+    device: DeviceOption = "cpu"
     min_precision: MinPrecisionOption = "lossless"
     encoding: EncodingOption = None
     augment_period_epochs: Annotated[

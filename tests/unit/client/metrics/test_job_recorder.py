@@ -7,9 +7,9 @@ from hapi_client.metrics.job_recorder import JobRecorder
 from hapi_client.reports.epoch_recorder import EpochRecorder
 from hapi_client.swift.traffic_counters import Traffic
 from hapi_protocol.summary import Load
-from hapi_splitter.planner.problem import RAW_ROUTE
+from hapi_splitter.planner.problem import RAW_ROUTE, Route
 
-PUSHED = (3, "float16")
+PUSHED = Route(3, "float16")
 
 
 class ClockedRecorder(JobRecorder):
