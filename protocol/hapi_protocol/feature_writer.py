@@ -22,7 +22,7 @@ from hapi_protocol.feature_stream import (
     Row,
 )
 from hapi_protocol.merged_stream import padded
-from hapi_protocol.summary import Load, Summary
+from hapi_protocol.summary import Summary, WorkerLoad
 from hapi_protocol.tee_stream import BOTH, CACHE, CLIENT
 
 
@@ -131,7 +131,7 @@ class FeatureStreamWriter:
         source_bytes: int,
         saturated: int = 0,
         cpu_seconds: float = 0.0,
-        load: Load | None = None,
+        load: WorkerLoad | None = None,
     ) -> Summary:
         """Writes the closing batch and the end of the stream.
 

@@ -9,7 +9,7 @@ from hapi_protocol.json_messages import PossiblyEmpty, read_fields
 
 
 @dataclass(frozen=True)
-class Load:
+class WorkerLoad:
     """Load of the worker, over about the last ten seconds.
 
     Attributes:
@@ -47,7 +47,7 @@ class Summary:
     source_bytes: int
     saturated: int = 0
     cpu_seconds: float = 0.0
-    load: Load | None = None
+    load: WorkerLoad | None = None
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Summary:

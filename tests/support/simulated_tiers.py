@@ -23,7 +23,7 @@ from hapi_client.planning.cache_tracker import CacheTracker
 from hapi_client.planning.cost_estimators import CostEstimators
 from hapi_client.planning.replanner import Replanner, ReplanOptions
 from hapi_client.planning.route_scheduler import RouteScheduler
-from hapi_protocol.summary import Load
+from hapi_protocol.summary import WorkerLoad
 from hapi_splitter.planner.costs import Conditions
 from hapi_splitter.planner.plan import Option, Problem, Resource
 from hapi_splitter.planner.problem import Route
@@ -234,7 +234,7 @@ def run(
                 seconds,
                 full,
                 mine,
-                Load(
+                WorkerLoad(
                     share=1.0,
                     streams=round(sum(streams)),
                     device_busy=0.0,
@@ -273,7 +273,7 @@ def _observation(
     seconds: float,
     server_limited: bool,
     streams: float,
-    load: Load,
+    load: WorkerLoad,
 ) -> WindowMetrics:
     truth, count = job.truth, rate * seconds
     weights = job.scheduler.weights

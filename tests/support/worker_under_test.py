@@ -36,7 +36,7 @@ from hapi_splitter.inputs.image_transform import ImageTransform
 from hapi_splitter.package.reader import load_package
 from hapi_splitter.package.writer import package_pieces
 from hapi_worker.config import WorkerConfig
-from hapi_worker.models.package_loader import Load
+from hapi_worker.models.package_loader import PackageLoad
 from hapi_worker.server.service import Service
 
 TIMEOUT_SECONDS = 60.0
@@ -373,7 +373,7 @@ def job_threads() -> list[str]:
 def running_worker(
     folder: Path,
     *,
-    load: Load = load_package,
+    load: PackageLoad = load_package,
     fork_server: ForkServer | None = None,
     out_of_service: Callable[[], None] = lambda: None,
     **options: Any,

@@ -13,7 +13,7 @@ from hapi_client.caching.feature_cache import CachedSlice
 from hapi_client.loading.loader_plan import LabelledBatch, LoaderPlan
 from hapi_client.loading.span_source import LoadedSpan
 from hapi_client.metrics.events import LAYERS
-from hapi_client.sampling.sampler import Batch, ReadPlan
+from hapi_client.sampling.sampler import ReaderBatch, ReadPlan
 from hapi_protocol.data_index import IndexRow, Span
 from hapi_protocol.errors import ClientError, HapiError
 
@@ -153,7 +153,7 @@ class BatchAssembler:
                 "later epochs only count them (job.stats.skipped)"
             )
 
-    def gather(self, batch: Batch) -> LabelledBatch | None:
+    def gather(self, batch: ReaderBatch) -> LabelledBatch | None:
         """Returns a batch; None if none of its samples can be decoded."""
         features: list[torch.Tensor] = []
         labels = []
@@ -192,7 +192,7 @@ class BatchAssembler:
             raise _lost_epoch(self._num_failures, first)
 
 
-def _lost_step(batch: Batch, first: _Failure) -> HapiError:
+def _lost_step(batch: ReaderBatch, first: _Failure) -> HapiError:
     return first.error(
         f"none of this rank's {len(batch)} samples of step {batch.step} can "
         "be decoded, and the step cannot be skipped, because other ranks take "

@@ -27,7 +27,7 @@ from hapi_client.metrics.events import (
     WAITING,
     BatchEvent,
 )
-from hapi_client.sampling.sampler import Batch, ReadPlan
+from hapi_client.sampling.sampler import ReaderBatch, ReadPlan
 from hapi_protocol.data_index import IndexRow, Span
 from hapi_protocol.errors import ClientError
 
@@ -142,7 +142,7 @@ class _Delivery:
         self._open_spans = open_spans
         self._device = device
         self._delivered = delivered
-        self._last: Batch | Sequence[IndexRow] = ()
+        self._last: ReaderBatch | Sequence[IndexRow] = ()
         self._prefetcher: LoadedSpans | None = None
         self._is_closed = False
         self._thread: int | None = None
@@ -150,7 +150,7 @@ class _Delivery:
     def rows(self) -> Sequence[IndexRow]:
         """Returns the rows of the last batch."""
         last = self._last
-        return self._rows_of(last) if isinstance(last, Batch) else last
+        return self._rows_of(last) if isinstance(last, ReaderBatch) else last
 
     def check_unused(self) -> None:
         """Checks that no batch was requested yet.
@@ -241,7 +241,7 @@ class _Delivery:
         finally:
             flush()
 
-    def _rows_of(self, batch: Batch) -> list[IndexRow]:
+    def _rows_of(self, batch: ReaderBatch) -> list[IndexRow]:
         pieces = [self.reading.pieces[each] for each in batch.positions]
         return [
             self._plan.spans[piece.span].rows[piece.first + row]

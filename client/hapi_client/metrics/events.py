@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from hapi_client.sums import Sums
 from hapi_client.swift.traffic_counters import TrafficCount
-from hapi_protocol.summary import Load
+from hapi_protocol.summary import WorkerLoad
 from hapi_splitter.planner.problem import RAW_ROUTE, Route
 
 WAITING, LAYERS, TRAINING = "waiting", "layers", "training"
@@ -104,7 +104,7 @@ class SpanEvent(Sums):
     counts: JobStats = field(default_factory=JobStats)
     was_cached: bool = False
     route: Route = RAW_ROUTE
-    load: Load | None = None
+    load: WorkerLoad | None = None
     worker: str = ""
 
     def stage(self, name: str) -> float:
@@ -192,7 +192,7 @@ class WindowMetrics(Sums):
     reading_bytes: int = 0
     flow_seconds: float = 0.0
     max_pushed: int = 0
-    load: Load | None = None
+    load: WorkerLoad | None = None
     num_workers: int = 0
 
     @property

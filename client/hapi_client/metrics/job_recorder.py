@@ -19,7 +19,7 @@ from hapi_client.metrics.events import (
 )
 from hapi_client.sums import ThreadTotal, Total
 from hapi_client.swift.traffic_counters import Traffic
-from hapi_protocol.summary import Load
+from hapi_protocol.summary import WorkerLoad
 from hapi_splitter.planner.problem import RAW_ROUTE, Route
 
 Key = TypeVar("Key")
@@ -70,7 +70,7 @@ class JobRecorder:
         # Reentrant: the garbage collector may close an abandoned loop in
         # the thread that holds the lock.
         self.lock = threading.RLock()
-        self._load: Load | None = None
+        self._load: WorkerLoad | None = None
         self._workers: dict[str, float] = {}
         # Moving averages of a span's seconds per sample.  Those of a route
         # are halved with each window without a span on it, so that the route

@@ -21,7 +21,7 @@ DEFAULT_BUFFER_SPANS = 8
 
 
 @dataclass(frozen=True)
-class Batch:
+class ReaderBatch:
     """A reader's samples of one step, in order.
 
     Attributes:
@@ -54,7 +54,7 @@ class ReadPlan:
     """
 
     pieces: tuple[SpanSlice, ...]
-    batches: tuple[Batch, ...]
+    batches: tuple[ReaderBatch, ...]
 
     @property
     def num_samples(self) -> int:
@@ -160,7 +160,7 @@ class EpochSampler:
         return ReadPlan(
             tuple(self._pieces[index] for index in used[by_first_use]),
             tuple(
-                Batch(step, positions[start:end], rows[start:end])
+                ReaderBatch(step, positions[start:end], rows[start:end])
                 for step, start, end in zip(
                     steps, bounds, bounds[1:], strict=False
                 )
@@ -258,7 +258,7 @@ def single_batch_plan(samples: Sequence[tuple[int, int]]) -> ReadPlan:
         places[span, row] = len(pieces) - 1, row - pieces[-1].first
     found = np.array([places[each] for each in samples], np.int64)
     positions, rows = found.reshape(-1, 2).T
-    return ReadPlan(tuple(pieces), (Batch(0, positions, rows),))
+    return ReadPlan(tuple(pieces), (ReaderBatch(0, positions, rows),))
 
 
 def _order(

@@ -41,7 +41,7 @@ class QueuedSample:
 
 
 @dataclass(eq=False)
-class Batch:
+class MicroBatch:
     """A job's rows of one micro-batch, in shard order.
 
     Attributes:

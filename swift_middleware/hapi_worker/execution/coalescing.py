@@ -20,7 +20,7 @@ import torch
 
 from hapi_protocol.errors import HapiError
 from hapi_splitter.encodings import EncodedFeatures
-from hapi_worker.execution.batch_items import Batch, QueuedSample
+from hapi_worker.execution.batch_items import MicroBatch, QueuedSample
 from hapi_worker.execution.decode import Decoder
 from hapi_worker.execution.forward import PassResult
 from hapi_worker.models.device_models import Lease
@@ -64,13 +64,13 @@ class Stream(Protocol):
     def take(self, size: int) -> list[QueuedSample]:
         """Removes up to ``size`` ready samples."""
 
-    def pass_started(self, batch: Batch) -> None:
+    def pass_started(self, batch: MicroBatch) -> None:
         """A pass has started with some of the stream's samples."""
 
     def charge(self, device_seconds: float, cpu_seconds: float) -> None:
         """Charges the stream's part of a pass; called without the lock."""
 
-    def pass_finished(self, batch: Batch) -> None:
+    def pass_finished(self, batch: MicroBatch) -> None:
         """The batch's features are complete."""
 
     def fail(self, error: Exception) -> None:
@@ -253,7 +253,7 @@ class Group:
                 stream.fail(_error_for_stream(failure))
 
     def _compute(
-        self, taken: Sequence[tuple[Stream, Batch]], size: int
+        self, taken: Sequence[tuple[Stream, MicroBatch]], size: int
     ) -> Exception | None:
         images = [image for _, batch in taken for image in batch.images]
         if not images:
@@ -270,7 +270,7 @@ class Group:
         return None
 
     def _split_result(
-        self, forwarded: PassResult, taken: Sequence[tuple[Stream, Batch]]
+        self, forwarded: PassResult, taken: Sequence[tuple[Stream, MicroBatch]]
     ) -> None:
         """Encodes each stream's rows, and sets the batch's timings."""
         total = sum(len(batch.images) for _, batch in taken)
@@ -294,7 +294,7 @@ class Group:
             }
             start += count
 
-    def _take(self, size: int) -> list[tuple[Stream, Batch]]:
+    def _take(self, size: int) -> list[tuple[Stream, MicroBatch]]:
         """Takes samples, first from streams whose samples waited longest."""
         taken = []
         ready = [stream for stream in self._streams if stream.num_ready]
@@ -308,7 +308,7 @@ class Group:
             size -= len(queued)
         return taken
 
-    def _deliver(self, taken: Sequence[tuple[Stream, Batch]]) -> None:
+    def _deliver(self, taken: Sequence[tuple[Stream, MicroBatch]]) -> None:
         with self.lock:
             for stream, batch in taken:
                 batch.images.clear()
@@ -349,7 +349,8 @@ def group_key(
 
 @contextlib.contextmanager
 def _charging(
-    taken: Sequence[tuple[Stream, Batch]], core_seconds: Callable[[], float]
+    taken: Sequence[tuple[Stream, MicroBatch]],
+    core_seconds: Callable[[], float],
 ) -> Iterator[None]:
     """Charges each stream for its images' part of the block."""
     total = sum(len(batch.images) for _, batch in taken) or 1
@@ -364,8 +365,8 @@ def _charging(
             stream.charge(seconds * part, cpu_seconds * part)
 
 
-def _batch_of(queued: Sequence[QueuedSample]) -> Batch:
-    return Batch(
+def _batch_of(queued: Sequence[QueuedSample]) -> MicroBatch:
+    return MicroBatch(
         rows=[slot.row for slot in queued],
         timings={
             "decode": sum(slot.decode_seconds for slot in queued),

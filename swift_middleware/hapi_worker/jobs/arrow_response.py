@@ -18,10 +18,10 @@ from hapi_protocol.job_messages import (
     OUTCOME_GONE,
     JobRequest,
 )
-from hapi_protocol.summary import Load
+from hapi_protocol.summary import WorkerLoad
 from hapi_protocol.tee_stream import BOTH, CONTENT_TYPE_TEE, end_frame, frame
 from hapi_splitter.encodings import EncodedFeatures
-from hapi_worker.execution.batch_items import Batch
+from hapi_worker.execution.batch_items import MicroBatch
 from hapi_worker.jobs.chunked_body import ChunkedBody
 from hapi_worker.jobs.pipeline import Pipeline
 from hapi_worker.monitoring.accounting import JobTotals
@@ -57,7 +57,7 @@ class JobStream:
         body: ChunkedBody,
         schema: object,
         metrics: Metrics,
-        load: Callable[[], Load],
+        load: Callable[[], WorkerLoad],
         on_end: Callable[[str, str, JobTotals], None],
     ) -> None:
         self._request = request
@@ -199,7 +199,7 @@ class JobStream:
             self._framed.end(self._writer.num_errors)
         yield from self._take_pieces()
 
-    def _write(self, batch: Batch) -> None:
+    def _write(self, batch: MicroBatch) -> None:
         started, started_cpu = time.monotonic(), time.thread_time()
         timings = batch.timings
         encode_cpu = timings.pop("encode_cpu", 0.0)
@@ -234,7 +234,7 @@ class JobStream:
                 self._framed.flush()
         self._count(batch)
 
-    def _count(self, batch: Batch) -> None:
+    def _count(self, batch: MicroBatch) -> None:
         metrics = self._metrics
         metrics.samples.inc(len(batch.rows))
         metrics.sample_errors.inc(sum(r.error is not None for r in batch.rows))

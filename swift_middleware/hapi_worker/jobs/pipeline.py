@@ -27,7 +27,7 @@ from hapi_protocol.errors import HapiError, InternalError, TooSlowError
 from hapi_protocol.samples import Sample, SampleError
 from hapi_splitter.inputs.subprocess_decode import LargeImage
 from hapi_worker.execution.batch_items import (
-    Batch,
+    MicroBatch,
     QueuedSample,
     row_bytes,
     row_of,
@@ -118,7 +118,7 @@ class Pipeline:
         """Notifies the reader."""
         self._queued: deque[QueuedSample] = deque()
         self._num_decoded = 0
-        self._in_flight: deque[Batch] = deque()
+        self._in_flight: deque[MicroBatch] = deque()
         self._rows_in_flight = 0
         self._buffered = 0
         self._blocked = False
@@ -149,7 +149,7 @@ class Pipeline:
                 self._output_changed.wait(POLL_SECONDS)
             self._check()
 
-    def batches(self) -> Iterator[Batch]:
+    def batches(self) -> Iterator[MicroBatch]:
         """Yields the finished rows in shard order.
 
         Raises:
@@ -197,7 +197,7 @@ class Pipeline:
 
     # --- the writer's thread ---
 
-    def _take_batch(self) -> Batch | None:
+    def _take_batch(self) -> MicroBatch | None:
         assert self._group is not None, "a job with features has one"
         with self._output_changed:
             # The time that the client took is not the pipeline's.
@@ -215,14 +215,14 @@ class Pipeline:
                 if lingers:
                     self._group.request_passes()
 
-    def _delivered(self, batch: Batch) -> Batch:
+    def _delivered(self, batch: MicroBatch) -> MicroBatch:
         self._rows_in_flight -= len(batch.rows)
         batch.timings["read"] = self._read_seconds()
         assert self._group is not None, "a job with features has one"
         self._group.request_passes()
         return batch
 
-    def _take_rows(self) -> Batch | None:
+    def _take_rows(self) -> MicroBatch | None:
         with self._output_changed:
             self._last_progress = time.monotonic()
             while True:
@@ -233,7 +233,7 @@ class Pipeline:
                     if queued:
                         rows = [queued_sample.row for queued_sample in queued]
                         timings = {"read": self._read_seconds()}
-                        return Batch(rows, timings)
+                        return MicroBatch(rows, timings)
                     if self._ended:
                         return None
                 self._output_changed.wait(POLL_SECONDS)
@@ -288,7 +288,7 @@ class Pipeline:
         )
         return queued
 
-    def pass_started(self, batch: Batch) -> None:
+    def pass_started(self, batch: MicroBatch) -> None:
         self._in_flight.append(batch)
         self._rows_in_flight += len(batch.rows)
         self._meter.pass_started()
@@ -296,7 +296,7 @@ class Pipeline:
     def charge(self, device_seconds: float, cpu_seconds: float) -> None:
         self._meter.pass_ended(device_seconds, cpu_seconds)
 
-    def pass_finished(self, batch: Batch) -> None:
+    def pass_finished(self, batch: MicroBatch) -> None:
         batch.done = True
         self._note_progress()
         if self._in_flight and self._in_flight[0] is batch:

@@ -20,7 +20,7 @@ from hapi_protocol.job_messages import (
     JobRequest,
 )
 from hapi_protocol.shards import Limits
-from hapi_protocol.summary import Load as LoadReport
+from hapi_protocol.summary import WorkerLoad
 from hapi_protocol.transforms import parse_transform
 from hapi_splitter.fork_server import ForkServer
 from hapi_splitter.host_limits import allowed_cores
@@ -55,7 +55,7 @@ from hapi_worker.jobs.sample_reader import (
 )
 from hapi_worker.models.device_models import DeviceModels, Lease
 from hapi_worker.models.memory_queue import MemoryQueue
-from hapi_worker.models.package_loader import Load, load_fast
+from hapi_worker.models.package_loader import PackageLoad, load_fast
 from hapi_worker.models.registry import Models
 from hapi_worker.models.self_test import SelfTest
 from hapi_worker.monitoring.accounting import (
@@ -103,7 +103,7 @@ class Worker:
         self,
         config: WorkerConfig,
         *,
-        load: Load,
+        load: PackageLoad,
         fork_server: ForkServer | None = None,
         out_of_service: Callable[[], None] = lambda: None,
     ) -> None:
@@ -483,7 +483,7 @@ class Worker:
             )
             cleanup.close()
 
-    def _load_report(self, account: str) -> LoadReport:
+    def _load_report(self, account: str) -> WorkerLoad:
         admission = self.admission
         return self.load_meter.report(
             account,

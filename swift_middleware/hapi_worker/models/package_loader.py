@@ -15,7 +15,7 @@ from hapi_splitter.package.subprocess_validation import validate_package
 logger = logging.getLogger(__name__)
 
 
-class Load(Protocol):
+class PackageLoad(Protocol):
     """Package bytes → model, on the CPU."""
 
     def __call__(
@@ -74,7 +74,10 @@ class ValidatingLoader:
 
 
 def load_fast(
-    load: Load, max_package_bytes: int, max_bytes: int, package: bytearray
+    load: PackageLoad,
+    max_package_bytes: int,
+    max_bytes: int,
+    package: bytearray,
 ) -> FrozenGraph:
     """The model with batch norms folded, on the CPU.
 

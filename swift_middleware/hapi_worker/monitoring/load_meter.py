@@ -12,7 +12,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from hapi_protocol.summary import Load
+from hapi_protocol.summary import WorkerLoad
 
 WINDOW_SECONDS = 10.0
 NUM_SLOTS = 20
@@ -187,7 +187,7 @@ class LoadMeter:
             if work.on_device:
                 self._device.add(work.started, now)
 
-    def report(self, account: str, streams: int) -> Load:
+    def report(self, account: str, streams: int) -> WorkerLoad:
         """Returns the load as one account sees it.
 
         Args:
@@ -203,7 +203,7 @@ class LoadMeter:
                     self._device.add(work.started, now)
                     work.started = now
             cpu = self._cpu.per_second(now, self._cpu_clock()) / self._cores
-            return Load(
+            return WorkerLoad(
                 share=self._accounts.share(now, account),
                 streams=streams,
                 device_busy=self._device.fraction(

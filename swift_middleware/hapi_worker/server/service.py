@@ -9,7 +9,7 @@ from types import MappingProxyType
 from hapi_splitter.fork_server import ForkServer
 from hapi_worker.config import WorkerConfig
 from hapi_worker.jobs.worker import Worker
-from hapi_worker.models.package_loader import Load
+from hapi_worker.models.package_loader import PackageLoad
 from hapi_worker.monitoring.malloc_tuning import HeapTrimmer
 from hapi_worker.server.app import WorkerApp
 from hapi_worker.server.unix_server import SocketInUseError, UnixServer
@@ -34,7 +34,7 @@ class Service:
         self,
         config: WorkerConfig,
         *,
-        load: Load,
+        load: PackageLoad,
         fork_server: ForkServer | None = None,
         out_of_service: Callable[[], None] = lambda: None,
         listeners: Mapping[str, socket.socket] = NO_LISTENERS,

@@ -10,7 +10,7 @@ from hapi_protocol.feature_reader import FeatureStreamReader
 from hapi_protocol.feature_stream import Row, feature_schema
 from hapi_protocol.feature_writer import FeatureStreamWriter
 from hapi_protocol.merged_stream import merge_summaries
-from hapi_protocol.summary import Load
+from hapi_protocol.summary import WorkerLoad
 from hapi_protocol.tee_stream import (
     BOTH,
     CACHE,
@@ -21,7 +21,9 @@ from hapi_protocol.tee_stream import (
 )
 
 SCHEMA = feature_schema((2,), "float32")
-LOAD = Load(share=1 / 3, streams=12, device_busy=0.123456789, cpu_busy=0.5)
+LOAD = WorkerLoad(
+    share=1 / 3, streams=12, device_busy=0.123456789, cpu_busy=0.5
+)
 
 
 class Sink:

@@ -12,7 +12,7 @@ from hapi_protocol.feature_reader import read_features
 from hapi_protocol.feature_stream import METADATA_SUMMARY, index_schema
 from hapi_protocol.headers import Annotation, parse_annotation
 from hapi_protocol.profiles import BatchProfile, ModelProfile
-from hapi_protocol.summary import Load, Summary
+from hapi_protocol.summary import Summary, WorkerLoad
 
 PROFILE = ModelProfile(
     digest="d",
@@ -32,7 +32,7 @@ PROFILE = ModelProfile(
     memory_limit_bytes=100,
     peak_bytes=(10, 20, 30),
 )
-LOAD = Load(share=0.5, streams=3, device_busy=0.9, cpu_busy=0.25)
+LOAD = WorkerLoad(share=0.5, streams=3, device_busy=0.9, cpu_busy=0.25)
 
 
 def test_profile_survives_its_body():

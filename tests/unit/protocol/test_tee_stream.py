@@ -12,7 +12,7 @@ from hapi_protocol.errors import InternalError
 from hapi_protocol.feature_reader import read_features
 from hapi_protocol.feature_stream import Row, feature_schema
 from hapi_protocol.feature_writer import FeatureStreamWriter
-from hapi_protocol.summary import Load
+from hapi_protocol.summary import WorkerLoad
 from hapi_protocol.tee_stream import (
     BOTH,
     CACHE,
@@ -95,7 +95,7 @@ def test_rows_are_cached_and_timings_are_not():
     rows = [Row(number, str(number)) for number in range(4)]
     writer.write(rows[:3], VALUES[:3], {"forward": 1.5})
     writer.write(rows[3:], VALUES[3:], {"forward": 0.5})
-    load = Load(share=0.5, streams=1, device_busy=0.1, cpu_busy=0.2)
+    load = WorkerLoad(share=0.5, streams=1, device_busy=0.1, cpu_busy=0.2)
     writer.close(
         source_etag="x", source_bytes=9, saturated=2, cpu_seconds=3, load=load
     )

@@ -6,7 +6,7 @@ from hapi_client.metrics.events import LAYERS, TRAINING, SpanEvent
 from hapi_client.metrics.job_recorder import JobRecorder
 from hapi_client.reports.epoch_recorder import EpochRecorder
 from hapi_client.swift.traffic_counters import Traffic
-from hapi_protocol.summary import Load
+from hapi_protocol.summary import WorkerLoad
 from hapi_splitter.planner.problem import RAW_ROUTE, Route
 
 PUSHED = Route(3, "float16")
@@ -134,7 +134,7 @@ def test_maximum_of_concurrent_pushed_reads_is_counted(recorder):
 
 
 def test_spans_are_summed_by_route(recorder):
-    load = Load(0.5, 2, 0.9, 0.8)
+    load = WorkerLoad(0.5, 2, 0.9, 0.8)
     stages = {"forward": 0.4, "send_blocked": 0.5}
     recorder.add(RAW_ROUTE, 10, 4, read_seconds=3)
     recorder.add(PUSHED, 4, 1, server_seconds=stages, load=load)

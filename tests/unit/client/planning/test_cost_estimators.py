@@ -12,7 +12,7 @@ from hapi_client.metrics.events import (
 )
 from hapi_client.planning.cost_estimators import CostEstimators
 from hapi_client.planning.link_estimator import LINK_GROWTH, LinkEstimator
-from hapi_protocol.summary import Load
+from hapi_protocol.summary import WorkerLoad
 from hapi_splitter.planner.plan import Option
 from hapi_splitter.planner.problem import UNITS, UNSEEN_LINK
 from hapi_splitter.planner.resource_use import resource_use, scaled
@@ -157,7 +157,9 @@ def test_server_share_follows_the_load_and_the_read_queue(
             server_cpu_seconds=samples * BALANCED.server[PUSH],
         ),
         max_pushed=max_pushed,
-        load=Load(share=1.0, streams=4, device_busy=0.0, cpu_busy=cpu_busy),
+        load=WorkerLoad(
+            share=1.0, streams=4, device_busy=0.0, cpu_busy=cpu_busy
+        ),
     )
     for _ in range(20):
         job.estimates.observe(window, job.build)
@@ -263,7 +265,9 @@ def test_cached_features_do_not_make_computing_cheaper():
             samples={PUSH: 200 + cached},
             cached={PUSH: cached},
             pushed=replace(WORKER, seconds=5.0),
-            load=Load(share=0.1, streams=4, device_busy=0.9, cpu_busy=0.9),
+            load=WorkerLoad(
+                share=0.1, streams=4, device_busy=0.9, cpu_busy=0.9
+            ),
         )
         estimates.observe(window, profiled)
         results.append((estimates.scale, estimates.server_share))

@@ -16,7 +16,7 @@ import torch
 from hapi_protocol.errors import DoesNotFitError
 from hapi_protocol.samples import Sample, SampleError
 from hapi_splitter.inputs.subprocess_decode import LargeImage
-from hapi_worker.execution.batch_items import Batch
+from hapi_worker.execution.batch_items import MicroBatch
 from hapi_worker.execution.coalescing import Group
 from hapi_worker.execution.forward import PassResult, encode_rows, padded
 from hapi_worker.jobs.pipeline import Pipeline, PipelineLimits
@@ -288,7 +288,7 @@ def test_samples_of_a_slow_sender_are_computed_after_a_while(shared):
     until(lambda: len(shared.pool.work["decode"]) == 2)
     shared.pool.run("decode")
     assert shared.pool.work["device"] == []
-    taken: list[Batch] = []
+    taken: list[MicroBatch] = []
     writer = threading.Thread(target=lambda: taken.extend(shared.take(job)))
     writer.start()
     until(lambda: bool(shared.pool.work["device"]))
