@@ -10,7 +10,6 @@ is noticed.  The caller compares an entry with the model before use.
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import logging
 import warnings
@@ -22,6 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from hapi_protocol.errors import PackageError
 from hapi_splitter.cuts import FrozenGraph
 from hapi_splitter.freezing.model_key import UncacheableError, split_key
 from hapi_splitter.freezing.split_json import from_json, to_json
@@ -31,11 +31,18 @@ from hapi_splitter.freezing.split_store import (
     memory_store,
 )
 from hapi_splitter.freezing.tail_call import TailPlan
+from hapi_splitter.graph.program import program_from_json
 from hapi_splitter.inputs.sample_format import InputTransform
+from hapi_splitter.package.header import parse_header
+from hapi_splitter.package.weights import file_pieces, read_weights
 
 logger = logging.getLogger(__name__)
 
 _DIGEST_BYTES = hashlib.sha256().digest_size
+_MAX_CALLS = 1 << 20
+_MAX_HEADER_BYTES = 128 << 20
+"""Larger than those of packages: an entry is the user's own, and whole by its
+digest."""
 
 
 class SplitCacheWarning(UserWarning):
@@ -134,7 +141,7 @@ class SplitCache:
             return None
         try:
             return self._parsed(content)
-        except ValueError as error:
+        except (PackageError, ValueError) as error:
             self.discard(f"cannot be used: {error}")
             return None
 
@@ -178,7 +185,7 @@ class SplitCache:
     def _content(
         self, split: CachedSplit, weights: Mapping[int, torch.Tensor]
     ) -> bytes:
-        """Returns a JSON text and the constants, as torch saves them."""
+        """Returns an entry in the container of packages."""
         frozen, plan = split.frozen, split.plan
         if from_json(to_json(plan)) != plan:
             raise ValueError("the plan of its tail has no JSON")
@@ -196,26 +203,33 @@ class SplitCache:
             for node, source in enumerate(sources, 1)
             if source is None
         ]
-        graph = (frozen.program, frozen.values, frozen.names, frozen.digest)
-        document = to_json((*graph, sources, plan, split.freeze))
-        text = json.dumps(document, separators=(",", ":"))
-        # Clones, because a view is saved with all of its memory.
-        constants = [each.detach().clone() for each in stored]
-        buffer = io.BytesIO()
-        torch.save([text, *constants, split.features.clone()], buffer)
-        return buffer.getvalue()
+        facts = (frozen.values, frozen.names, frozen.digest)
+        document = to_json((*facts, sources, plan, split.freeze))
+        documents = {
+            # A text, because the documents of packages have no infinity.
+            "hapi.json": json.dumps(document, separators=(",", ":")),
+            "graph.json": frozen.program.to_json(),
+        }
+        constants = dict(enumerate([*stored, split.features], 1))
+        return b"".join(file_pieces(documents, constants))
 
     def _parsed(self, content: bytes) -> CachedSplit:
         """Reads what :meth:`_content` has returned.
 
         Raises:
             ValueError: if a class that it names is not imported.
+            PackageError: if it is over a limit.
         """
-        text, *stored, features = torch.load(
-            io.BytesIO(content), weights_only=True
+        data = memoryview(bytearray(content))
+        header = parse_header(data, _MAX_HEADER_BYTES)
+        program = program_from_json(header.graph, _MAX_CALLS)
+        document = from_json(json.loads(header.hapi))
+        values, names, digest, sources, plan, freeze = document
+        constants = read_weights(
+            header.tensors, data[header.end :], sources.count(None) + 1
         )
-        document = from_json(json.loads(text))
-        program, values, names, digest, sources, plan, freeze = document
+        # Clones, because a view would hold the memory of the whole entry.
+        *stored, features = (constants[n].clone() for n in sorted(constants))
         live, rest = self._tensors(), iter(stored)
         weights = {
             node: next(rest) if source is None else live[source].detach().cpu()

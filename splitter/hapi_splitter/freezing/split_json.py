@@ -16,14 +16,13 @@ import torch
 from torch.utils import _pytree as pytree
 
 from hapi_splitter.freezing import stand_ins, tail_call, tensor_positions
-from hapi_splitter.graph import batch_independence, program
+from hapi_splitter.graph import batch_independence
 
 _PLAIN = (bool, int, float, str, type(None))
 _RECORDS = {
     kind.__name__: kind
     for module in (
         batch_independence,
-        program,
         stand_ins,
         tail_call,
         tensor_positions,
