@@ -2,7 +2,26 @@
 
 import os
 
+import pytest
+
 from hapi_splitter.freezing import split_store
 
 os.environ["HAPI_CACHE_DIR"] = ""
 split_store.MAX_MEMORY_ENTRIES = 0
+
+
+@pytest.fixture
+def no_early_reads(monkeypatch):
+    """Jobs read nothing before the first loader."""
+    from hapi_client.job import transfer_job
+
+    monkeypatch.setattr(transfer_job, "READING_CUTS", ())
+
+
+@pytest.fixture
+def frequent_plans(monkeypatch):
+    """Jobs plan again after each span, and half a second of loading."""
+    from hapi_client.job import job_plan
+    from hapi_client.planning.replanner import ReplanOptions
+
+    monkeypatch.setattr(job_plan, "REPLAN", ReplanOptions(0.5, 1))

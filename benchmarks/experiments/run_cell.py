@@ -252,13 +252,13 @@ class RunsCell:
             "open",
             name=name,
             cut=options.cut,
-            cache=options.cache,
+            store_cache=options.cache,
             cache_memory_bytes=None if options.is_local else 0,
             cache_directory=f"{self.place.cache_folder}/features"
             if name == AUTO_DISK
             else None,
             # Empty before each run; ranks share what the first one splits.
-            split_cache_directory=f"{self.place.cache_folder}/splits",
+            split_directory=f"{self.place.cache_folder}/splits",
         )
 
     def _theirs(self, stack: contextlib.ExitStack, name: str) -> Iterator[Any]:

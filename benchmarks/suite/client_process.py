@@ -22,10 +22,11 @@ from benchmarks.opponents.measurement import Meter, between, follow
 from benchmarks.suite.fixed_cuts import outlook
 from benchmarks.testbed.process_resources import client_device
 from benchmarks.testbed.remote import serve
+from hapi_client.caching.cache_config import CacheConfig
 from hapi_client.data.upload import upload
-from hapi_client.job.options import JobConfig, PlanConfig, SwiftConfig
+from hapi_client.job.options import JobConfig, PlanConfig
 from hapi_client.job.transfer_job import TransferJob
-from hapi_client.loading.prefetcher import ReadConfig
+from hapi_client.loading.read_config import ReadConfig
 from hapi_client.model.frozen_region import FrozenRegion
 from hapi_client.model.package_store import DEFAULT_MODELS_CONTAINER
 from hapi_client.plan_report.plan_study import advise
@@ -45,11 +46,9 @@ STEADY_EPOCHS = 100_000
 """So many epochs that no startup cost matters to the plan."""
 # The steady state is measured, and a wide shuffle buffer fills slowly.
 # A partition for each rank, as narrow as the shuffle buffer.
-# No cache on the client: most experiments compare epochs of a fixed cut.
 READ_CONFIG = ReadConfig(
     buffer_spans=1,
     partition=EpochPartition(int(os.environ.get("WORLD_SIZE", "1"))),
-    cache_memory_bytes=0,
 )
 
 
@@ -115,16 +114,16 @@ class ClientTier:
         name: str,
         cut: int | str,
         encoding: str | None = None,
-        cache: str = CACHE_OFF,
+        store_cache: str = CACHE_OFF,
         container: str | None = None,
         cache_memory_bytes: int | None = 0,
         cache_directory: str | None = None,
-        split_cache_directory: str = "",
+        split_directory: str = "",
     ) -> None:
         """Creates a job with a connection of its own.
 
-        Without ``container`` it reads the prepared one.  Its split is cached
-        on the disk if a directory is given.
+        Without ``container`` it reads the prepared one.  No cache on the
+        client by default: most experiments compare epochs of a fixed cut.
         """
         assert self._model is not None
         arguments = dict(self._arguments)
@@ -136,16 +135,16 @@ class ClientTier:
                 self._model,
                 config=JobConfig(
                     cut=cut,
-                    cache=cache,
                     device=client_device(),
                     plan=replace(self._plan, encoding=encoding),
-                    read=replace(
-                        READ_CONFIG,
-                        cache_memory_bytes=cache_memory_bytes,
-                        cache_directory=cache_directory,
+                    read=READ_CONFIG,
+                    cache=CacheConfig(
+                        cache_memory_bytes,
+                        cache_directory,
+                        store=store_cache,
+                        split_directory=split_directory,
                     ),
-                    swift=SwiftConfig(connection),
-                    split_cache_directory=split_cache_directory,
+                    connection=connection,
                 ),
                 **arguments,
             )
@@ -255,7 +254,7 @@ class ClientTier:
         ``is_decided`` is true if there is a plan, or will be none.
         """
         job = self._jobs[name]
-        plan, planner = job.plan, job._planner
+        plan, planner = job.plan, job.pipeline.plan.planner
         return {
             "label": plan.label if plan else None,
             "samples_per_second": plan.samples_per_second if plan else None,
@@ -283,7 +282,7 @@ def train_epoch(
     """
     criterion = torch.nn.CrossEntropyLoss()
     job.tail.train()
-    for features, labels in job.loader(epoch):
+    for features, labels in job.pipeline.loader(epoch):
         found = job.tail(features)
         # There are more samples than classes; see position_of.
         loss = criterion(found, labels % found.shape[1])

@@ -15,13 +15,13 @@ from torchvision.models.resnet import BasicBlock, ResNet
 
 from benchmarks.testbed.remote import serve
 from hapi_client import (
+    CacheConfig,
     Connection,
     Credentials,
     HapiError,
     ImageTransform,
     JobConfig,
     ReadConfig,
-    SwiftConfig,
     TransferJob,
 )
 from hapi_client.data.indexing import update_index
@@ -80,14 +80,9 @@ class CheckedJob:
             seed=seed,
             config=JobConfig(
                 cut=cut,
-                read=ReadConfig(
-                    cache_memory_bytes=0,
-                    num_threads=2,
-                    decode_threads=1,
-                    progress=False,
-                ),
-                swift=SwiftConfig(connection=connection),
-                split_cache_directory="",
+                read=ReadConfig(num_threads=2),
+                cache=CacheConfig(memory_bytes=0, split_directory=""),
+                connection=connection,
             ),
         )
         return len(self._expected)
@@ -99,7 +94,7 @@ class CheckedJob:
         found: dict[int, int] = dict.fromkeys(self._expected, 0)
         wrong, error = 0, ""
         try:
-            for features, labels in self._job.loader(number):
+            for features, labels in self._job.pipeline.loader(number):
                 for feature, label in zip(
                     features, labels.tolist(), strict=True
                 ):

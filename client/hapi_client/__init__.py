@@ -14,17 +14,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hapi_client.caching.cache_config import CacheConfig
     from hapi_client.data.label_texts import JsonLabels
     from hapi_client.job.feature_dataset import FeatureDataset
-    from hapi_client.job.options import JobConfig, PlanConfig, SwiftConfig
-    from hapi_client.job.pipeline import FeaturePipeline
+    from hapi_client.job.options import JobConfig, PlanConfig
     from hapi_client.job.transfer_job import TransferJob
-    from hapi_client.loading.prefetcher import ReadConfig
+    from hapi_client.loading.read_config import ReadConfig
     from hapi_client.model.frozen_region import FrozenRegion, split_model
     from hapi_client.sampling.partition import EpochPartition
     from hapi_client.swift.connection import Connection
     from hapi_client.swift.credentials import Credentials
-    from hapi_client.swift.retry import Backoff
     from hapi_protocol.errors import HapiError
     from hapi_splitter.inputs.array_transform import ArrayTransform
     from hapi_splitter.inputs.augmentation import Augmentation
@@ -34,12 +33,11 @@ if TYPE_CHECKING:
 __all__ = [
     "ArrayTransform",
     "Augmentation",
-    "Backoff",
+    "CacheConfig",
     "Connection",
     "Credentials",
     "EpochPartition",
     "FeatureDataset",
-    "FeaturePipeline",
     "FrozenRegion",
     "HapiError",
     "ImageTransform",
@@ -48,7 +46,6 @@ __all__ = [
     "NamedArrays",
     "PlanConfig",
     "ReadConfig",
-    "SwiftConfig",
     "TransferJob",
     "split_model",
 ]
@@ -56,12 +53,11 @@ __all__ = [
 _HOMES = {
     "ArrayTransform": "hapi_splitter.inputs.array_transform",
     "Augmentation": "hapi_splitter.inputs.augmentation",
-    "Backoff": "hapi_client.swift.retry",
+    "CacheConfig": "hapi_client.caching.cache_config",
     "Connection": "hapi_client.swift.connection",
     "Credentials": "hapi_client.swift.credentials",
     "EpochPartition": "hapi_client.sampling.partition",
     "FeatureDataset": "hapi_client.job.feature_dataset",
-    "FeaturePipeline": "hapi_client.job.pipeline",
     "FrozenRegion": "hapi_client.model.frozen_region",
     "HapiError": "hapi_protocol.errors",
     "ImageTransform": "hapi_splitter.inputs.image_transform",
@@ -69,8 +65,7 @@ _HOMES = {
     "JsonLabels": "hapi_client.data.label_texts",
     "NamedArrays": "hapi_splitter.inputs.named_arrays",
     "PlanConfig": "hapi_client.job.options",
-    "ReadConfig": "hapi_client.loading.prefetcher",
-    "SwiftConfig": "hapi_client.job.options",
+    "ReadConfig": "hapi_client.loading.read_config",
     "TransferJob": "hapi_client.job.transfer_job",
     "split_model": "hapi_client.model.frozen_region",
 }

@@ -37,20 +37,15 @@ class SilentReporter:
         pass
 
 
-def progress_wanted(
-    progress: bool | None, environ: Mapping[str, str]
-) -> bool | None:
+def progress_wanted(environ: Mapping[str, str]) -> bool | None:
     """Returns if progress is shown; None if only on a terminal or notebook.
 
     Args:
-        progress: the program's choice; None leaves it to the environment.
         environ: environment variables; ``HAPI_PROGRESS`` is read.
 
     Raises:
         ClientError: ``bad_configuration`` for another value than 0 and 1.
     """
-    if progress is not None:
-        return progress
     value = environ.get(ENVIRONMENT) or None
     if value not in (None, "0", "1"):
         raise ClientError(

@@ -181,7 +181,8 @@ class _Run:
         """
         self._job.tail.train()
         started = time.monotonic() - self._current.seconds
-        for features, labels in self._job.loader(epoch):
+        self._job.train_loader.set_epoch(epoch)
+        for features, labels in self._job.train_loader:
             self._take_step(features, labels)
             self._current.seconds = time.monotonic() - started
             on_samples(epoch, self._current.num_samples)

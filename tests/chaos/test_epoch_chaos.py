@@ -17,6 +17,8 @@ from PIL import Image
 from gateway import Storm, gateway_to
 from hapi_client import Connection, Credentials, ReadConfig
 from hapi_client.data.indexing import update_index
+from hapi_client.job import transfer_job
+from hapi_client.loading import circuit_breaker, prefetcher, read_config
 from hapi_client.planning import job_planner, job_problem
 from hapi_client.planning import replanner as replan
 from hapi_client.swift.http_client import ConnectionOptions
@@ -46,16 +48,23 @@ CLIENT_SECONDS = "4"
 PAUSE_SECONDS = 6.0
 DATA = "swift://weather"
 SOON = Backoff(attempts=8, first_seconds=0.05, max_seconds=0.5)
-OPTIONS = ReadConfig(
-    read_early=False,  # faults begin with the epoch
-    cache_memory_bytes=0,
-    decode_threads=1,
-    num_threads=2,
-    ahead_spans=4,
-    backoff=SOON,
-    pause_seconds=0.2,
-    max_pause_seconds=0.5,
-)
+OPTIONS = ReadConfig(num_threads=2)
+READING_CUTS = transfer_job.READING_CUTS
+
+
+@pytest.fixture(autouse=True)
+def _short_waits(monkeypatch, no_early_reads):
+    """Faults begin with the epoch, and end soon."""
+    monkeypatch.setattr(prefetcher, "AHEAD_SPANS", 4)
+    set_waits(monkeypatch, SOON, 0.2, 0.5)
+
+
+def set_waits(monkeypatch, backoff, pause_seconds, max_pause_seconds):
+    monkeypatch.setattr(read_config, "SPAN_BACKOFF", backoff)
+    monkeypatch.setattr(circuit_breaker, "PAUSE_SECONDS", pause_seconds)
+    monkeypatch.setattr(
+        circuit_breaker, "MAX_PAUSE_SECONDS", max_pause_seconds
+    )
 
 
 def number_of(key):
@@ -156,19 +165,19 @@ def delivered(loader, step=lambda number: None):
 
 def mixed(job):
     """Half of the spans are pushed down, half are raw reads."""
-    job._factory.scheduler.change(
+    job.pipeline._factory.scheduler.change(
         {Route(job.num_cuts, "float32"): 0.5, RAW_ROUTE: 0.5}
     )
 
 
 def test_faults_while_the_model_is_split_cost_no_sample(
-    data, gateway, through
+    data, gateway, through, monkeypatch
 ):
     gateway.storm = Storm(refused=0.2, torn=0.2)
-    options = replace(OPTIONS, read_early=True)
+    monkeypatch.setattr(transfer_job, "READING_CUTS", READING_CUTS)
     for _ in range(5):
-        with job_of(through, cut="stream", read=options) as job:
-            labels = delivered(job.loader(0))
+        with job_of(through, cut="stream") as job:
+            labels = delivered(job.pipeline.loader(0))
         assert sorted(labels) == list(range(NUM_SAMPLES))
     gateway.storm = None
     assert all(gateway.happened[name] for name in ("refused", "torn"))
@@ -192,7 +201,7 @@ def test_faults_cost_retries_and_no_sample(
         if ways == "mixed":
             mixed(job)
         gateway.storm = storm
-        labels = delivered(job.loader(0))
+        labels = delivered(job.pipeline.loader(0))
         gateway.storm = None
         assert sorted(labels) == list(range(NUM_SAMPLES))
         assert job.stats.retries + job.stats.fallbacks > 0
@@ -202,12 +211,12 @@ def test_faults_cost_retries_and_no_sample(
 
 @pytest.mark.parametrize("cut", ["stream", "freeze"])
 def test_swift_that_is_away_for_long_is_waited_for(
-    data, gateway, through, caplog, cut
+    data, gateway, through, caplog, monkeypatch, cut
 ):
     """Refusals are more than the attempts of all requests and spans."""
     twice = Backoff(attempts=2, first_seconds=0.05, max_seconds=0.1)
-    options = replace(OPTIONS, backoff=twice)
-    with job_of(through, cut=cut, read=options) as job:
+    set_waits(monkeypatch, twice, 0.2, 0.5)
+    with job_of(through, cut=cut) as job:
         gateway.storm = Storm(refused=1.0)
         refused = gateway.happened["refused"]
         attempts = 2 * SOON.attempts * (OPTIONS.num_threads + 1)
@@ -221,7 +230,7 @@ def test_swift_that_is_away_for_long_is_waited_for(
 
         with ThreadPoolExecutor(1) as other:
             back = other.submit(come_back)
-            labels = delivered(job.loader(0))
+            labels = delivered(job.pipeline.loader(0))
             back.result()
     assert sorted(labels) == list(range(NUM_SAMPLES))
     assert "Swift does not answer for" in caplog.text
@@ -232,23 +241,24 @@ def test_swift_that_stays_away_ends_the_job(data, gateway, through):
     with job_of(through, cut="stream", read=options) as job:
         gateway.storm = Storm(refused=1.0)
         with pytest.raises(HapiError, match=r"retry_seconds, .* --resume"):
-            delivered(job.loader(0))
+            delivered(job.pipeline.loader(0))
     gateway.storm = None
 
 
 @pytest.mark.parametrize("cut", ["stream", "freeze"])
 def test_shard_replaced_during_an_epoch_is_an_error_with_its_name(
-    data, through, cut
+    data, through, monkeypatch, cut
 ):
     """Earlier samples are delivered, none of the new content is."""
-    options = replace(OPTIONS, num_threads=1, ahead_spans=1, buffer_spans=1)
+    monkeypatch.setattr(prefetcher, "AHEAD_SPANS", 1)
+    options = ReadConfig(num_threads=1, buffer_spans=1)
     with job_of(through, cut=cut, read=options) as job:
-        last = delivered(job.loader(0))[-1] // PER_SHARD
+        last = delivered(job.pipeline.loader(0))[-1] // PER_SHARD
         name = f"s{last}.tar"
         labels: list[int] = []
 
         def train():
-            for _, found in job.loader(0):
+            for _, found in job.pipeline.loader(0):
                 if not labels:
                     put(through, name, shard(PER_SHARD, size=121, seed=9))
                 labels.extend(found.tolist())
@@ -272,7 +282,7 @@ def test_paused_loop_needs_no_retry(impatient, cut):
     transform = ImageTransform(resize_size=256, crop_size=224)
     with job_of(impatient, cut=cut, transform=transform, batch_size=8) as job:
         labels = delivered(
-            job.loader(0),
+            job.pipeline.loader(0),
             lambda number: time.sleep(PAUSE_SECONDS * (number == 2)),
         )
         assert job.stats.retries == job.stats.fallbacks == 0
@@ -303,19 +313,14 @@ def features_by_label(loader, step=lambda number: None):
 
 
 def test_epoch_of_a_killed_worker_is_finished_and_push_down_resumes(
-    data, worker, connection
+    data, worker, connection, monkeypatch
 ):
     with job_of(connection, cut="stream") as streaming:
-        expected = features_by_label(streaming.loader(0))
+        expected = features_by_label(streaming.pipeline.loader(0))
     assert sorted(expected) == list(range(NUM_SAMPLES))
-    options = ReadConfig(
-        cache_memory_bytes=0,
-        num_threads=3,
-        buffer_spans=1,
-        pause_seconds=0.1,
-        max_pause_seconds=0.2,
-        backoff=Backoff(attempts=2, first_seconds=0.05, max_seconds=0.1),
-    )
+    options = ReadConfig(num_threads=3, buffer_spans=1)
+    twice = Backoff(attempts=2, first_seconds=0.05, max_seconds=0.1)
+    set_waits(monkeypatch, twice, 0.1, 0.2)
 
     def kill(number):
         if number == 1:
@@ -328,17 +333,17 @@ def test_epoch_of_a_killed_worker_is_finished_and_push_down_resumes(
         [Request("GET", f"{url.path}/weather/s0.tar")],
     )
     with plain, job_of(connection, read=options) as pushing:
-        found = features_by_label(pushing.loader(0), kill)
+        found = features_by_label(pushing.pipeline.loader(0), kill)
         during = pushing.stats.fallbacks + pushing.stats.retries
-        metrics = pushing._factory.recorder.take()
+        metrics = pushing.pipeline._factory.recorder.take()
         worker.start()
         worker.wait_until_ready()
 
         def num_pushed(epoch):
-            pushing._factory.recorder.take()
-            again = features_by_label(pushing.loader(epoch))
+            pushing.pipeline._factory.recorder.take()
+            again = features_by_label(pushing.pipeline.loader(epoch))
             assert sorted(again) == sorted(expected)
-            samples = pushing._factory.recorder.take().samples
+            samples = pushing.pipeline._factory.recorder.take().samples
             return sum(n for route, n in samples.items() if route != RAW_ROUTE)
 
         # On a busy machine some spans may still be read raw.
@@ -360,6 +365,7 @@ def test_log_of_plans_reports_the_worker_and_no_sample_is_lost(
     def freeze(problem):
         return static_at(problem, problem.last_cut)
 
+    set_waits(monkeypatch, Backoff(attempts=1), 0.5, 1.0)
     # On one machine a plan might well stream.
     for module in (job_problem, replan):
         monkeypatch.setattr(module, "solve", freeze)
@@ -373,7 +379,7 @@ def test_log_of_plans_reports_the_worker_and_no_sample_is_lost(
     def train_until(said):
         while not said():
             assert time.monotonic() < deadline, told
-            seen = delivered(auto.loader(len(told)))
+            seen = delivered(auto.pipeline.loader(len(told)))
             assert sorted(seen) == list(range(NUM_SAMPLES))
             told.append(auto.plan.label if auto.plan else "")
 
@@ -384,14 +390,7 @@ def test_log_of_plans_reports_the_worker_and_no_sample_is_lost(
         connection,
         cut="auto",
         epochs=1e6,
-        replan_seconds=0.5,
-        replan_min_spans=1,
-        read=ReadConfig(
-            cache_memory_bytes=0,
-            backoff=Backoff(attempts=1),
-            pause_seconds=0.5,
-            max_pause_seconds=1.0,
-        ),
+        read=ReadConfig(),
     ) as auto:
         train_until(lambda: auto.plan is not None and auto.plan.pushes)
         worker.stop()

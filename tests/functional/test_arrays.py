@@ -132,7 +132,9 @@ def test_losses_are_those_of_plain_torch(connection, stored, local, cut):
         losses = [
             loss
             for epoch in range(EPOCHS)
-            for loss, _ in steps_of(job.tail, optimizer, job.loader(epoch))
+            for loss, _ in steps_of(
+                job.tail, optimizer, job.pipeline.loader(epoch)
+            )
         ]
         assert job.stats.fallbacks == 0
         number = {"stream": 0, "freeze": job.num_cuts}.get(cut, cut)
@@ -154,7 +156,7 @@ def broken(connection, tmp_path_factory):
 def failures_of(connection, job):
     """Sample to message, of all that a job cannot read."""
     found = {}
-    by_number = job.samples()
+    by_number = job.dataset(shuffle=False).samples()
     for number in range(len(by_number)):
         try:
             by_number[number]
@@ -176,7 +178,7 @@ def test_bad_arrays_say_the_same_on_both_tiers_and_harm_no_other(
         with text.job(connection, **options) as job:
             found[cut] = failures_of(connection, job)
         with text.job(connection, on_error="skip", **options) as job:
-            features[cut] = torch.cat([x for x, _ in job.loader()])
+            features[cut] = torch.cat([x for x, _ in job.pipeline.loader()])
             assert job.stats.skipped == len(bad)
             assert job.stats.fallbacks == 0
     assert found["stream"] == found["freeze"]
@@ -197,7 +199,7 @@ def test_bad_arrays_say_the_same_on_both_tiers_and_harm_no_other(
 def test_array_of_its_own_becomes_features(connection, broken, owner):
     text = stored_text()
     with text.job(connection, data=str(broken), cut="freeze") as job:
-        wanted = Annotation(job._factory.sources.model, job.num_cuts)
+        wanted = Annotation(job.pipeline._factory.sources.model, job.num_cuts)
     owner.put("/AUTH_test/arrays/one.npy", npy(token_arrays(1)[0][0]))
     answer = owner.get("/AUTH_test/arrays/one.npy", wanted.to_headers())
     assert answer.status_code == 200, answer.text
@@ -279,8 +281,8 @@ def test_job_streams_where_features_are_larger_than_what_is_stored(
         ) as job,
     ):
         epoch = 0
-        while not job._planner.wait(0):
-            assert sum(len(y) for _, y in job.loader(epoch)) == 120
+        while not job.pipeline.plan.planner.wait(0):
+            assert sum(len(y) for _, y in job.pipeline.loader(epoch)) == 120
             epoch += 1
             assert epoch < 1000
         assert job.plan is None
@@ -297,7 +299,7 @@ def test_arrays_are_not_taken_for_images(connection, sentences):
         ) as job,
         pytest.raises(ClientError, match="the job an ArrayTransform"),
     ):
-        next(iter(job.loader()))
+        next(iter(job.pipeline.loader()))
 
 
 @pytest.mark.parametrize("command", ["ls", "doctor", "info"])

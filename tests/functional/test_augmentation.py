@@ -8,6 +8,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from hapi_client import Augmentation, ReadConfig
+from hapi_client.loading import read_config
 from hapi_client.swift.retry import Backoff
 from hapi_client.swift.swift_url import Location
 from hapi_protocol.feature_reader import read_features
@@ -32,12 +33,13 @@ CHANGES = Augmentation(
     saturation=(0.7, 1.3),
     hue=(-0.1, 0.1),
 )
-QUICK = ReadConfig(
-    cache_memory_bytes=0,
-    num_threads=2,
-    decode_threads=2,
-    backoff=Backoff(attempts=2, first_seconds=0.05),
-)
+QUICK = ReadConfig(num_threads=2)
+
+
+@pytest.fixture(autouse=True)
+def _two_attempts(monkeypatch):
+    backoff = Backoff(attempts=2, first_seconds=0.05)
+    monkeypatch.setattr(read_config, "SPAN_BACKOFF", backoff)
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +68,7 @@ def job_of(connection, place, **options):
 
 def features_of(job, epoch):
     """Features of all samples, in the order of the epoch."""
-    found = torch.cat([features for features, _ in job.loader(epoch)])
+    found = torch.cat([features for features, _ in job.pipeline.loader(epoch)])
     assert len(found) == NUM_SAMPLES
     assert job.stats.fallbacks == 0
     return found
@@ -95,7 +97,7 @@ def test_every_cut_gives_the_same_training_rows(connection, photos):
                 assert_close(features_of(job, epoch), wanted)
     # A plan that mixes them changes each image alike.
     with job_of(connection, photos, cut="freeze") as job:
-        job._factory.scheduler.change(
+        job.pipeline._factory.scheduler.change(
             {
                 RAW_ROUTE: 0.4,
                 Route(1, "float32"): 0.3,
@@ -108,10 +110,10 @@ def test_every_cut_gives_the_same_training_rows(connection, photos):
 
 def test_changes_that_repeat_are_found_again_in_the_store(connection, photos):
     repeated = {"augment_period_epochs": 2}
-    with job_of(connection, photos, cache="readwrite", **repeated) as job:
+    with job_of(connection, photos, store="readwrite", **repeated) as job:
         first = [features_of(job, epoch) for epoch in (0, 1)]
         assert job.stats.cached == 0
-    with job_of(connection, photos, cache="read", **repeated) as job:
+    with job_of(connection, photos, store="read", **repeated) as job:
         for epoch in (2, 3):
             assert_same_set(features_of(job, epoch), first[epoch - 2])
         assert job.stats.cached == 2 * NUM_SAMPLES
@@ -129,11 +131,12 @@ def test_torchs_data_loader_has_the_epochs_changes(connection, photos):
             )
             found = torch.cat([features for features, _ in loader])
             assert_same_set(found, wanted)
-            samples = job.samples(epoch=epoch)
+            dataset.set_epoch(epoch)
+            samples = dataset.samples()
             features = [each for each, _ in samples.__getitems__([*ALL])]
             assert_same_set(torch.stack(features), wanted)
             samples.close()
-        samples = job.samples()
+        samples = job.dataset(shuffle=False).samples()
         assert_close(samples[3][0], evaluated[3])
         samples.close()
 

@@ -42,7 +42,7 @@ def put_shards(connection, place, folder, count=3):
 
 def epoch(place, connection, cut, **options):
     with small_job(place, connection=connection, cut=cut, **options) as job:
-        return sum(len(labels) for _, labels in job.loader())
+        return sum(len(labels) for _, labels in job.pipeline.loader())
 
 
 @pytest.mark.parametrize("cut", CUTS)

@@ -341,7 +341,7 @@ def uploaded(connection, name, folder, num_shards):
 
 
 def job_of(connection, place, **options):
-    base = {"connection": connection, "batch_size": 8, "cache": "readwrite"}
+    base = {"connection": connection, "batch_size": 8, "store": "readwrite"}
     return small_job(place, **{**base, **options})
 
 
@@ -350,7 +350,7 @@ def test_second_epoch_needs_no_worker(cluster, connection, owner, tmp_path):
     place = uploaded(connection, "epochs", tmp_path, 5)
     with job_of(connection, place, cut="freeze") as job:
         first = train_tail(job, epochs=1, learning_rate=0.0)
-        spans = len(job._splits["train"].spans)
+        spans = len(job.pipeline.data.split("train").spans)
         until(lambda: len(kept(owner)) == spans)
         assert job.stats.cached == 0
         before = jobs_done(cluster)
@@ -363,7 +363,7 @@ def test_second_epoch_needs_no_worker(cluster, connection, owner, tmp_path):
 
 def tracker_of(job, connection):
     """The tracker of a job with a fixed cut, as of one that plans."""
-    sources = job._factory.sources
+    sources = job.pipeline._factory.sources
     assert sources.model is not None
     profile = connection.get_profile(
         sources.model.container, sources.model.object, seconds=60.0
@@ -378,14 +378,17 @@ def test_a_listing_finds_what_another_job_has_stored(
 ):
     place = uploaded(connection, "listed", tmp_path, 3)
     with job_of(connection, place, cut="freeze") as job:
-        sum(len(y) for _, y in job.loader(0))
+        sum(len(y) for _, y in job.pipeline.loader(0))
     until(lambda: len(kept(owner)) == 3)
     user = {"user": "test:tester3", "key": "testing3"}
     with (
         connected(cluster, **user) as reader,
         job_of(connection, place, cut="freeze") as job,
     ):
-        way, spans = Route(job.num_cuts, "float32"), job.data_set().spans
+        way, spans = (
+            Route(job.num_cuts, "float32"),
+            job.pipeline.data.split("train").spans,
+        )
         tracker = tracker_of(job, connection)
         tracker.use([way])
         for each, found in ((reader, None), (connection, way)):
@@ -394,14 +397,15 @@ def test_a_listing_finds_what_another_job_has_stored(
                 assert tracker.cached_route(span, None) == found
         # Gone between the listing and the read: computed, as if never there.
         cache(owner, "DELETE")
-        job._factory.scheduler.change({RAW_ROUTE: 1.0})
-        assert sum(len(y) for _, y in job.loader(1)) == 24
+        job.pipeline._factory.scheduler.change({RAW_ROUTE: 1.0})
+        assert sum(len(y) for _, y in job.pipeline.loader(1)) == 24
         assert (job.stats.cached, job.stats.fallbacks) == (0, 0)
         assert not any(tracker.cached_route(each, None) for each in spans)
     until(lambda: len(kept(owner)) == 3)
 
 
 @pytest.mark.usefixtures("empty")
+@pytest.mark.usefixtures("frequent_plans")
 def test_a_plan_counts_on_what_is_kept(cluster, connection, tmp_path):
     place = uploaded(connection, "planned", tmp_path, 6)
     with (
@@ -411,14 +415,15 @@ def test_a_plan_counts_on_what_is_kept(cluster, connection, tmp_path):
             behind_link,
             place,
             epochs=1e6,
-            replan_seconds=0.5,
-            replan_min_spans=1,
         ) as job,
     ):
         deadline = time.monotonic() + 120
         while not job.reports or job.reports[-1].cached_samples < 48:
             assert time.monotonic() < deadline, job.plan or job.no_plan_reason
-            assert sum(len(y) for _, y in job.loader(len(job.reports))) == 48
+            assert (
+                sum(len(y) for _, y in job.pipeline.loader(len(job.reports)))
+                == 48
+            )
         assert job.plan is not None
         assert job.plan.pushes
         before = jobs_done(cluster)
@@ -428,8 +433,8 @@ def test_a_plan_counts_on_what_is_kept(cluster, connection, tmp_path):
 
 
 def test_unknown_mode_of_a_job_is_named(connection):
-    with pytest.raises(ClientError, match="cache is 'on'; one of off, read"):
-        job_of(connection, "kept/epochs", cache="on")
+    with pytest.raises(ClientError, match="store is 'on'; one of off, read"):
+        job_of(connection, "kept/epochs", store="on")
 
 
 @pytest.mark.usefixtures("empty")

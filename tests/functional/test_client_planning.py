@@ -62,7 +62,7 @@ def test_fewer_samples_are_measured_on_a_slow_link(
 def test_mixed_routes_are_measured(connection, photos):
     with job_of(connection, photos, cut="freeze") as job:
         last, middle = job.num_cuts, max(1, job.num_cuts // 2)
-        job._factory.scheduler.change(
+        job.pipeline._factory.scheduler.change(
             {
                 RAW_ROUTE: 0.4,
                 Route(last, "float32"): 0.3,
@@ -70,7 +70,7 @@ def test_mixed_routes_are_measured(connection, photos):
             }
         )
         train_tail(job, epochs=2, learning_rate=0.01)
-        seen = job._factory.recorder.take()
+        seen = job.pipeline._factory.recorder.take()
 
     assert sum(seen.samples.values()) == 2 * NUM_SAMPLES
     assert len(seen.samples) == 3
@@ -85,7 +85,9 @@ def train_until(job, is_so):
     for epoch in itertools.count():
         if is_so():
             return
-        assert sum(len(y) for _, y in job.loader(epoch)) == NUM_SAMPLES
+        assert (
+            sum(len(y) for _, y in job.pipeline.loader(epoch)) == NUM_SAMPLES
+        )
         assert time.monotonic() < deadline
 
 
@@ -99,8 +101,8 @@ def test_short_job_plans_without_a_measurement(
         job_of(slow, photos, epochs=1e6) as job,
     ):
         train_until(job, lambda: job.plan is not None and job.plan.pushes)
-        assert job._planner._measurement.facts is None
-        assert sum(len(y) for _, y in job.loader(0)) == NUM_SAMPLES
+        assert job.pipeline.plan.planner._measurement.facts is None
+        assert sum(len(y) for _, y in job.pipeline.loader(0)) == NUM_SAMPLES
         assert job.stats.samples_by_cut[job.num_cuts] > 0
 
 
@@ -116,20 +118,24 @@ def test_package_is_stored_first_if_it_pays_by_its_bytes(
         connected(cluster, auth_url=url) as slow,
         job_of(slow, photos, epochs=1e6) as job,
     ):
-        train_until(job, lambda: job._planner._worker.model is not None)
+        train_until(
+            job, lambda: job.pipeline.plan.planner._worker.model is not None
+        )
         assert job.plan is None
         assert job.stats.samples_by_cut.keys() == {0}
 
 
+@pytest.mark.usefixtures("frequent_plans")
 def test_job_plans_while_it_trains(connection, photos):
-    with job_of(
-        connection, photos, epochs=1e6, replan_seconds=0.5, replan_min_spans=1
-    ) as job:
+    with job_of(connection, photos, epochs=1e6) as job:
         assert job.plan is None
         assert job.cut == "auto"
         train_until(job, lambda: job.plan is not None)
         for epoch in range(20):
-            assert sum(len(y) for _, y in job.loader(epoch)) == NUM_SAMPLES
+            assert (
+                sum(len(y) for _, y in job.pipeline.loader(epoch))
+                == NUM_SAMPLES
+            )
         plan, problem, changes = job.plan, job.problem, job.plan_changes
         reports = job.reports
 
@@ -152,20 +158,35 @@ def test_job_plans_while_it_trains(connection, photos):
 
 def test_resumed_job_has_fewer_remaining_epochs(connection, photos):
     with job_of(connection, photos, epochs=10) as job:
-        for _ in job.loader(0):
+        for _ in job.pipeline.loader(0):
             pass
-        assert job._planner._problem.remaining_epochs() == pytest.approx(9.0)
+        assert (
+            job.pipeline.plan.planner._problem.remaining_epochs()
+            == pytest.approx(9.0)
+        )
         state = job.state_dict()
     with job_of(connection, photos, epochs=10) as job:
-        assert job._planner._problem.remaining_epochs() == pytest.approx(10.0)
+        assert (
+            job.pipeline.plan.planner._problem.remaining_epochs()
+            == pytest.approx(10.0)
+        )
         job.load_state_dict(state)
-        assert job._planner._problem.remaining_epochs() == pytest.approx(9.0)
+        assert (
+            job.pipeline.plan.planner._problem.remaining_epochs()
+            == pytest.approx(9.0)
+        )
         for epoch in (1, 2):
-            for _ in job.loader(epoch):
+            for _ in job.pipeline.loader(epoch):
                 pass
-        assert job._planner._problem.remaining_epochs() == pytest.approx(7.0)
+        assert (
+            job.pipeline.plan.planner._problem.remaining_epochs()
+            == pytest.approx(7.0)
+        )
         job.load_state_dict(state)
-        assert job._planner._problem.remaining_epochs() == pytest.approx(9.0)
+        assert (
+            job.pipeline.plan.planner._problem.remaining_epochs()
+            == pytest.approx(9.0)
+        )
 
 
 def test_remaining_epochs_count_samples_of_all_ranks(
@@ -174,8 +195,13 @@ def test_remaining_epochs_count_samples_of_all_ranks(
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "0")
     with job_of(connection, photos, epochs=10) as job:
-        assert sum(len(y) for _, y in job.loader(0)) == NUM_SAMPLES // 2
-        assert job._planner._problem.remaining_epochs() == pytest.approx(9.0)
+        assert (
+            sum(len(y) for _, y in job.pipeline.loader(0)) == NUM_SAMPLES // 2
+        )
+        assert (
+            job.pipeline.plan.planner._problem.remaining_epochs()
+            == pytest.approx(9.0)
+        )
 
 
 def test_job_reads_raw_if_no_plan_can_be_made(
@@ -186,7 +212,7 @@ def test_job_reads_raw_if_no_plan_can_be_made(
         job_of(connection, photos, cut="freeze")
     assert caught.value.code == "unsupported_version"
     with job_of(connection, photos, epochs=1e6) as job:
-        train_until(job, lambda: job._planner.wait(0))
+        train_until(job, lambda: job.pipeline.plan.planner.wait(0))
 
         assert job.plan is None
     assert "no plan, raw reads" in caplog.text
@@ -208,7 +234,7 @@ def test_closing_a_job_ends_its_planning_at_once(
         train_until(job, waiting.is_set)
         started = time.monotonic()
     assert time.monotonic() - started < 30
-    assert not job._planner._thread.is_alive()
+    assert not job.pipeline.plan.planner._thread.is_alive()
 
 
 class _EndlessFile(io.BytesIO):

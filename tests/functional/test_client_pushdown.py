@@ -11,6 +11,7 @@ from hapi_client import ReadConfig
 from hapi_client.cli.demo.run import BATCH_NORM_FACTOR, largest_difference
 from hapi_client.data.index import find_index, load_index
 from hapi_client.data.indexing import update_index
+from hapi_client.loading import read_config
 from hapi_client.swift.retry import Backoff
 from hapi_client.swift.swift_url import Location
 from hapi_protocol.errors import ClientError, DataIndexError, HapiError
@@ -23,12 +24,13 @@ from photos import shard, with_corrupt_member
 
 TOLERANCE = 1e-4
 NUM_SAMPLES = 40
-QUICK = ReadConfig(
-    cache_memory_bytes=0,
-    num_threads=2,
-    decode_threads=1,
-    backoff=Backoff(attempts=2, first_seconds=0.05),
-)
+QUICK = ReadConfig(num_threads=2)
+
+
+@pytest.fixture(autouse=True)
+def _two_attempts(monkeypatch):
+    backoff = Backoff(attempts=2, first_seconds=0.05)
+    monkeypatch.setattr(read_config, "SPAN_BACKOFF", backoff)
 
 
 @pytest.fixture(scope="module")
@@ -96,11 +98,11 @@ def test_features_of_16_bits_arrive_as_the_region_computes_them(
     found = {}
     for cut in (1, "freeze", "stream"):
         with job_of(connection, photos, cut=cut, **options) as job:
-            ((found[cut], _),) = job.loader()
+            ((found[cut], _),) = job.pipeline.loader()
             assert found[cut].dtype == dtype
             assert job.stats.fallbacks == job.stats.saturated == 0
             if cut != "stream":
-                assert f"torch.{job.encodings[0]}" == str(dtype)
+                assert f"torch.{job.pipeline.plan.encodings[0]}" == str(dtype)
             history = train_tail(job, epochs=1, learning_rate=0.01)
             assert all(map(math.isfinite, history.losses))
     shards = {"a.tar": shard(25), "b.tar": shard(15, seed=1)}
@@ -158,10 +160,12 @@ def test_bad_samples_are_the_same_ones_on_both_tiers(connection, tmp_path):
     for cut in ("stream", "freeze"):
         with job_of(connection, place, cut=cut) as job:
             with pytest.raises(ClientError, match="s0-0003") as caught:
-                list(job.loader())
+                list(job.pipeline.loader())
             messages.append(caught.value.message)
         with job_of(connection, place, cut=cut, on_error="skip") as job:
-            labels.append(torch.cat([each for _, each in job.loader(0)]))
+            labels.append(
+                torch.cat([each for _, each in job.pipeline.loader(0)])
+            )
             assert job.stats.skipped == 1
     assert messages[0] == messages[1]
     assert labels[0].tolist() == labels[1].tolist()

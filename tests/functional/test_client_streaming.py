@@ -30,7 +30,7 @@ from networks import small_network, small_transform
 from photos import PHOTOS, jpegs, shard, with_corrupt_member
 from waiting import until
 
-SMALL_SPANS = ReadConfig(cache_memory_bytes=0, decode_threads=1, num_threads=2)
+SMALL_SPANS = ReadConfig(num_threads=2)
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_features_are_those_of_the_users_own_module(store, job_of):
     with torch.no_grad():
         expected = torch.flatten(network.pool(network.body(images)), 1)
     with job_of() as job:
-        batches = list(job.loader())
+        batches = list(job.pipeline.loader())
     features = torch.cat([f for f, _ in batches])
     torch.testing.assert_close(features, expected, rtol=1e-4, atol=1e-5)
     labels = torch.cat([each for _, each in batches])
@@ -105,10 +105,10 @@ def test_data_are_read_while_the_model_is_split(store, job_of, early):
     store(a=shard(6), b=shard(6, seed=1))
     with job_of(seed=3) as job:
         assert early[0].num_samples == 12
-        first = list(job.loader(0))
-        second = list(job.loader(1))
+        first = list(job.pipeline.loader(0))
+        second = list(job.pipeline.loader(1))
         assert early[0].num_samples == 0
-        again = list(job.loader(0))
+        again = list(job.pipeline.loader(0))
         reports, stats = job.reports, job.stats
     assert [len(each) for each in (first, second, again)] == [3, 3, 3]
     for (features, labels), (others, same) in zip(first, again, strict=True):
@@ -125,17 +125,17 @@ def test_data_are_read_while_the_model_is_split(store, job_of, early):
 def test_an_epoch_in_another_order_finds_what_was_read(store, job_of, early):
     store(a=shard(6), b=shard(6, seed=1))
     with job_of(seed=3) as job:
-        assert sum(len(labels) for _, labels in job.loader(7)) == 12
+        assert sum(len(labels) for _, labels in job.pipeline.loader(7)) == 12
         received = [each.received_bytes for each in job.reports]
-        assert sum(len(labels) for _, labels in job.loader()) == 12
+        assert sum(len(labels) for _, labels in job.pipeline.loader()) == 12
     assert received == [job.reports[1].received_bytes]
 
 
 def test_a_cached_split_reads_nothing_early(store, job_of, early, tmp_path):
     store(a=shard(6))
     for _ in range(2):
-        with job_of(split_cache_directory=tmp_path / "splits") as job:
-            assert len(list(job.loader())) == 2
+        with job_of(split_directory=tmp_path / "splits") as job:
+            assert len(list(job.pipeline.loader())) == 2
     assert len(early) == 1
 
 
@@ -193,7 +193,7 @@ def test_class_folders_become_labelled_shards(
     assert report.uploaded == 3
     assert report.classes == ("astronaut", "chelsea", "coffee", "rocket")
     with job_of() as job:
-        found = torch.cat([each for _, each in job.loader()])
+        found = torch.cat([each for _, each in job.pipeline.loader()])
     assert torch.bincount(found).tolist() == [3, 3, 3, 3]
     upload(*where, PackOptions(shard_samples=12))
     assert len(load_index(connection, place)) == 12
@@ -210,7 +210,7 @@ def test_a_damaged_shard_is_refused_before_it_is_sent(
 def test_undecodable_image_of_a_sampler_tells_its_number(store, job_of):
     store(a=shard(3), b=with_corrupt_member(shard(4, seed=1), "s1-0002"))
     with job_of() as job:
-        samples = job.samples()
+        samples = job.dataset(shuffle=False).samples()
         with pytest.raises(ClientError) as caught:
             samples.__getitems__([6, 5, 0])
         assert len(samples.__getitems__([6, 0])) == 2
@@ -227,9 +227,10 @@ def test_samples_by_number_leave_out_what_cannot_be_decoded(store, job_of):
         b=with_corrupt_member(shard(4, seed=1), "s1-0002"),
     )
     with job_of(on_error="skip") as job:
-        everything, _ = zip(*job.loader(), strict=True)
+        everything, _ = zip(*job.pipeline.loader(), strict=True)
         reports = len(job.reports)
-        samples, again = job.samples(), job.samples(epoch=0)
+        samples = job.dataset(shuffle=False).samples()
+        again = job.dataset().samples()
         assert len(job.reports) == reports + 1  # the data are read once
         loader = DataLoader(samples, batch_size=2, num_workers=1)
         found = torch.cat([features for features, _ in loader])
@@ -271,7 +272,7 @@ def test_leaving_the_loop_and_the_job_leaves_no_thread(store, job_of):
     store(a=shard(8))
     before = set(threading.enumerate())
     with job_of() as job:
-        for _batch in job.loader(0):
+        for _batch in job.pipeline.loader(0):
             break
     assert set(threading.enumerate()) <= before
 

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from caller import Caller
-from hapi_client import Backoff
 from hapi_client.data.index import load_index, store_index
 from hapi_client.data.indexing import update_index
 from hapi_client.swift.swift_url import Location
@@ -128,11 +127,10 @@ def streamed(store, **options):
         connection=store.connection,
         cut="stream",
         batch_size=4,
-        backoff=Backoff(attempts=1),
         **options,
     )
     with job:
-        return torch.cat([each for each, _ in job.loader(0)])
+        return torch.cat([each for each, _ in job.pipeline.loader(0)])
 
 
 def test_streamed_damage_is_an_error_and_is_not_kept(store, tmp_path):
@@ -140,10 +138,10 @@ def test_streamed_damage_is_an_error_and_is_not_kept(store, tmp_path):
     for place in random.Random(1).sample(range(end), 10):
         damage(store, SHARD, store.shard, place)
         with pytest.raises(HapiError, match="is damaged") as caught:
-            streamed(store, cache_directory=tmp_path)
+            streamed(store, directory=tmp_path)
         assert caught.value.code == "source_damaged", place
     store.caller.put(f"/AUTH_test/{SHARD}", store.shard)
-    found = streamed(store, cache_directory=tmp_path)
+    found = streamed(store, directory=tmp_path)
     torch.testing.assert_close(found, streamed(store), rtol=0, atol=0)
 
 

@@ -115,7 +115,7 @@ def trained(job, saved=None, most=1000):
         if len(losses) == most:
             break
         for loss, _ in itertools.islice(
-            steps_of(job.tail, optimizer, job.loader(epoch)),
+            steps_of(job.tail, optimizer, job.pipeline.loader(epoch)),
             most - len(losses),
         ):
             losses.append(loss)
@@ -123,7 +123,7 @@ def trained(job, saved=None, most=1000):
         saved["tail"] = job.tail.state_dict()
         saved["optimizer"] = optimizer.state_dict()
         saved["data"] = job.state_dict()
-    correct = num_correct(job.tail, job.loader(split="val"))
+    correct = num_correct(job.tail, job.pipeline.loader(split="val"))
     weights = dict(job.tail.named_parameters())
     return Run(losses, weights, correct)
 
@@ -164,7 +164,7 @@ def test_training_equals_the_local_one_at_every_cut(
 ):
     with job_of(connection, "freeze" if cut == "mix" else cut) as job:
         if cut == "mix":
-            job._factory.scheduler.change(MIX)
+            job.pipeline._factory.scheduler.change(MIX)
         found = trained(job)
         by_cut = job.stats.samples_by_cut
         assert job.stats.fallbacks == 0
@@ -175,7 +175,7 @@ def test_training_equals_the_local_one_at_every_cut(
 
 def test_kept_features_train_as_the_local_run(connection, folder, local):
     for _ in range(2):
-        with job_of(connection, "freeze", cache="readwrite") as job:
+        with job_of(connection, "freeze", store="readwrite") as job:
             found = trained(job)
             assert_equal(found, local)
     # All but what may not have been stored yet when it was asked for again.
@@ -200,9 +200,9 @@ def test_features_of_this_host_train_as_the_local_run(
     connection, folder, local, tmp_path, place
 ):
     options = (
-        {"cache_memory_bytes": None}
+        {"memory_bytes": None}
         if place == "memory"
-        else {"cache_directory": tmp_path}
+        else {"directory": tmp_path}
     )
     saved = {}
     with job_of(connection, "freeze", **options) as job:

@@ -31,12 +31,9 @@ SHARDS = (13, 9, 16, 7, 11, 12, 4, 8)
 NUM_SAMPLES = sum(SHARDS)
 BATCH = 8
 PARTITION = EpochPartition(4, 2)
-OPTIONS = ReadConfig(
-    read_early=False,  # workers read by themselves
-    cache_memory_bytes=0,
-    decode_threads=1,
-    num_threads=2,
-)
+OPTIONS = ReadConfig(num_threads=2)
+# Workers read by themselves.
+pytestmark = pytest.mark.usefixtures("no_early_reads")
 SECONDS = 20.0
 NUM_KILLS = int(os.environ.get("HAPI_KILLS", "4"))
 TRAINER = Path(__file__).parent.parent / "support" / "trainer.py"
@@ -139,7 +136,7 @@ class PlainReads:
 def alone(connection, place):
     """The steps of an epoch that nobody shares."""
     with job_of(connection, place) as job:
-        return labels_by_step(job.loader(3))
+        return labels_by_step(job.pipeline.loader(3))
 
 
 def assert_same_steps(parts, alone):
@@ -185,10 +182,12 @@ def test_jobs_own_loader_is_shared_by_ranks(connection, place, monkeypatch):
     for rank in range(2):
         as_rank(monkeypatch, rank, 2)
         with job_of(connection, place) as job:
-            for loader in (job.loader(0), job.loader()):
+            for loader in (job.pipeline.loader(0), job.pipeline.loader()):
                 found = labels_by_step(loader).values()
                 together += [label for labels in found for label in labels]
-            whole = labels_by_step(job.loader(0, shared=False)).values()
+            whole = labels_by_step(
+                job.pipeline.loader(0, shared=False)
+            ).values()
             assert sum(map(len, whole)) == NUM_SAMPLES
     assert Counter(together) == Counter([*range(NUM_SAMPLES)] * 2)
 
@@ -197,7 +196,7 @@ def test_jobs_own_loader_is_shared_by_ranks(connection, place, monkeypatch):
 def test_workers_may_be_started_in_any_way(connection, place, alone, method):
     with job_of(connection, place, cut="freeze") as job:
         # A job that is under way has threads, locks and sockets.
-        expected = dict(enumerate(job.loader(3)))
+        expected = dict(enumerate(job.pipeline.loader(3)))
         dataset = job.dataset()
         dataset.set_epoch(3)
         loader = torch_loader(dataset, 2, method)
@@ -259,7 +258,7 @@ def state_of_killed(connection, place, cut, first, dice):
     """State of a run that ended after ``first`` steps of epoch 3."""
     with job_of(connection, place, cut=cut) as killed:
         if dice.random() < 0.5 and first:
-            batches = iter(killed.loader(3))
+            batches = iter(killed.pipeline.loader(3))
             for _ in range(first):
                 next(batches)
             return killed.state_dict()
@@ -280,7 +279,7 @@ def test_state_of_a_loop_over_workers_is_that_of_its_steps(connection, place):
             for step, _ in enumerate(torch_loader(dataset, 2))
         ]
         own = []
-        for _ in job.loader(0):
+        for _ in job.pipeline.loader(0):
             own.append(job.state_dict())
     assert states == own
     assert (own[-1]["epoch"], own[-1]["step"]) == (1, 0)
@@ -304,8 +303,8 @@ def test_data_set_goes_on_with_the_epoch_that_its_job_has_begun(
     connection, place, num_workers
 ):
     with job_of(connection, place, partition=None) as job:
-        whole = labels_by_step(job.loader(0))
-        batches = iter(job.loader(0))
+        whole = labels_by_step(job.pipeline.loader(0))
+        batches = iter(job.pipeline.loader(0))
         begun = [next(batches)[1].tolist() for _ in range(4)]
         del batches
         dataset = job.dataset()
@@ -330,7 +329,7 @@ def test_step_that_loses_all_its_samples_is_not_left_out_silently(
         error = error_of(loader)
         assert error.code == "bad_sample"
         assert "of step" in error.message
-        assert len(list(job.loader(0))) == 8
+        assert len(list(job.pipeline.loader(0))) == 8
     with job_of(connection, holed, batch_size=3, **options) as job:
         loader = torch_loader(job.dataset(), num_workers)
         assert sorted(len(labels) for _, labels in loader) == [2, 3, 3]
@@ -338,8 +337,10 @@ def test_step_that_loses_all_its_samples_is_not_left_out_silently(
 
 def test_samples_by_number_are_those_of_the_index(connection, place):
     with job_of(connection, place) as job:
-        expected = torch.cat([features for features, _ in job.loader()])
-        samples = job.samples()
+        expected = torch.cat(
+            [features for features, _ in job.pipeline.loader()]
+        )
+        samples = job.dataset(shuffle=False).samples()
         assert len(samples) == NUM_SAMPLES
         features, label = samples[-1]
         assert int(label) == NUM_SAMPLES - 1
@@ -357,7 +358,7 @@ def test_samples_by_number_are_those_of_the_index(connection, place):
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_samples_go_through_torchs_samplers(connection, place, method):
     with job_of(connection, place, cut="freeze") as job:
-        samples = job.samples()
+        samples = job.dataset(shuffle=False).samples()
         samples[0]  # opens a connection, which no child may use
         loader = DataLoader(
             samples,
@@ -382,16 +383,16 @@ def test_data_may_be_named_shard_by_shard_and_split_by_split(
     }
     with job_of(connection, data) as job:
         assert job.num_samples == sum(SHARDS[:5])
-        found = labels_by_step(job.loader(split="val")).values()
+        found = labels_by_step(job.pipeline.loader(split="val")).values()
         first = sum(SHARDS[:6])
         assert [label for labels in found for label in labels] == [
             *range(first, first + SHARDS[6]),
             *range(first - SHARDS[5], first),
         ]
         with pytest.raises(ClientError, match="'val' is not shuffled"):
-            job.loader(0, split="val")
+            job.pipeline.loader(0, split="val")
         with pytest.raises(ClientError, match="no split 'test'"):
-            job.loader(split="test")
+            job.pipeline.loader(split="test")
 
 
 @pytest.mark.timeout(300)

@@ -98,7 +98,11 @@ def test_features_are_those_of_the_model_in_the_order_of_the_index(
             about={"model": "small"},
             on_samples=lambda *numbers: progress.append(numbers),
         )
-        index = [row.key for span in job.data_set().spans for row in span.rows]
+        index = [
+            row.key
+            for span in job.pipeline.data.split("train").spans
+            for row in span.rows
+        ]
         assert job.stats.fallbacks == 0
     table = pq.read_table(path)
     assert table["key"].to_pylist() == index

@@ -65,7 +65,7 @@ def images(count, seed=0):
 
 
 def delivered(job):
-    features, labels = zip(*job.loader(), strict=True)
+    features, labels = zip(*job.pipeline.loader(), strict=True)
     return torch.cat(features), torch.cat(labels)
 
 
@@ -303,7 +303,7 @@ def test_loose_images_are_a_data_set(connection, loose):
                 assert pushed == (100 if cut == "freeze" else 0)
             if cut == "freeze":
                 # One request for each group.
-                shuffled = [labels for _, labels in job.loader(0)]
+                shuffled = [labels for _, labels in job.pipeline.loader(0)]
                 assert len(torch.cat(shuffled)) == 100
     labels = found["freeze"][1]
     assert labels.sum() == 34
@@ -313,7 +313,7 @@ def test_loose_images_are_a_data_set(connection, loose):
             found[cut][0], found["freeze"][0], rtol=1e-4, atol=1e-5
         )
     with small_job(
-        loose, connection=connection, cut="stream", cache_memory_bytes=1 << 26
+        loose, connection=connection, cut="stream", memory_bytes=1 << 26
     ) as job:
         for _ in range(2):
             again = delivered(job)

@@ -40,7 +40,9 @@ def test_push_down_moves_at_most_a_twentieth_of_the_bytes(cluster, tar):
                 cut=cut,
                 connection=connection,
             ) as job:
-                received = sum(len(labels) for _, labels in job.loader(0))
+                received = sum(
+                    len(labels) for _, labels in job.pipeline.loader(0)
+                )
                 assert received == SAMPLES_PER_SHARD
                 assert job.stats.fallbacks == 0
                 moved[cut] = job.stats.bytes

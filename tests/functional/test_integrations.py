@@ -165,7 +165,7 @@ def test_loader_of_one_epoch_names_those_for_lightning(
             TailWithValidation(job.tail),
             job.train_loader,
             tmp_path,
-            validation=job.loader(split="val"),
+            validation=job.pipeline.loader(split="val"),
         )
 
 
@@ -205,7 +205,7 @@ def test_accelerate_trains_on_two_ranks_as_the_local_run(
     assert largest_difference(local, losses) <= TOLERANCE
 
     with job_of(connection, "stream") as job:
-        labels = torch.cat([labels for _, labels in job.loader()])
+        labels = torch.cat([labels for _, labels in job.pipeline.loader()])
     assert sorted(seen) == sorted(labels.tolist())
 
 
@@ -219,6 +219,8 @@ def test_compiled_tail_trains_as_the_local_run(connection, local):
         losses = [
             loss
             for epoch in range(EPOCHS)
-            for loss, _ in steps_of(tail, optimizer, job.loader(epoch))
+            for loss, _ in steps_of(
+                tail, optimizer, job.pipeline.loader(epoch)
+            )
         ]
     assert largest_difference(local, losses) <= TOLERANCE

@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import DataLoader
 from typer.testing import CliRunner
 
-from hapi_client import Augmentation, ReadConfig
+from hapi_client import Augmentation, CacheConfig
 from hapi_client.caching.pool import POOL
 from hapi_client.cli.main import app
 from hapi_client.swift.swift_url import parse_location
@@ -47,30 +47,20 @@ def new_process():
 def job_of(
     connection,
     data=DATA,
-    *,
-    cache_memory_bytes=None,
-    directory=None,
     **options,
 ):
-    read = ReadConfig(
-        cache_memory_bytes=cache_memory_bytes,
-        cache_directory=directory,
-        decode_threads=1,
-        on_error=options.pop("on_error", "raise"),
-    )
     return small_job(
         data,
         connection=connection,
         batch_size=16,
         seed=3,
-        read=read,
-        **{"cut": "freeze", **options},
+        **{"cut": "freeze", "memory_bytes": None, **options},
     )
 
 
 def epoch_of(job, epoch, **options):
     """Keys, features and labels of an epoch."""
-    loader = job.loader(epoch, **options)
+    loader = job.pipeline.loader(epoch, **options)
     keys, batches = [], []
     for batch in loader:
         keys += loader.keys
@@ -87,7 +77,7 @@ def assert_same_epoch(actual, expected):
 
 @pytest.mark.parametrize("cut", ["freeze", "stream", 1])
 def test_later_epochs_are_read_from_memory_alone(connection, photos, cut):
-    with job_of(connection, cache_memory_bytes=0) as job:
+    with job_of(connection, memory_bytes=0) as job:
         expected = [epoch_of(job, epoch) for epoch in (0, 1, 2, None)]
         assert job.stats.local_hits == 0
     with job_of(connection, cut=cut) as job:
@@ -110,7 +100,7 @@ def test_batches_may_be_changed_and_saved_by_autograd(connection, photos):
             expected = epoch_of(job, 0)
         weight = torch.ones((), requires_grad=True)
         for _ in range(2):
-            for features, labels in job.loader(0):
+            for features, labels in job.pipeline.loader(0):
                 (features * weight).sum().backward()
                 features.zero_()
                 labels.zero_()
@@ -118,9 +108,9 @@ def test_batches_may_be_changed_and_saved_by_autograd(connection, photos):
 
 
 def test_what_does_not_fit_is_read_again(connection, photos):
-    with job_of(connection, cache_memory_bytes=0) as job:
+    with job_of(connection, memory_bytes=0) as job:
         expected = [epoch_of(job, epoch) for epoch in (0, 1)]
-    with job_of(connection, cache_memory_bytes=50 * SAMPLE_BYTES) as job:
+    with job_of(connection, memory_bytes=50 * SAMPLE_BYTES) as job:
         assert_same_epoch(epoch_of(job, 0), expected[0])
         assert_same_epoch(epoch_of(job, 1), expected[1])
         assert 0 < job.stats.local_hits <= 50
@@ -128,7 +118,7 @@ def test_what_does_not_fit_is_read_again(connection, photos):
 
 
 def test_budget_below_one_sample_is_a_warning(connection, photos, caplog):
-    with job_of(connection, cache_memory_bytes=SAMPLE_BYTES - 1) as job:
+    with job_of(connection, memory_bytes=SAMPLE_BYTES - 1) as job:
         for epoch in (0, 1):
             epoch_of(job, epoch)
         assert job.stats.local_hits == 0
@@ -137,7 +127,7 @@ def test_budget_below_one_sample_is_a_warning(connection, photos, caplog):
 
 def test_contradicting_options_are_refused():
     with pytest.raises(ClientError, match="give both, or neither"):
-        ReadConfig(cache_directory_bytes=10)
+        CacheConfig(directory_bytes=10)
 
 
 def test_bad_samples_are_skipped_or_raised_in_each_epoch(connection, photos):
@@ -160,7 +150,7 @@ def test_resumed_epoch_continues_from_memory(connection, photos):
     with job_of(connection) as job:
         epoch_of(job, 0)
         expected = epoch_of(job, 1)
-        loader = iter(job.loader(1))
+        loader = iter(job.pipeline.loader(1))
         for _ in range(2):
             next(loader)
         loader.close()
@@ -194,7 +184,7 @@ def test_random_changes_are_cached_only_if_they_repeat(connection, photos):
 @pytest.fixture(scope="module")
 def expected(connection, photos):
     """Epochs 0, 1 and 2, and the order of the index, without a cache."""
-    with job_of(connection, cache_memory_bytes=0) as job:
+    with job_of(connection, memory_bytes=0) as job:
         return [epoch_of(job, epoch) for epoch in (0, 1, 2, None)]
 
 
@@ -220,7 +210,7 @@ def test_next_job_of_a_process_finds_features_in_memory(connection, expected):
 def test_next_run_finds_features_in_the_directory(
     connection, expected, tmp_path, memory
 ):
-    options = {"directory": tmp_path, "cache_memory_bytes": memory}
+    options = {"directory": tmp_path, "memory_bytes": memory}
     with job_of(connection, **options) as job:
         assert_same_epoch(epoch_of(job, 0), expected[0])
         assert job.stats.local_hits == 0
@@ -308,7 +298,7 @@ def test_directory_that_cannot_be_used_is_a_warning(
 ):
     path = tmp_path / "file"
     path.write_text("no directory")
-    options = {"directory": path, "cache_memory_bytes": 0}
+    options = {"directory": path, "memory_bytes": 0}
     with job_of(connection, **options) as job:
         for epoch in (0, 1):
             assert_same_epoch(epoch_of(job, epoch), expected[epoch])
@@ -335,10 +325,10 @@ def test_images_are_cached_if_random_changes_never_repeat(
     connection, photos, tmp_path, place
 ):
     options = {"augment": Augmentation(), "cut": "stream"}
-    with job_of(connection, cache_memory_bytes=0, **options) as job:
+    with job_of(connection, memory_bytes=0, **options) as job:
         wanted = [epoch_of(job, epoch) for epoch in range(3)]
     if place == "directory":
-        options |= {"directory": tmp_path, "cache_memory_bytes": 0}
+        options |= {"directory": tmp_path, "memory_bytes": 0}
     with job_of(connection, **options) as job:
         for epoch in (0, 1):
             assert_same_epoch(epoch_of(job, epoch), wanted[epoch])
@@ -354,13 +344,13 @@ def test_images_are_cached_if_random_changes_never_repeat(
 
 def test_images_are_cached_where_they_are_smaller(connection, expected):
     options = {"cut": "stream", "freeze": "body.0"}
-    with job_of(connection, **options, cache_memory_bytes=0) as job:
+    with job_of(connection, **options, memory_bytes=0) as job:
         wanted = [epoch_of(job, epoch) for epoch in (0, 1)]
-        spans = job.data_set().spans
+        spans = job.pipeline.data.split("train").spans
         stored = sum(span.byte_range.length_bytes for span in spans)
         each = torch.Size(job.feature_shape).numel() * 4
     assert stored < each * NUM_SAMPLES, "the features are larger"
-    with job_of(connection, **options, cache_memory_bytes=stored) as job:
+    with job_of(connection, **options, memory_bytes=stored) as job:
         for epoch in (0, 1):
             assert_same_epoch(epoch_of(job, epoch), wanted[epoch])
         assert job.stats.local_reads == NUM_SAMPLES
@@ -372,12 +362,12 @@ def test_commands_show_and_empty_a_directory(connection, expected, tmp_path):
 
     def run(*words, status=0):
         out = tmp_path / "out.json"
-        words = ["cache", *words, "--directory", str(tmp_path / "cache")]
+        words = ["cache", *words, "--in", str(tmp_path / "cache")]
         result = runner.invoke(app, [*words, "--json", str(out)])
         assert result.exit_code == status, result.output
         return json.loads(out.read_text()) if not status else result.output
 
-    assert "there is no directory" in run("ls", status=2)
+    assert "or a directory that exists" in run("ls", status=2)
     with job_of(connection, directory=tmp_path / "cache") as job:
         epoch_of(job, 0)
         (entry,) = run("ls")["entries"]
@@ -398,7 +388,7 @@ def test_commands_show_and_empty_the_cache_of_splits(tmp_path, monkeypatch):
 
     def run(*words, status=0):
         out = tmp_path / "out.json"
-        words = ["cache", *words, "--splits", "--json", str(out)]
+        words = ["cache", *words, "--in", "splits", "--json", str(out)]
         result = runner.invoke(app, words)
         assert result.exit_code == status, result.output
         return json.loads(out.read_text()) if not status else result.output
@@ -415,7 +405,6 @@ def test_commands_show_and_empty_the_cache_of_splits(tmp_path, monkeypatch):
     assert found["entries"] == 1
     assert found["length_bytes"] == entry["length_bytes"]
     assert "exclude each other" in run("ls", "photos", status=2)
-    assert "exclude each other" in run("purge", "--directory", "x", status=2)
     assert run("purge", "--yes") == {"deleted": 1, "in_use": 0}
     assert run("ls") == {"entries": []}
     (folder / "splits-3").chmod(0o777)

@@ -723,7 +723,7 @@ def epoch(near, photos, meanwhile=lambda: None, **login):
             place, connection=connection, cut="freeze", batch_size=8
         ) as job,
     ):
-        loader = job.loader(0)
+        loader = job.pipeline.loader(0)
         count = 0
         for step, (features, _) in enumerate(loader):
             if step == 2:
@@ -740,7 +740,7 @@ def expected(near, photos):
         connected(near.cluster) as connection,
         small_job(place, connection=connection, cut="stream") as job,
     ):
-        return torch.cat([features for features, _ in job.loader()])
+        return torch.cat([features for features, _ in job.pipeline.loader()])
 
 
 def test_an_epoch_is_computed_on_both_servers(near, photos, expected):
@@ -750,7 +750,9 @@ def test_an_epoch_is_computed_on_both_servers(near, photos, expected):
         connected(near.cluster) as connection,
         small_job(place, connection=connection, cut="freeze") as job,
     ):
-        features = torch.cat([features for features, _ in job.loader()])
+        features = torch.cat(
+            [features for features, _ in job.pipeline.loader()]
+        )
         assert job.stats.fallbacks == 0
     torch.testing.assert_close(features, expected, rtol=1e-4, atol=1e-5)
     done = {
@@ -1129,7 +1131,7 @@ def test_old_replicas_of_parts_do_not_end_an_epoch(near, kind):
         for cut in ("freeze", "stream"):
             with small_job(place, connection=connection, cut=cut) as job:
                 for epoch_number in range(3):
-                    loader = job.loader(epoch_number)
+                    loader = job.pipeline.loader(epoch_number)
                     assert sum(len(each) for _, each in loader) == count
 
 
@@ -1513,6 +1515,7 @@ def test_first_requests_for_a_model_upload_it_once(near):
     assert max(loads.values()) == 1, loads
 
 
+@pytest.mark.usefixtures("frequent_plans")
 def test_plan_counts_the_workers_that_serve_it(near, photos):
     place, _ = photos
     with (
@@ -1523,16 +1526,14 @@ def test_plan_counts_the_workers_that_serve_it(near, photos):
             connection=connection,
             batch_size=8,
             epochs=1e6,
-            replan_seconds=0.5,
-            replan_min_spans=2,
         ) as job,
     ):
         deadline = time.monotonic() + SECONDS
         for number in itertools.count():
-            if job._planner._estimates.num_workers == 2:
+            if job.pipeline.plan.planner._estimates.num_workers == 2:
                 break
             assert time.monotonic() < deadline, job.no_plan_reason
-            for _ in job.loader(number):
+            for _ in job.pipeline.loader(number):
                 pass
-        conditions = job._planner._estimates.conditions()
+        conditions = job.pipeline.plan.planner._estimates.conditions()
         assert conditions.server_capacity == 2 * conditions.server_share

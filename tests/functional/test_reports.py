@@ -10,6 +10,7 @@ from collections.abc import Mapping
 import pytest
 
 from hapi_client import ReadConfig
+from hapi_client.loading import read_config
 from hapi_client.reports.run_report import read_reports
 from hapi_client.swift.retry import Backoff
 from hapi_client.swift.swift_url import Location
@@ -20,13 +21,14 @@ from photos import shard
 NUM_SHARDS, PER_SHARD = 6, 8
 NUM_SAMPLES = NUM_SHARDS * PER_SHARD
 STEP_SECONDS = 0.02
-QUICK = ReadConfig(
-    cache_memory_bytes=0,
-    num_threads=2,
-    read_early=False,
-    decode_threads=1,
-    backoff=Backoff(attempts=2, first_seconds=0.05),
-)
+QUICK = ReadConfig(num_threads=2)
+pytestmark = pytest.mark.usefixtures("no_early_reads")
+
+
+@pytest.fixture(autouse=True)
+def _two_attempts(monkeypatch):
+    backoff = Backoff(attempts=2, first_seconds=0.05)
+    monkeypatch.setattr(read_config, "SPAN_BACKOFF", backoff)
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +52,7 @@ def job_of(connection, place, **options):
 def train(job, epoch):
     """Runs an epoch; returns its report and the growth of the job's stats."""
     before = job.stats
-    for features, _ in job.loader(epoch):
+    for features, _ in job.pipeline.loader(epoch):
         job.tail(features)
         time.sleep(STEP_SECONDS)
     report, grown = job.reports[-1], job.stats - before
@@ -110,7 +112,7 @@ def test_reports_of_streamed_epochs_add_up(connection, photos, tmp_path):
 
 @pytest.mark.parametrize(
     ("progress", "rank", "is_shown"),
-    [(None, 0, False), (True, 0, True), (True, 1, False)],
+    [("", 0, False), ("1", 0, True), ("1", 1, False)],
 )
 def test_bar_is_shown_by_the_first_rank_on_a_terminal(
     connection, photos, monkeypatch, progress, rank, is_shown
@@ -118,9 +120,9 @@ def test_bar_is_shown_by_the_first_rank_on_a_terminal(
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     monkeypatch.setenv("RANK", str(rank))
     monkeypatch.setenv("WORLD_SIZE", "2")
-    options = {"cut": "stream", "progress": progress}
-    with job_of(connection, photos, **options) as job:
-        for number, _ in enumerate(job.loader(3)):
+    monkeypatch.setenv("HAPI_PROGRESS", progress)
+    with job_of(connection, photos, cut="stream") as job:
+        for number, _ in enumerate(job.pipeline.loader(3)):
             if number == 4:
                 break
         (report,) = job.reports
@@ -142,7 +144,7 @@ def test_report_of_push_down_covers_client_and_storage(connection, photos):
 def test_report_of_a_mix_has_all_routes(connection, photos):
     with job_of(connection, photos, cut="freeze") as job:
         last = job.num_cuts
-        job._factory.scheduler.change(
+        job.pipeline._factory.scheduler.change(
             {RAW_ROUTE: 0.5, Route(last, "float32"): 0.5}
         )
         report, _ = train(job, 0)

@@ -27,7 +27,7 @@ from photos import shard, tar_of
 NUM_SAMPLES = 40
 BATCH_SIZE = 8
 EPOCHS = 3
-QUICK = ReadConfig(cache_memory_bytes=0, num_threads=2, decode_threads=1)
+QUICK = ReadConfig(num_threads=2)
 
 
 @pytest.fixture(scope="module")

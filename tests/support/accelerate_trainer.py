@@ -45,7 +45,9 @@ def train(accelerator: Accelerator, result: Path) -> None:
                 mean = accelerator.reduce(loss.detach(), reduction="mean")
                 losses.append(mean.item())
         seen = []
-        samples = DataLoader(job.samples(), batch_size=8)
+        samples = DataLoader(
+            job.dataset(shuffle=False).samples(), batch_size=8
+        )
         for _, labels in accelerator.prepare(samples):
             seen += accelerator.gather_for_metrics(labels).tolist()
         if accelerator.is_main_process:

@@ -23,9 +23,7 @@ EPOCHS = 3
 RATE = 0.05
 SEED = 4
 SPAN = 64
-OPTIONS = ReadConfig(
-    cache_memory_bytes=0, decode_threads=1, num_threads=2, buffer_spans=4
-)
+OPTIONS = ReadConfig(num_threads=2, buffer_spans=4)
 
 Samples = list[tuple[torch.Tensor, int]]
 

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from hapi_client import (
+    CacheConfig,
     Connection,
     Credentials,
     JobConfig,
     PlanConfig,
     ReadConfig,
-    SwiftConfig,
     TransferJob,
 )
 from hapi_client.data.upload import UploadReport, upload
@@ -37,7 +37,7 @@ def connected(cluster: Cluster, **changes: Any) -> Connection:
     return Connection(Credentials.v1(**{**login, **changes}))
 
 
-CONFIGS = {"plan": PlanConfig, "read": ReadConfig, "swift": SwiftConfig}
+CONFIGS = {"plan": PlanConfig, "read": ReadConfig, "cache": CacheConfig}
 
 
 def transfer_job(model: Any, **options: Any) -> TransferJob:
@@ -60,9 +60,8 @@ def transfer_job(model: Any, **options: Any) -> TransferJob:
 
 def small_job(data: Any, **options: Any) -> TransferJob:
     """Makes a job of the small image network, unless another is given."""
-    if "read" not in options:
-        # Most tests look at requests, of later epochs too.
-        options.setdefault("cache_memory_bytes", 0)
+    # Most tests look at requests, of later epochs too.
+    options.setdefault("memory_bytes", 0)
     return transfer_job(
         options.pop("network", None) or small_network(),
         data=data if isinstance(data, (dict, list)) else str(data),

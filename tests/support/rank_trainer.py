@@ -28,9 +28,9 @@ def main(result: Path, cache: str | None = None) -> None:
 def train(result: Path, cache: str | None) -> None:
     options = {"partition": EpochPartition(4, 1)}
     if cache == "shared":
-        options["cache_memory_bytes"] = None
+        options["memory_bytes"] = None
     else:
-        options["cache_directory"] = cache
+        options["directory"] = cache
     with (
         Connection() as connection,
         job_of(connection, "freeze", **options) as job,
@@ -40,7 +40,9 @@ def train(result: Path, cache: str | None) -> None:
         optimizer = torch.optim.SGD(tail.parameters(), lr=RATE, momentum=0.9)
         size = torch.distributed.get_world_size()
         for epoch in range(EPOCHS):
-            for loss, count in steps_of(tail, optimizer, job.loader(epoch)):
+            for loss, count in steps_of(
+                tail, optimizer, job.pipeline.loader(epoch)
+            ):
                 assert count == BATCH // size, "unequal parts, other means"
                 mean = torch.tensor(loss)
                 torch.distributed.all_reduce(mean)

@@ -23,7 +23,7 @@ def main(data: str, folder: Path) -> None:
         data,
         batch_size=8,
         cut="freeze",
-        read=ReadConfig(decode_threads=1, num_threads=2),
+        read=ReadConfig(num_threads=2),
     ) as job:
         optimizer = torch.optim.SGD(job.tail.parameters(), lr=0.1)
         number = 0
@@ -34,7 +34,7 @@ def main(data: str, folder: Path) -> None:
             job.load_state_dict(saved["data"])
             number = saved["number"]
         for epoch in range(job.epoch, EPOCHS):
-            for features, labels in job.loader(epoch):
+            for features, labels in job.pipeline.loader(epoch):
                 loss = torch.nn.functional.cross_entropy(
                     job.tail(features), labels
                 )

@@ -16,12 +16,11 @@ ROOT = Path(__file__).parent.parent.parent
 PUBLIC = [
     "ArrayTransform",
     "Augmentation",
-    "Backoff",
+    "CacheConfig",
     "Connection",
     "Credentials",
     "EpochPartition",
     "FeatureDataset",
-    "FeaturePipeline",
     "FrozenRegion",
     "HapiError",
     "ImageTransform",
@@ -30,7 +29,6 @@ PUBLIC = [
     "NamedArrays",
     "PlanConfig",
     "ReadConfig",
-    "SwiftConfig",
     "TransferJob",
     "split_model",
 ]

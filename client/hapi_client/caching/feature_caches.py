@@ -6,12 +6,12 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
+from hapi_client.caching.cache_config import CacheConfig
 from hapi_client.caching.directory import CacheDirectory
 from hapi_client.caching.feature_cache import FeatureCache, SampleCache
 from hapi_client.caching.pool import POOL, local_ranks, shared_name
@@ -52,21 +52,6 @@ def caches_samples(
     return feature_bytes > limit_bytes >= stored_bytes
 
 
-@dataclass(frozen=True)
-class CacheOptions:
-    """Places on this host in which features are cached.
-
-    Attributes:
-        memory_bytes: budget of memory; None for the default, 0 for none.
-        directory: None for none.
-        directory_bytes: size limit of the directory; None for the default.
-    """
-
-    memory_bytes: int | None = None
-    directory: str | os.PathLike[str] | None = None
-    directory_bytes: int | None = None
-
-
 class FeatureCaches:
     """The cached features of all splits of a job.
 
@@ -90,7 +75,7 @@ class FeatureCaches:
         shape: Sequence[int],
         dtype: torch.dtype,
         splits: Collection[DataSet],
-        options: CacheOptions,
+        options: CacheConfig,
         variants: int | None = 1,
         changed_shards: Callable[[DataSet], Collection[str]] = lambda _: (),
     ) -> None:

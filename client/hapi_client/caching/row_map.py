@@ -288,7 +288,7 @@ def unusable_message(path: str | os.PathLike[str], error: Exception) -> str:
     reason = getattr(error, "strerror", None) or error
     return (
         f"no features are cached in {os.fspath(path)}: {reason}; make room, "
-        "or give another cache_directory"
+        "or give another directory"
     )
 
 

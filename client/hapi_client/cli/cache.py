@@ -20,6 +20,7 @@ from hapi_client.cli.context import (
     print_table,
     write_json,
 )
+from hapi_client.cli.options import one_of
 from hapi_client.reports.terminal import ConsoleReporter
 from hapi_client.swift.cache_admin import CacheAdminClient
 from hapi_splitter.freezing.split_store import disk_store
@@ -28,11 +29,11 @@ from hapi_splitter.units import bytes_text
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="List and delete the features cached in your account, or in a "
-    "directory of this host (--directory), and this host's splits of models "
-    "(--splits).",
+    help="List and delete what is cached in your account, in a directory of "
+    "this host, or of the splits of models (--in).",
 )
 
+STORE, SPLITS = "store", "splits"
 _WIDTHS = {"key": 12, "model": 12}
 """Digits shown of long numbers."""
 
@@ -45,25 +46,16 @@ Source: TypeAlias = Annotated[
     ),
 ]
 
-DirectoryOption: TypeAlias = Annotated[
-    Path | None,
+WhereOption: TypeAlias = Annotated[
+    str,
     typer.Option(
-        "--directory",
-        metavar="DIR",
-        file_okay=False,
-        help="Features that jobs have cached in this directory "
-        "(ReadConfig.cache_directory, hapi train --cache-dir) instead of "
-        "those in the account. Needs no login.",
-    ),
-]
-
-
-SplitsOption: TypeAlias = Annotated[
-    bool,
-    typer.Option(
-        "--splits",
-        help="Splits of models that this host has cached (HAPI_CACHE_DIR) "
-        "instead of features. Needs no login.",
+        "--in",
+        metavar="store|splits|DIR",
+        autocompletion=one_of(STORE, SPLITS),
+        help="Cache: 'store' for the features in your account, 'splits' for "
+        "the splits of models on this host (HAPI_CACHE_DIR), or a directory "
+        "in which jobs cache features (CacheConfig.directory, hapi train "
+        "--cache-dir). Only 'store' needs a login.",
     ),
 ]
 
@@ -72,14 +64,12 @@ SplitsOption: TypeAlias = Annotated[
 def ls_command(
     context: typer.Context,
     source: Source = None,
-    directory: DirectoryOption = None,
-    splits: SplitsOption = False,
+    where: WhereOption = STORE,
     json_path: JsonPath = None,
 ) -> None:
     """List the cached features of each object; times are UTC.
 
-    With --directory, those of each model and data set; with --splits, the
-    splits of models.
+    In a directory, those of each model and data set; or the splits of models.
 
     Examples:
 
@@ -89,17 +79,17 @@ def ls_command(
 
         hapi cache ls photos/train/shard-000000.tar
 
-        hapi cache ls --directory ~/features
+        hapi cache ls --in ~/features
 
-        hapi cache ls --splits
+        hapi cache ls --in splits
 
-    Keys of --json: entries (source, key, length_bytes, stored); with
-    --directory (path, container, model, images, length_bytes, used); with
-    --splits (key, length_bytes, used).
+    Keys of --json: entries (source, key, length_bytes, stored); of a
+    directory (path, container, model, images, length_bytes, used); of splits
+    (key, length_bytes, used).
     """
-    folder = _host_folder(directory, splits, source)
+    folder = _host_folder(where, source)
     if folder is not None:
-        _list_folder(folder, splits, json_path)
+        _list_folder(folder, where == SPLITS, json_path)
         return
     with connect(context) as connection:
         entries = [
@@ -127,8 +117,7 @@ def ls_command(
 @app.command("stats")
 def stats_command(
     context: typer.Context,
-    directory: DirectoryOption = None,
-    splits: SplitsOption = False,
+    where: WhereOption = STORE,
     json_path: JsonPath = None,
 ) -> None:
     """Show the size of the cache, in total and by container.
@@ -140,16 +129,16 @@ def stats_command(
         hapi cache stats
 
     Keys of --json: entries, length_bytes, containers (name, entries,
-    length_bytes), which are empty with --splits.
+    length_bytes), which are empty for splits.
     """
     sums: Counter[str] = Counter()
     counts: Counter[str] = Counter()
     total = (0, 0)
-    folder = _host_folder(directory, splits)
+    folder = _host_folder(where)
     if folder is not None:
         entries = folder.entries()
         total = len(entries), sum(each.length_bytes for each in entries)
-        for each in entries if directory is not None else ():
+        for each in entries if where != SPLITS else ():
             container = _facts(each, "container")["container"]
             counts[container] += 1
             sums[container] += each.length_bytes
@@ -188,8 +177,7 @@ def stats_command(
 def purge_command(
     context: typer.Context,
     source: Source = None,
-    directory: DirectoryOption = None,
-    splits: SplitsOption = False,
+    where: WhereOption = STORE,
     is_sure: Annotated[
         bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")
     ] = False,
@@ -198,9 +186,8 @@ def purge_command(
     """Delete cached features; jobs compute them again when needed.
 
     Without a source, deletes the whole cache of the account after
-    confirmation. Exits with 1 if nothing is cached for the source. With
-    --directory, deletes what no running job uses; with --splits, all splits
-    of models on this host.
+    confirmation. Exits with 1 if nothing is cached for the source. On this
+    host (--in), deletes what no running job uses.
 
     Examples:
 
@@ -208,13 +195,13 @@ def purge_command(
 
         hapi cache purge --yes
 
-        hapi cache purge --directory ~/features
+        hapi cache purge --in ~/features
 
-        hapi cache purge --splits
+        hapi cache purge --in splits
 
-    Keys of --json: deleted; with --directory and --splits also in_use.
+    Keys of --json: deleted; with --in also in_use.
     """
-    folder = _host_folder(directory, splits, source)
+    folder = _host_folder(where, source)
     if folder is not None:
         _purge_folder(folder, is_sure, json_path)
         return
@@ -249,29 +236,28 @@ def _nothing_cached(source: str | None) -> str:
 
 
 def _host_folder(
-    directory: Path | None, splits: bool, source: str | None = None
+    where: str, source: str | None = None
 ) -> PrivateFolder | None:
     """Opens a cache of this host; returns None for that of the account."""
     from hapi_client.caching.directory import CacheDirectory
 
-    if not splits and directory is None:
+    if where == STORE:
         return None
-    if splits and (directory is not None or source is not None):
-        raise typer.BadParameter(
-            f"--splits and {source or '--directory'} exclude each other: "
-            "splits are of models, and in the folder of HAPI_CACHE_DIR"
-        )
     if source is not None:
         raise typer.BadParameter(
-            f"{source} and --directory exclude each other: an entry of a "
-            "directory has the features of all objects of a data set"
+            f"{source} and --in {where} exclude each other: only the cache in "
+            "the account has entries of objects"
         )
-    if directory is not None and not directory.is_dir():
-        raise typer.BadParameter(f"there is no directory {directory}")
     try:
-        folder: PrivateFolder | None = (
-            CacheDirectory(directory) if directory else disk_store()
-        )
+        if where == SPLITS:
+            folder: PrivateFolder | None = disk_store()
+        elif Path(where).expanduser().is_dir():
+            folder = CacheDirectory(Path(where).expanduser())
+        else:
+            raise typer.BadParameter(
+                f"--in is {where}; give 'store', 'splits', or a directory "
+                "that exists"
+            )
         if folder is not None:
             folder.entries()
     except OSError as error:

@@ -121,11 +121,12 @@ def extract_features(
         HapiError: naming a wrong option, or of the job.
     """
     # torch takes seconds to import.
+    from hapi_client.caching.cache_config import CacheConfig
     from hapi_client.data.labels import OPTIONAL
     from hapi_client.export.extract import check_target, extract
-    from hapi_client.job.options import JobConfig, PlanConfig, SwiftConfig
+    from hapi_client.job.options import JobConfig, PlanConfig
     from hapi_client.job.transfer_job import TransferJob
-    from hapi_client.loading.prefetcher import ReadConfig
+    from hapi_client.loading.read_config import ReadConfig
     from hapi_client.model.frozen_region import input_transform, parse_device
     from hapi_client.model.registry import ModelSource, parse_freeze
 
@@ -139,9 +140,9 @@ def extract_features(
         ),
         read=ReadConfig(
             on_error="skip" if options.skip_bad_samples else "raise",
-            cache_memory_bytes=0,  # each sample is read once
         ),
-        swift=SwiftConfig(connection=connection),
+        cache=CacheConfig(memory_bytes=0),  # each sample is read once
+        connection=connection,
     )
     check_target(options.out, overwrite=options.force)
     source = ModelSource(options.model, options.weights, options.checkpoint)

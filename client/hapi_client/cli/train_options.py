@@ -99,12 +99,12 @@ class TrainOptions:
         ),
     ] = None
     cut: CutOption = "auto"
-    cache: Annotated[
+    store_cache: Annotated[
         str,
         typer.Option(
             autocompletion=one_of(*CACHE_MODES),
-            help="Feature cache in Swift for later epochs and runs: 'off', "
-            "'read', or 'readwrite', which stores features in your account.",
+            help="Features cached in Swift for later epochs and runs: 'off', "
+            "'read', or 'readwrite', which stores them in your account.",
             rich_help_panel=PUSH_DOWN,
         ),
     ] = "off"
@@ -156,7 +156,7 @@ class TrainOptions:
         typer.Option(
             min=1,
             help="Repeat the same --augment crops and flips after this many "
-            "epochs, so that --cache has hits. Default: never.",
+            "epochs, so that their features can be cached. Default: never.",
             rich_help_panel=EXPERT,
         ),
     ] = None

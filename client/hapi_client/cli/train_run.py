@@ -10,12 +10,13 @@ from typing import Any
 from torch.nn import Module
 
 from hapi_client.atomic_file import check_writable
+from hapi_client.caching.cache_config import CacheConfig
 from hapi_client.cli.context import print_table
 from hapi_client.cli.options import describe_cut, parse_cut
 from hapi_client.cli.train_options import TrainOptions
-from hapi_client.job.options import JobConfig, PlanConfig, SwiftConfig
+from hapi_client.job.options import JobConfig, PlanConfig
 from hapi_client.job.transfer_job import TransferJob
-from hapi_client.loading.prefetcher import ReadConfig
+from hapi_client.loading.read_config import ReadConfig
 from hapi_client.metrics.events import JobStats
 from hapi_client.model.frozen_region import input_transform, parse_device
 from hapi_client.model.registry import parse_freeze
@@ -70,7 +71,6 @@ def train(
     """
     config = JobConfig(
         cut=parse_cut(options.cut),
-        cache=options.cache,
         device=parse_device(options.device),
         num_classes=options.classes,
         augment=Augmentation() if options.augment else None,
@@ -84,10 +84,12 @@ def train(
         ),
         read=ReadConfig(
             on_error="skip" if options.skip_bad_samples else "raise",
-            cache_directory=options.cache_dir,
             retry_seconds=options.retry_seconds,
         ),
-        swift=SwiftConfig(connection=connection),
+        cache=CacheConfig(
+            directory=options.cache_dir, store=options.store_cache
+        ),
+        connection=connection,
     )
     network, transform = build_model(
         options.model,
@@ -164,7 +166,7 @@ def _train_job(
             reporter.note(
                 f"no plan, all samples were read raw: {job.no_plan_reason}"
             )
-        unused = unused_cache_text(options.cache, job.stats)
+        unused = unused_cache_text(options.store_cache, job.stats)
         if unused:
             reporter.note(unused)
     return history
@@ -201,8 +203,8 @@ def unused_cache_text(cache: str, stats: JobStats) -> str:
     if cache == CACHE_OFF or any(cut > 0 for cut in stats.samples_by_cut):
         return ""
     return (
-        f"--cache {cache} was not used: only pushed-down features are cached, "
-        "and all samples were read raw; --cut freeze pushes down"
+        f"--store-cache {cache} was not used: only pushed-down features are "
+        "cached, and all samples were read raw; --cut freeze pushes down"
     )
 
 

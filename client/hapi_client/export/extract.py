@@ -96,7 +96,7 @@ def extract(
     """
     path = Path(path)
     check_target(path, overwrite=overwrite)
-    data = job.data_set(split)
+    data = job.pipeline.data.split(split)
     contents = Contents(
         job.feature_shape,
         data.num_samples,
@@ -126,7 +126,7 @@ def _description(job: TransferJob) -> dict[str, Any]:
         "hapi": version("swift-hapi"),
         **{name: facts[name] for name in ("freeze", "weights", "transform")},
         "cut": job.cut,
-        "encodings": list(job.encodings),
+        "encodings": list(job.pipeline.plan.encodings),
         "shape": list(job.feature_shape),
     }
 
@@ -138,10 +138,11 @@ def _write(
     on_samples: Callable[[int, int], None],
 ) -> int:
     """Writes all samples and returns their number."""
-    total = job.data_set(split).num_samples
+    data = job.pipeline.data.split(split)
+    total = data.num_samples
     done = 0
-    sources = _sources(job.data_set(split))
-    with closing(job.loader(split=split, shared=False)) as loader:
+    sources = _sources(data)
+    with closing(job.pipeline.loader(split=split, shared=False)) as loader:
         for features, labels in loader:
             # The loader has their order, and leaves some out.
             found = [

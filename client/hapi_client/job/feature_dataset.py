@@ -6,28 +6,34 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 from typing_extensions import Self
 
+from hapi_client.caching.cache_config import CacheConfig
 from hapi_client.data.labels import Labels
 from hapi_client.data.splits import TRAIN
-from hapi_client.job.options import PlanConfig, SwiftConfig
+from hapi_client.job.job_view import JobView
+from hapi_client.job.opened_data import open_data
+from hapi_client.job.options import JobConfig, PlanConfig
 from hapi_client.job.pipeline import FeaturePipeline
+from hapi_client.loading.feature_loader import FeatureLoader
 from hapi_client.loading.loader_plan import LabelledBatch
-from hapi_client.loading.prefetcher import ReadConfig
-from hapi_client.loading.sample_dataset import open_factory
+from hapi_client.loading.read_config import ReadConfig
+from hapi_client.loading.sample_dataset import SampleDataset, open_factory
 from hapi_client.model.frozen_region import AUTO, FrozenRegion
-from hapi_client.sampling.distributed import this_rank
+from hapi_client.model.package_store import DEFAULT_MODELS_CONTAINER
+from hapi_client.sampling.distributed import Rank, this_rank
 from hapi_client.sampling.epochs import Epochs, ReaderShare, to_integer
 from hapi_client.sampling.partition import Reader
+from hapi_client.swift.connection import Connection
 from hapi_protocol.errors import ClientError
-from hapi_protocol.headers import CACHE_OFF
 
 
-class FeatureDataset(IterableDataset[LabelledBatch]):
+class FeatureDataset(JobView, IterableDataset[LabelledBatch]):
     """Batches of features at the freeze point, epoch after epoch.
 
     ::
@@ -42,7 +48,7 @@ class FeatureDataset(IterableDataset[LabelledBatch]):
     Yields ``(features, labels)``: ``[n, *shape]`` in the model's dtype, which
     is mostly float32, and int64 ``[n]``.
     The basic form: one data set, one loop.  :class:`TransferJob` has several
-    splits, reports and checkpoints in one object.
+    splits in one object.
 
     Iterated as it is, reading, decoding and planning run in threads of this
     process, and batches are on the device of ``frozen``.  In torch's
@@ -65,17 +71,17 @@ class FeatureDataset(IterableDataset[LabelledBatch]):
         labels: class name or key to integer, or a function of the key; None
             for the integers of the index; ``"optional"`` for those that
             it has, and -1 for samples without.
-        cut: as :attr:`hapi_client.JobConfig.cut`.
-        cache: as :attr:`hapi_client.JobConfig.cache`.
         shuffle: False for the index's order, also without the random
             changes of ``augment``, as evaluation needs it.
         drop_last: leave out a shorter last batch.
+        shared: False if each rank gets all of every batch, instead of its
+            part.
+        cut: as :attr:`JobConfig.cut`.
         plan: options of planning.
         read: options of reading and decoding.
-        swift: options of the store.
-
-    Attributes:
-        pipeline: plan, statistics and reports; None in another process.
+        cache: options of the caches.
+        connection: as :attr:`JobConfig.connection`.
+        models_container: as :attr:`JobConfig.models_container`.
 
     Raises:
         HapiError: naming what is wrong and the remedy.
@@ -89,54 +95,68 @@ class FeatureDataset(IterableDataset[LabelledBatch]):
         batch_size: int = 32,
         seed: int = 0,
         labels: Labels = None,
-        cut: int | str = AUTO,
-        cache: str = CACHE_OFF,
         shuffle: bool = True,
         drop_last: bool = False,
+        shared: bool = True,
+        cut: int | str = AUTO,
         plan: PlanConfig | None = None,
         read: ReadConfig | None = None,
-        swift: SwiftConfig | None = None,
+        cache: CacheConfig | None = None,
+        connection: Connection | None = None,
+        models_container: str = DEFAULT_MODELS_CONTAINER,
     ) -> None:
-        pipeline = FeaturePipeline(
-            frozen,
-            data,
-            batch_size=batch_size,
-            seed=seed,
-            labels=labels,
+        config = JobConfig(
             cut=cut,
-            cache=cache,
-            plan=plan,
-            read=read,
-            swift=swift,
+            plan=plan or PlanConfig(),
+            read=read or ReadConfig(),
+            cache=cache or CacheConfig(),
+            connection=connection,
+            models_container=models_container,
         )
-        self._attach(pipeline, shuffle, drop_last)
+        opening = partial(open_data, data, labels, batch_size, seed, config)
+        pipeline = FeaturePipeline(frozen, opening, config)
+        self._attach(pipeline, TRAIN, shuffle, drop_last, shared)
 
     @classmethod
     def of_pipeline(
         cls,
         pipeline: FeaturePipeline,
+        split: str,
         *,
-        shuffle: bool = True,
-        drop_last: bool = False,
+        shuffle: bool,
+        drop_last: bool,
+        shared: bool,
     ) -> Self:
-        """Training data of a pipeline or job, whose threads it shares."""
+        """A split of a job, whose threads it shares."""
         dataset = cls.__new__(cls)
-        dataset._attach(pipeline, shuffle, drop_last)
+        dataset._attach(pipeline, split, shuffle, drop_last, shared)
         return dataset
 
     def _attach(
-        self, pipeline: FeaturePipeline, shuffle: bool, drop_last: bool
+        self,
+        pipeline: FeaturePipeline,
+        split: str,
+        shuffle: bool,
+        drop_last: bool,
+        shared: bool,
     ) -> None:
-        self.pipeline: FeaturePipeline | None = pipeline
+        self._pipeline: FeaturePipeline | None = pipeline
+        self._loader: FeatureLoader | None = None
         self._pid = os.getpid()
+        self._split = split
         self._shuffle = shuffle
         self._drop_last = drop_last
-        self._rank = this_rank(os.environ)
-        self._config = pipeline.dataset_config(pipeline.data_set(TRAIN))
+        self._rank = this_rank(os.environ) if shared else Rank()
+        if shuffle and split != TRAIN:
+            raise ClientError(
+                "bad_configuration",
+                f"split {split!r} is not shuffled; give shuffle=False",
+            )
+        self._config = pipeline.dataset_config(split)
         # In memory that workers share: those that persist see it change.
         self._epoch = _shared(1)
         self._num_workers = _shared(1)
-        self._start_at(pipeline.epochs)
+        self._start_at(pipeline.data.epochs)
 
     def _start_at(self, epochs: Epochs) -> None:
         # Where training continues.  A copy: other loops move the pipeline's.
@@ -149,7 +169,7 @@ class FeatureDataset(IterableDataset[LabelledBatch]):
         self._resumed = _shared(loaded.turns if loaded else 1)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "pipeline": None}
+        return {**self.__dict__, "_pipeline": None, "_loader": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -171,8 +191,8 @@ class FeatureDataset(IterableDataset[LabelledBatch]):
         """
         self._epoch[0] = to_integer("epoch", epoch)
         self._resumed.zero_()
-        if self.pipeline is not None:
-            self._config = self.pipeline.dataset_config(self._config.data)
+        if self._pipeline is not None:
+            self._config = self._pipeline.dataset_config(self._split)
 
     @property
     def first_step(self) -> int:
@@ -219,12 +239,32 @@ class FeatureDataset(IterableDataset[LabelledBatch]):
         Raises:
             ClientError: ``bad_state``.
         """
-        if self.pipeline is not None:
-            self.pipeline.load_state_dict(state)
-            self._start_at(self.pipeline.epochs)
+        if self._pipeline is not None:
+            self._pipeline.load_state_dict(state)
+            self._start_at(self._pipeline.data.epochs)
         else:
             self._start.load_state_dict(state)
             self._start_at(self._start)
+
+    @property
+    def keys(self) -> Sequence[str]:
+        """Keys of the samples of the last batch that this process has read.
+
+        Not of batches from the workers of a ``DataLoader``.
+        """
+        return self._loader.keys if self._loader else []
+
+    def samples(self) -> SampleDataset:
+        """Single samples by number, for torch's samplers.
+
+        In the order of the index; if the data set is shuffled, images have
+        the random changes of :attr:`epoch`.  With ``on_error="skip"``, the
+        first call reads the split once to leave out samples that cannot be
+        decoded.
+        """
+        return self.pipeline.samples(
+            self._split, self.epoch if self._shuffle else None
+        )
 
     def __len__(self) -> int:
         """Batches of this rank in a whole epoch."""
@@ -243,13 +283,15 @@ class FeatureDataset(IterableDataset[LabelledBatch]):
             share = replace(share, delivered=lambda step: None)
         else:
             self._position = epochs
-        if self.pipeline is not None and self._pid == os.getpid():
-            loader = self.pipeline.loader_of_share(
+        if self._pipeline is not None and self._pid == os.getpid():
+            loader = self._pipeline.loader_of_share(
                 share,
                 epoch,
+                split=self._split,
                 num_ranks=self._rank.world_size,
                 needs_every_step=True,
             )
+            self._loader = loader
             with closing(loader):
                 yield from loader
         else:
@@ -263,7 +305,7 @@ class FeatureDataset(IterableDataset[LabelledBatch]):
                 self._config.data,
                 share,
                 self._config.augmented.training(epoch),
-                on_error=self._config.on_error,
+                on_error=self._config.read.on_error,
                 needs_every_step=True,
             )
             with closing(loader):
@@ -304,8 +346,8 @@ class FeatureDataset(IterableDataset[LabelledBatch]):
 
     def close(self) -> None:
         """Ends all requests and threads of this process's pipeline."""
-        if self.pipeline is not None and self._pid == os.getpid():
-            self.pipeline.close()
+        if self._pipeline is not None and self._pid == os.getpid():
+            self._pipeline.close()
 
     def __enter__(self) -> Self:
         return self

@@ -12,10 +12,11 @@ from threading import Thread
 
 from hapi_client.data.labels import Labels
 from hapi_client.data.splits import TRAIN, Data, DataSet, load_splits
+from hapi_client.job.options import JobConfig
 from hapi_client.loading.early_reads import EarlyReads
-from hapi_client.loading.prefetcher import ReadConfig
-from hapi_client.sampling.distributed import this_rank
-from hapi_client.sampling.epochs import EpochOptions, Epochs
+from hapi_client.loading.read_config import ReadConfig
+from hapi_client.sampling.distributed import Rank, this_rank
+from hapi_client.sampling.epochs import EpochOptions, Epochs, ReaderShare
 from hapi_client.sampling.partition import Reader
 from hapi_client.swift.connection import Connection
 from hapi_client.swift.traffic_counters import TrafficCount
@@ -37,6 +38,7 @@ class OpenedData:
         traffic_before: traffic of the connection before the job.
         splits: the data sets by split, with ``train``.
         epochs: orders of the training data's epochs.
+        options: their batch size, seed and partition.
         early: spans that were read early; None for none.
     """
 
@@ -45,12 +47,66 @@ class OpenedData:
     traffic_before: TrafficCount
     splits: Mapping[str, DataSet]
     epochs: Epochs
+    options: EpochOptions
     early: EarlyReads | None = None
 
     @property
     def num_classes(self) -> int:
         """One more than the largest label of any split."""
-        return max(each.num_classes for each in self.splits.values())
+        return max(data.num_classes for data in self.splits.values())
+
+    @property
+    def num_samples(self) -> int:
+        """Number of samples of the training data."""
+        return self.splits[TRAIN].num_samples
+
+    def split(self, name: str) -> DataSet:
+        """Returns the data set of a split.
+
+        Raises:
+            ClientError: ``bad_configuration`` naming the splits.
+        """
+        if name not in self.splits:
+            raise ClientError(
+                "bad_configuration",
+                f"there is no split {name!r}; data has "
+                f"{', '.join(map(repr, self.splits))}",
+            )
+        return self.splits[name]
+
+    def share(
+        self, split: str, epoch: int | None, rank: Rank, *, drop_last: bool
+    ) -> ReaderShare:
+        """Returns a rank's share of a split.
+
+        Args:
+            split: name of the split.
+            epoch: number of the training epoch; None for the order of the
+                index.
+            rank: the rank.
+            drop_last: leave out an incomplete last batch.
+
+        Raises:
+            ClientError: ``bad_configuration`` naming the value and what is
+                allowed.
+        """
+        data, reader = self.split(split), Reader(rank.rank, rank.world_size)
+        if epoch is None:
+            return self.epochs.evaluation(
+                data.sizes, reader, drop_last=drop_last
+            )
+        if split != TRAIN:
+            raise ClientError(
+                "bad_configuration",
+                f"split {split!r} is not shuffled; give shuffle=False",
+            )
+        return self.epochs.training(epoch, reader, drop_last=drop_last)
+
+    def num_steps(self, split: str) -> int:
+        """Steps of this rank in a whole pass over a split."""
+        epoch = self.epochs.epoch if split == TRAIN else None
+        rank = this_rank(os.environ)
+        return self.share(split, epoch, rank, drop_last=False).num_steps
 
     def check_outputs(self, num_outputs: int | None) -> None:
         """Warns if cross entropy does not take these labels.
@@ -82,44 +138,48 @@ def open_data(
     labels: Labels,
     batch_size: int,
     seed: int,
-    read: ReadConfig,
-    connection: Connection | None,
-    num_classes: int | None = None,
+    config: JobConfig,
 ) -> OpenedData:
     """Connects and loads the indexes.
 
     Args:
-        data, labels, batch_size, seed, read: as for
-            :class:`hapi_client.job.pipeline.FeaturePipeline`.
-        connection: None opens one from the environment.
-        num_classes: number of classes, which labels must not exceed; None
-            for any.
+        data: as for :class:`hapi_client.TransferJob`.
+        labels: as for :class:`hapi_client.TransferJob`.
+        batch_size: samples of a step, of all ranks together.
+        seed: seed of the sample order; not negative.
+        config: options of the job; labels must not exceed its
+            ``num_classes``.
 
     Raises:
         HapiError: naming what is wrong and the remedy.
     """
+    read, connection = config.read, config.connection
     options = EpochOptions(batch_size, seed, read.partition, read.buffer_spans)
     opened = connection or Connection()
     try:
         traffic_before = opened.traffic.count()
         splits = load_splits(opened, data, labels)
         train = splits[TRAIN]
-        epochs = Epochs(train.sizes, train.digest(), options)
-        found = OpenedData(
-            opened, connection is None, traffic_before, splits, epochs
+        job_data = OpenedData(
+            opened,
+            connection is None,
+            traffic_before,
+            splits,
+            Epochs(train.sizes, train.digest(), options),
+            options,
         )
-        if num_classes is not None and found.num_classes > num_classes:
+        num_classes, num_labels = config.num_classes, job_data.num_classes
+        if num_classes is not None and num_labels > num_classes:
             raise LabelError(
                 "missing_label",
                 f"num_classes (--classes) is {num_classes}, but the data has "
-                f"labels up to {found.num_classes - 1}; give at least "
-                f"{found.num_classes}",
+                f"labels up to {num_labels - 1}; give at least {num_labels}",
             )
     except BaseException:
         if connection is None:
             opened.close()
         raise
-    return found
+    return job_data
 
 
 class EarlyOpening:
@@ -182,10 +242,8 @@ class EarlyOpening:
 
 def _early_reads(opened: OpenedData, read: ReadConfig) -> EarlyReads:
     """Begins to read this rank's share of the first epoch."""
-    rank, train = this_rank(os.environ), opened.splits[TRAIN]
-    share = opened.epochs.training(
-        0, Reader(rank.rank, rank.world_size), drop_last=False
-    )
+    train = opened.splits[TRAIN]
+    share = opened.share(TRAIN, 0, this_rank(os.environ), drop_last=False)
     spans = [
         train.spans[piece.span].part(piece.first, piece.stop)
         for piece in share.read_plan.pieces

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from functools import cached_property, partial
 from typing import Any
 
 import torch
+from typing_extensions import Self
 
 from hapi_client.data.labels import Labels
 from hapi_client.data.splits import TRAIN, Data
 from hapi_client.job.feature_dataset import FeatureDataset
+from hapi_client.job.job_view import JobView
 from hapi_client.job.opened_data import EarlyOpening, open_data
 from hapi_client.job.options import JobConfig
 from hapi_client.job.pipeline import FeaturePipeline
@@ -19,13 +21,13 @@ from hapi_client.loading.loader_plan import LabelledBatch
 from hapi_client.model.frozen_region import AUTO, STREAM, FrozenRegion
 from hapi_splitter.freezing.freeze_selector import Freeze
 
-_READING_CUTS = (AUTO, STREAM, 0)
+READING_CUTS = (AUTO, STREAM, 0)
 """Cuts with which a job begins with raw reads."""
 VAL = "val"
 """Split of the data that :attr:`TransferJob.val_loader` reads."""
 
 
-class TransferJob(FeaturePipeline):
+class TransferJob(JobView):
     """Trains a tail on features of a data set in Swift.
 
     ::
@@ -47,11 +49,15 @@ class TransferJob(FeaturePipeline):
         freeze: what is frozen, as for :func:`hapi_client.split_model`: the
             name of the last frozen module, a list of modules, a function, or
             ``"auto"``; None for two modules.
-        data: as for :class:`FeaturePipeline`; the splits ``train`` and
-            ``val`` of a mapping have loaders of their own.
+        data: ``swift://container/prefix`` of an indexed data set,
+            ``swift://container/shard-{000..031}.tar``, or a list of these;
+            or a mapping of splits to them, ``train`` among them; ``train``
+            and ``val`` have loaders of their own.
         batch_size: samples of a step, of all ranks together.
         transform: as for :func:`hapi_client.split_model`.
-        labels: as for :class:`FeaturePipeline`.
+        labels: class name or key to integer, or a function of the key; None
+            for the integers of the index; ``"optional"`` for those that
+            it has, and -1 for samples without.
         seed: seed of the sample order; not negative.
         config: the other options.
 
@@ -72,19 +78,9 @@ class TransferJob(FeaturePipeline):
         config: JobConfig | None = None,
     ) -> None:
         config = config or JobConfig()
-        reads_early = config.read.read_early and config.cut in _READING_CUTS
         early = EarlyOpening(
-            partial(
-                open_data,
-                data,
-                labels,
-                batch_size,
-                seed,
-                config.read,
-                config.swift.connection,
-                config.num_classes,
-            ),
-            config.read if reads_early else None,
+            partial(open_data, data, labels, batch_size, seed, config),
+            config.read if config.cut in READING_CUTS else None,
         )
         try:
             frozen = FrozenRegion(
@@ -96,22 +92,10 @@ class TransferJob(FeaturePipeline):
                 image=config.image,
                 exif=config.exif,
                 augment_period_epochs=config.augment_period_epochs,
-                cache_directory=config.split_cache_directory,
+                split_directory=config.cache.split_directory,
                 exporting=early.begin_reading,
             )
-            super().__init__(
-                frozen,
-                data,
-                batch_size=batch_size,
-                seed=seed,
-                labels=labels,
-                cut=config.cut,
-                cache=config.cache,
-                plan=config.plan,
-                read=config.read,
-                swift=config.swift,
-                opening=early.result,
-            )
+            self._pipeline = FeaturePipeline(frozen, early.result, config)
         except BaseException:
             early.discard()
             raise
@@ -132,16 +116,76 @@ class TransferJob(FeaturePipeline):
         Raises:
             ClientError: ``bad_configuration`` if the data has no such split.
         """
-        self.data_set(VAL)
+        self.pipeline.data.split(VAL)
         return EpochLoader(self, VAL)
 
-    def dataset(self, *, drop_last: bool = False) -> FeatureDataset:
-        """Training epochs for torch's ``DataLoader(…, batch_size=None)``.
+    def dataset(
+        self,
+        split: str = TRAIN,
+        *,
+        shuffle: bool | None = None,
+        drop_last: bool = False,
+        shared: bool = True,
+    ) -> FeatureDataset:
+        """A split as a data set, which shares the job's threads.
+
+        For torch's ``DataLoader(…, batch_size=None)``, single samples, and
+        splits with other names than ``train`` and ``val``.
 
         Args:
+            split: name of the split.
+            shuffle: as for :class:`FeatureDataset`; None shuffles ``train``
+                alone.
             drop_last: leave out a shorter last batch.
+            shared: as for :class:`FeatureDataset`.
         """
-        return FeatureDataset.of_pipeline(self, drop_last=drop_last)
+        return FeatureDataset.of_pipeline(
+            self.pipeline,
+            split,
+            shuffle=split == TRAIN if shuffle is None else shuffle,
+            drop_last=drop_last,
+            shared=shared,
+        )
+
+    @property
+    def epoch(self) -> int:
+        """Epoch in which training continues; 0 without a loaded state."""
+        return self.pipeline.data.epochs.epoch
+
+    @property
+    def step(self) -> int:
+        """Step with which training continues in that epoch."""
+        return self.pipeline.data.epochs.step
+
+    def state_dict(self) -> dict[str, Any]:
+        """Position of training in its data, fit for JSON.
+
+        Call it between two steps: batches that :attr:`train_loader` has
+        delivered count as trained on.  The same on all ranks.
+        """
+        return self.pipeline.data.epochs.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continues from a state, also with another number of ranks.
+
+        :attr:`train_loader` then starts with the first step that was not
+        delivered, and delivers exactly the remaining samples.
+
+        Raises:
+            ClientError: ``bad_state`` naming what is wrong with the state,
+                or does not match this job.
+        """
+        self.pipeline.load_state_dict(state)
+
+    def close(self) -> None:
+        """Ends all requests and threads of the job."""
+        self.pipeline.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 class EpochLoader:
@@ -158,7 +202,7 @@ class EpochLoader:
 
     batch_sampler = None
 
-    def __init__(self, job: FeaturePipeline, split: str) -> None:
+    def __init__(self, job: TransferJob, split: str) -> None:
         self._job = job
         self._split = split
         self._epoch: int | None = None
@@ -181,14 +225,14 @@ class EpochLoader:
 
     def __len__(self) -> int:
         """Steps of this rank in a whole epoch."""
-        return self._job.num_steps(self._split)
+        return self._job.pipeline.data.num_steps(self._split)
 
     def __iter__(self) -> Iterator[LabelledBatch]:
         # Begins with the first batch: trainers ask for an iterator more
         # often than they use one.
         if self._split == TRAIN:
-            loader = self._job.loader(self.epoch)
+            loader = self._job.pipeline.loader(self.epoch)
         else:
-            loader = self._job.loader(split=self._split)
+            loader = self._job.pipeline.loader(split=self._split)
         with closing(loader):
             yield from loader

@@ -12,6 +12,12 @@ SUCCESSES_PER_STEP = 8
 """Successes of each concurrent read before the limit grows by one."""
 LOG_INTERVAL_SECONDS = 300.0
 """Minimum time between two logged fallbacks."""
+PAUSE_SECONDS = 5.0
+"""First pause of push-down after a fallback; doubles while it keeps
+failing."""
+MAX_PAUSE_SECONDS = 20.0
+"""Longest pause: a worker that has restarted is used again soon, and a probe
+costs one span at most."""
 MIN_PAUSE_RATIO = 4.0
 """Minimum pause, relative to the time of the failed attempt."""
 _NO_CAPACITY_CODES = frozenset({"share_exceeded", "queue_full"})
@@ -48,20 +54,11 @@ class PushdownCircuitBreaker:
 
     Args:
         clock: returns monotonic seconds.
-        pause_seconds: first pause.
-        max_pause_seconds: longest pause.
     """
 
-    def __init__(
-        self,
-        clock: Callable[[], float],
-        pause_seconds: float = 5.0,
-        max_pause_seconds: float = 60.0,
-    ) -> None:
+    def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._first_pause = pause_seconds
-        self._max_pause = max_pause_seconds
-        self._pause = pause_seconds
+        self._pause = PAUSE_SECONDS
         self._probe_at: float | None = None
         """Time of the next probe; None while closed."""
         self._logged_at: float | None = None
@@ -104,7 +101,7 @@ class PushdownCircuitBreaker:
             was_open = self._probe_at is not None
             self._probe_at = None
             self._probing = False
-            self._pause = self._first_pause
+            self._pause = PAUSE_SECONDS
             return was_open
 
     def failed(
@@ -127,7 +124,7 @@ class PushdownCircuitBreaker:
             pause = max(self._pause, MIN_PAUSE_RATIO * seconds)
             self._probe_at = self._clock() + pause
             if error is None or error.code not in _NO_CAPACITY_CODES:
-                self._pause = min(self._pause * 2, self._max_pause)
+                self._pause = min(self._pause * 2, MAX_PAUSE_SECONDS)
             self._probing = False
             return self._may_log()
 

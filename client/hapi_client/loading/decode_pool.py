@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -11,7 +12,9 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import contextmanager
 
 import torch
+from torch.utils.data import get_worker_info
 
+from hapi_client.caching.pool import local_ranks
 from hapi_protocol.errors import TooSlowError
 from hapi_protocol.transforms import Training
 from hapi_splitter.host_limits import allowed_cores
@@ -29,7 +32,8 @@ class DecodePool:
         decode: decodes the bytes of an image or array, given the sample's key
             and seed and epoch of random changes (None for evaluation), to the
             model's input.
-        num_threads: number of threads; None for one on each available core.
+        num_threads: number of threads; None for one on each available core,
+            divided among the ranks of this host and their loader workers.
     """
 
     def __init__(
@@ -38,7 +42,7 @@ class DecodePool:
         num_threads: int | None = None,
     ) -> None:
         self._decode = decode
-        self.num_threads = num_threads or math.ceil(allowed_cores())
+        self.num_threads = num_threads or _own_cores()
         self._pool = ThreadPoolExecutor(
             self.num_threads, thread_name_prefix="hapi-decode"
         )
@@ -144,3 +148,10 @@ class DecodePool:
             self._closed = True
             self._changed.notify_all()
         self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _own_cores() -> int:
+    """Returns this process's share of the available cores, at least 1."""
+    info = get_worker_info()
+    num_sharing = local_ranks(os.environ) * (info.num_workers if info else 1)
+    return max(1, math.ceil(allowed_cores()) // num_sharing)

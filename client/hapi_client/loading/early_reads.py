@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TypeAlias
 
 from hapi_client.data.span_bytes import read_span
-from hapi_client.loading.prefetcher import ReadConfig
+from hapi_client.loading.read_config import ReadConfig
 from hapi_client.swift.connection import Connection
 from hapi_client.swift.transport import CancelScope
 from hapi_protocol.data_index import IndexRow, Span
@@ -75,7 +75,7 @@ class EarlyReads:
                     data = read_span(
                         self._connection,
                         span,
-                        seconds=self._options.span_seconds,
+                        seconds=self._options.span_limits.seconds,
                     )
             except Exception as error:
                 self.stop()

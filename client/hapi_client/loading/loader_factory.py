@@ -8,13 +8,15 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from hapi_client.caching.feature_caches import CacheOptions, FeatureCaches
+from hapi_client.caching.cache_config import CacheConfig
+from hapi_client.caching.feature_caches import FeatureCaches
 from hapi_client.data.splits import DataSet, changed_shards
 from hapi_client.loading.decode_pool import DecodePool
 from hapi_client.loading.early_reads import EarlyReads
 from hapi_client.loading.feature_loader import FeatureLoader
 from hapi_client.loading.loader_plan import LoaderPlan, skip_remedy
-from hapi_client.loading.prefetcher import Prefetcher, ReadConfig
+from hapi_client.loading.prefetcher import Prefetcher
+from hapi_client.loading.read_config import ReadConfig
 from hapi_client.loading.route_source import RoutingSource, SourceRegistry
 from hapi_client.loading.skipped_samples import SkippedSamples
 from hapi_client.loading.span_source import SpanSource
@@ -38,7 +40,7 @@ def feature_caches(
     connection: Connection,
     region: ClientRegion,
     splits: Collection[DataSet],
-    options: CacheOptions,
+    options: CacheConfig,
     encodings: Sequence[str],
     variants: int | None,
 ) -> FeatureCaches:
@@ -88,6 +90,7 @@ class LoaderFactory:
         caches: features that are cached on this host; None for none.
         early: spans that were read early; None for none.
         skipped: samples that the job leaves out; None for none so far.
+        link_limits: returns True if the link limits the present plan.
 
     Attributes:
         skipped: samples that the job leaves out.
@@ -106,6 +109,7 @@ class LoaderFactory:
         caches: FeatureCaches | None = None,
         early: EarlyReads | None = None,
         skipped: SkippedSamples | None = None,
+        link_limits: Callable[[], bool] = lambda: True,
     ) -> None:
         self._caches = caches
         self._connection = connection
@@ -122,7 +126,7 @@ class LoaderFactory:
         self.scheduler: RouteScheduler[Route] = RouteScheduler(
             {RAW_ROUTE: 1.0}
         )
-        self.pool = DecodePool(region.decode, options.decode_threads)
+        self.pool = DecodePool(region.decode)
         self.sources = SourceRegistry(
             connection,
             region,
@@ -133,6 +137,7 @@ class LoaderFactory:
             self._top_up,
             caches.samples if caches else lambda training: None,
             early or EarlyReads(connection, (), options),
+            link_limits,
         )
 
     def push(

@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 import logging
-import os
 import queue
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from hapi_client.caching.feature_caches import CacheOptions
+from hapi_client.loading.read_config import ReadConfig
 from hapi_client.loading.span_source import (
     PUSHDOWN_QUEUE,
     RAW_QUEUE,
     READ_QUEUES,
     LoadedSpan,
-    SpanLimits,
     SpanSource,
     SpanTask,
 )
-from hapi_client.number_checks import check_integers, check_seconds
-from hapi_client.sampling.partition import EpochPartition
-from hapi_client.sampling.sampler import DEFAULT_BUFFER_SPANS
 from hapi_client.swift.connection import Connection
-from hapi_client.swift.retry import Backoff
 from hapi_client.swift.transport import CancelScope
 from hapi_protocol.data_index import Span
 from hapi_protocol.errors import ClientError, TooSlowError
@@ -40,132 +34,12 @@ QUIET_SECONDS = 20.0
 MAX_EARLY_SPANS = 4
 """Raw spans that the loop may get out of order: their features stay in memory
 until it is their turn."""
-ON_ERROR = ("raise", "skip")
-
-
-@dataclass(frozen=True)
-class ReadConfig:
-    """Options of reading, decoding and progress.
-
-    A span is a run of consecutive samples of a shard, read by one request.
-
-    Attributes:
-        num_threads: concurrent requests of each kind: raw reads, feature
-            reads, and reads of cached features.
-        ahead_bytes: memory of spans that are read ahead of the training
-            loop; at least one span is always read.
-        ahead_spans: number of spans that are read ahead.
-        read_early: read the first spans while the model is split, up to
-            ``ahead_bytes``, if the job begins with raw reads.  False saves
-            these bytes if only ``DataLoader`` workers read, which cannot use
-            them.
-        decode_threads: None for one on each available core.
-        max_pixels: largest image that the client decodes, height times
-            width; the worker has the operator's ``max_pixels``.
-        forward_samples: samples of one forward pass of the frozen layers on
-            the client; None for what suits the device.
-        buffer_spans: width of the shuffle buffer, in spans.
-        partition: division of an epoch, which says how many ranks and loader
-            workers can share it, also after a resume with other numbers of
-            them; None for what suits.
-        on_error: ``"raise"`` for a sample that cannot be decoded, or
-            ``"skip"``, counted in ``stats.skipped``.
-        cache_memory_bytes: memory in which features are cached for later
-            epochs and jobs of this process; 0 for none.  None for a quarter
-            of what this process may use, divided among the ranks of its host.
-            Ranks that torchrun has started on a host share theirs.
-        cache_directory: directory in which features are cached for later
-            runs, and for all ranks and loader workers of this host; None for
-            none.
-        cache_directory_bytes: its size limit, beyond which features that were
-            not used for longest are removed; None for half of what the disk
-            has free.
-        progress: True shows a progress bar on standard error (first rank
-            only), False none; None leaves it to ``HAPI_PROGRESS`` (0 or 1),
-            or else to whether there is a terminal or a notebook.
-        span_seconds: deadline of one try of one span.
-        wait_seconds: deadline of a span for the training loop, all tries and
-            the fallback to a raw read included.
-        backoff: between tries of a span.
-        retry_seconds: longest wait for a Swift that does not answer, as while
-            its proxy restarts; then the job ends with an error.
-        pause_seconds: pause of push-down after a fallback; doubles up to
-            ``max_pause_seconds`` while push-down keeps failing.
-        max_pause_seconds: longest pause of push-down.
-
-    Raises:
-        ClientError: ``bad_configuration`` naming the option, its value and
-            what is allowed.
-    """
-
-    num_threads: int = 4
-    ahead_bytes: int = 256 * 1024 * 1024
-    ahead_spans: int = 64
-    read_early: bool = True
-    decode_threads: int | None = None
-    max_pixels: int = 1 << 26
-    forward_samples: int | None = None
-    buffer_spans: int = DEFAULT_BUFFER_SPANS
-    partition: EpochPartition | None = None
-    on_error: str = ON_ERROR[0]
-    cache_memory_bytes: int | None = None
-    cache_directory: str | os.PathLike[str] | None = None
-    cache_directory_bytes: int | None = None
-    progress: bool | None = None
-    span_seconds: float = 120.0
-    wait_seconds: float = 900.0
-    backoff: Backoff = field(default_factory=Backoff)
-    retry_seconds: float = 300.0
-    pause_seconds: float = 5.0
-    max_pause_seconds: float = 20.0
-
-    def __post_init__(self) -> None:
-        check_integers(
-            self,
-            1,
-            "num_threads",
-            "ahead_bytes",
-            "ahead_spans",
-            "decode_threads",
-            "max_pixels",
-            "forward_samples",
-            "buffer_spans",
-        )
-        check_integers(self, 0, "cache_memory_bytes", "cache_directory_bytes")
-        check_seconds(
-            self,
-            "span_seconds",
-            "wait_seconds",
-            "retry_seconds",
-            "pause_seconds",
-            "max_pause_seconds",
-        )
-        if self.cache_directory_bytes is not None and (
-            self.cache_directory is None
-        ):
-            raise ClientError(
-                "bad_configuration",
-                f"cache_directory_bytes is {self.cache_directory_bytes}, but "
-                "there is no cache_directory; give both, or neither",
-            )
-        if self.on_error not in ON_ERROR:
-            raise ClientError(
-                "bad_configuration",
-                f"on_error is {self.on_error!r}; allowed: "
-                f"{', '.join(ON_ERROR)}",
-            )
-
-    @property
-    def cache_options(self) -> CacheOptions:
-        return CacheOptions(
-            self.cache_memory_bytes,
-            self.cache_directory,
-            self.cache_directory_bytes,
-        )
-
-    @property
-    def span_limits(self) -> SpanLimits:
-        return SpanLimits(self.span_seconds, self.backoff, self.retry_seconds)
+AHEAD_SPANS = 64
+"""Spans that are read ahead; ``ahead_bytes`` limits them before, unless
+samples are tiny."""
+WAIT_SECONDS = 900.0
+"""Deadline of a span for the training loop, all tries and the fallback to a
+raw read included."""
 
 
 @dataclass(eq=False)
@@ -240,7 +114,8 @@ class Prefetcher:
 
         Raises:
             HapiError: if a span cannot be loaded, when it is its turn.
-            TooSlowError: if a span does not arrive within ``wait_seconds``.
+            TooSlowError: if a span does not arrive within
+                :data:`WAIT_SECONDS`.
             ClientError: ``not_connected`` if it was closed meanwhile.
         """
         while True:
@@ -304,7 +179,7 @@ class Prefetcher:
             waited: seconds waited so far.
             received_bytes: bytes received before the wait.
         """
-        seconds = self._options.wait_seconds
+        seconds = WAIT_SECONDS
         quiet_seconds = min(QUIET_SECONDS, seconds)
         limit = quiet_seconds if waited < quiet_seconds else seconds
         try:
@@ -356,7 +231,7 @@ class Prefetcher:
             return True
         more_bytes = self._ahead_bytes + task.cost_bytes
         return (
-            len(self._pending) < self._options.ahead_spans
+            len(self._pending) < AHEAD_SPANS
             and more_bytes <= self._options.ahead_bytes
         )
 
@@ -384,7 +259,7 @@ class Prefetcher:
             "the link may be slow"
             if num_bytes
             else "the worker is busy (large images, others' jobs) or hangs",
-            self._options.span_seconds,
+            self._options.span_limits.seconds,
         )
 
     def close(self) -> None:

@@ -16,9 +16,9 @@ from hapi_client.loading.decode_pool import DecodePool
 from hapi_client.loading.early_reads import EarlyReads
 from hapi_client.loading.feature_request import FeatureRequestSpec
 from hapi_client.loading.feature_source import FeatureSource
-from hapi_client.loading.prefetcher import ReadConfig
 from hapi_client.loading.raw_source import RawSource
 from hapi_client.loading.read_concurrency import ReadConcurrency
+from hapi_client.loading.read_config import ReadConfig
 from hapi_client.loading.span_source import (
     CACHE_QUEUE,
     PUSHDOWN_QUEUE,
@@ -56,6 +56,7 @@ class SourceRegistry:
             one may begin.
         stored: as :class:`.RawSource` takes it.
         early: spans that were read early.
+        link_limits: returns True if the link limits the present plan.
 
     Attributes:
         early: as given.
@@ -64,7 +65,7 @@ class SourceRegistry:
         num_threads: maximum number of concurrent reads of a queue.
         pushdown_concurrency: limit of concurrent feature reads.
         read_concurrency: limit of concurrent raw reads.
-        link_limits: returns True if the link limits the present plan.
+        link_limits: as given.
     """
 
     def __init__(
@@ -78,9 +79,10 @@ class SourceRegistry:
         span_read: Callable[[], None],
         stored: Callable[[Training | None], SampleCache | None],
         early: EarlyReads,
+        link_limits: Callable[[], bool],
     ) -> None:
         self.early = early
-        self.link_limits: Callable[[], bool] = lambda: True
+        self.link_limits = link_limits
         self.tracker = tracker
         self.model: ModelPath | None = None
         self._connection = connection
@@ -105,9 +107,7 @@ class SourceRegistry:
             early,
         )
         # One breaker for all cuts: they share the worker.
-        self._breaker = PushdownCircuitBreaker(
-            time.monotonic, options.pause_seconds, options.max_pause_seconds
-        )
+        self._breaker = PushdownCircuitBreaker(time.monotonic)
         self.pushdown_concurrency = PushdownConcurrency(options.num_threads)
         self._feature_sources: dict[Route, FeatureSource] = {}
 

@@ -14,12 +14,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset, get_worker_info
+from torch.utils.data import Dataset
 
+from hapi_client.caching.cache_config import CacheConfig
 from hapi_client.data.augmentation_schedule import AugmentationSchedule
 from hapi_client.data.splits import DataSet
 from hapi_client.loading.loader_factory import LoaderFactory, feature_caches
-from hapi_client.loading.prefetcher import ReadConfig
+from hapi_client.loading.read_config import ReadConfig
 from hapi_client.loading.skipped_samples import SkippedSamples
 from hapi_client.model.client_region import ClientRegion
 from hapi_client.planning.cache_tracker import CacheTracker
@@ -31,7 +32,6 @@ from hapi_client.swift.http_client import ConnectionOptions
 from hapi_protocol.data_index import Span
 from hapi_protocol.headers import ModelPath
 from hapi_protocol.transforms import Training
-from hapi_splitter.host_limits import allowed_cores
 from hapi_splitter.planner.problem import Route
 
 
@@ -46,9 +46,8 @@ class DatasetConfig:
         region: computes frozen layers on the CPU.
         mix: weights by route.
         model: path of the package; None without push-down.
-        cache: mode of the feature cache.
-        on_error: ``raise`` or ``skip``, for bad samples.
-        options: options of reading.
+        cache: options of the caches.
+        read: options of reading.
         encodings: encodings in which features may arrive.
         augmented: random changes of the epochs.
         skipped: samples that the job leaves out.
@@ -60,9 +59,8 @@ class DatasetConfig:
     region: ClientRegion
     mix: Mapping[Route, float]
     model: ModelPath | None
-    cache: str
-    on_error: str
-    options: ReadConfig
+    cache: CacheConfig
+    read: ReadConfig
     encodings: Sequence[str]
     augmented: AugmentationSchedule
     skipped: SkippedSamples
@@ -70,22 +68,21 @@ class DatasetConfig:
 
 @contextmanager
 def open_factory(parts: DatasetConfig) -> Iterator[LoaderFactory]:
-    threads = parts.options.decode_threads or _threads()
     with (
         Connection(parts.credentials, parts.connection_options) as connection,
         closing(
             LoaderFactory(
                 connection,
                 parts.region,
-                replace(parts.options, decode_threads=threads),
-                CacheTracker(parts.cache, parts.augmented.variants),
+                parts.read,
+                CacheTracker(parts.cache.store, parts.augmented.variants),
                 feature_caches(
                     connection,
                     parts.region,
                     [parts.data],
                     # A worker process may end after each epoch, and reads
                     # other samples in the next.
-                    replace(parts.options.cache_options, memory_bytes=0),
+                    replace(parts.cache, memory_bytes=0),
                     parts.encodings,
                     parts.augmented.variants,
                 ),
@@ -95,12 +92,6 @@ def open_factory(parts: DatasetConfig) -> Iterator[LoaderFactory]:
     ):
         factory.push(parts.model, parts.mix)
         yield factory
-
-
-def _threads() -> int:
-    """Returns the number of decoding threads of this worker process."""
-    info = get_worker_info()
-    return max(1, int(allowed_cores()) // (info.num_workers if info else 1))
 
 
 class SampleDataset(Dataset[tuple[torch.Tensor, torch.Tensor]]):

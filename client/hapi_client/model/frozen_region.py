@@ -55,7 +55,7 @@ class FrozenRegion(ClientRegion):
             the transform.
         augment_period_epochs: epochs after which the augmentations repeat;
             None for never.
-        cache_directory: see :func:`split_model`.
+        split_directory: see :func:`split_model`.
         exporting: called if the split is not cached, before it is made,
             which takes seconds.
         image: extension of the member that is the image; None for that of
@@ -84,7 +84,7 @@ class FrozenRegion(ClientRegion):
         forward_samples: int | None = None,
         augment: Augmentation | None = None,
         augment_period_epochs: int | None = None,
-        cache_directory: str | Path | None = None,
+        split_directory: str | Path | None = None,
         exporting: Callable[[], None] = lambda: None,
         image: str | None = None,
         exif: str | None = None,
@@ -95,7 +95,7 @@ class FrozenRegion(ClientRegion):
                 model,
                 freeze,
                 transform=input_transform(transform, augment, image, exif),
-                cache_directory=cache_directory,
+                cache_directory=split_directory,
                 exporting=exporting,
                 progress=progress,
             )
@@ -245,7 +245,7 @@ def split_model(
     image: str | None = None,
     exif: str | None = None,
     device: torch.device | str = "cpu",
-    cache_directory: str | Path | None = None,
+    split_directory: str | Path | None = None,
 ) -> tuple[FrozenRegion, torch.nn.Module]:
     """Splits a model into its frozen layers and the tail to train.
 
@@ -278,7 +278,7 @@ def split_model(
             ``"ignore"`` that, as ``ImageFolder`` does; None for what the
             transform says, else ``"ignore"``.
         device: device of the tail and of the client's frozen layers.
-        cache_directory: directory on this machine in which splits are cached;
+        split_directory: directory on this machine in which splits are cached;
             None for ``HAPI_CACHE_DIR``, else ``~/.cache/hapi``; "" for none.
 
     Returns:
@@ -297,7 +297,7 @@ def split_model(
         augment_period_epochs=augment_period_epochs,
         image=image,
         exif=exif,
-        cache_directory=cache_directory,
+        split_directory=split_directory,
     )
     return frozen, frozen.trainable_tail()
 

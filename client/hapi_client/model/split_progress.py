@@ -23,7 +23,7 @@ def split_progress(name: str) -> Iterator[Callable[[str], None]]:
     Raises:
         ClientError: ``bad_configuration`` for a bad ``HAPI_PROGRESS``.
     """
-    wanted = progress_wanted(None, os.environ)
+    wanted = progress_wanted(os.environ)
     if wanted is False or (wanted is None and not is_terminal(sys.stderr)):
         yield lambda phase: None
         return

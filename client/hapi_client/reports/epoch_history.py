@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from functools import partial
 
 from hapi_client.metrics.job_recorder import JobRecorder
@@ -21,6 +22,7 @@ class EpochHistory:
         wanted: from :func:`hapi_client.progress.progress_wanted`.
         route_scheduler: schedules spans over routes.
         recorder: recorder of the job.
+        planner: returns the planner; None if the cut is fixed.
     """
 
     def __init__(
@@ -28,16 +30,13 @@ class EpochHistory:
         wanted: bool | None,
         route_scheduler: RouteScheduler[Route],
         recorder: JobRecorder,
+        planner: Callable[[], JobPlanner | None],
     ) -> None:
         self._wanted = wanted
         self._route_scheduler = route_scheduler
         self._recorder = recorder
-        self._planner: JobPlanner | None = None
-        self._recorders: list[EpochRecorder] = []
-
-    def follow(self, planner: JobPlanner) -> None:
-        """Reports plans of ``planner`` from now on: the cut is not fixed."""
         self._planner = planner
+        self._recorders: list[EpochRecorder] = []
 
     def begin(
         self, epoch: int | None, split: str, *, shown: bool
@@ -51,7 +50,7 @@ class EpochHistory:
         """
         # A reference to self would be a cycle with the recorder.
         plan_status = partial(
-            current_plan_status, self._planner, self._route_scheduler
+            current_plan_status, self._planner(), self._route_scheduler
         )
         start_bar = partial(
             start_progress_bar,

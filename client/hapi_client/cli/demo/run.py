@@ -5,17 +5,18 @@ from __future__ import annotations
 import math
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from hapi_client.caching.cache_config import CacheConfig
 from hapi_client.cli.demo.data import photograph_folder, write_shards
 from hapi_client.data.index import load_index
 from hapi_client.data.upload import upload
-from hapi_client.job.options import JobConfig, PlanConfig, SwiftConfig
+from hapi_client.job.options import JobConfig, PlanConfig
 from hapi_client.job.transfer_job import TransferJob
-from hapi_client.loading.prefetcher import ReadConfig
+from hapi_client.loading.read_config import ReadConfig
 from hapi_client.model.frozen_region import FREEZE, STREAM, FrozenRegion
 from hapi_client.model.torchvision_registry import build_model
 from hapi_client.progress import Reporter
@@ -35,7 +36,7 @@ the difference of two streaming runs with different forward batches."""
 OTHER_FORWARD_SAMPLES = 5
 """Samples per forward pass of the second streaming run."""
 
-READ = ReadConfig(cache_memory_bytes=0)
+CACHE = CacheConfig(memory_bytes=0)
 """The demo compares routes: features of one run must not serve the other."""
 
 LOCATION = Location("hapi-demo", "train")
@@ -175,7 +176,7 @@ def run_demo(
     streaming = run("streaming", STREAM)
     other = None
     if streaming.has_batch_norm:
-        options = replace(READ, forward_samples=OTHER_FORWARD_SAMPLES)
+        options = ReadConfig(forward_samples=OTHER_FORWARD_SAMPLES)
         other = run("streaming again", STREAM, options)
     return DemoResult(streaming, run("push-down", plan.cut), other)
 
@@ -195,7 +196,7 @@ class _Runner:
         self,
         name: str,
         cut: int | str,
-        read: ReadConfig = READ,
+        read: ReadConfig | None = None,
     ) -> RunResult:
         plan, note = self._plan, self._reporter.note
         model, _ = build_model(
@@ -211,8 +212,9 @@ class _Runner:
             config=JobConfig(
                 cut=cut,
                 plan=PlanConfig(encoding=plan.encoding),
-                read=read,
-                swift=SwiftConfig(connection=self._connection),
+                read=read or ReadConfig(),
+                cache=CACHE,
+                connection=self._connection,
             ),
         ) as job:
             history = train_tail(

@@ -13,8 +13,9 @@ import pytest
 import torch
 
 from full_disk import no_file_beyond
+from hapi_client.caching.cache_config import CacheConfig
 from hapi_client.caching.directory import CacheDirectory
-from hapi_client.caching.feature_caches import CacheOptions, FeatureCaches
+from hapi_client.caching.feature_caches import FeatureCaches
 from hapi_client.caching.pool import POOL
 from hapi_client.caching.row_map import PAGE_BYTES, read_facts
 from hapi_client.data.splits import DataSet
@@ -67,7 +68,7 @@ def job_of(
         (ROW_BYTES // dtype.itemsize,),
         dtype,
         [DATA],
-        CacheOptions(memory, path, None if path is None else limit),
+        CacheConfig(memory, path, None if path is None else limit),
         variants,
         changed_shards=lambda data: changed,
     )

@@ -150,7 +150,7 @@ clouds:
     ("words", "message"),
     [
         ("--cut banana", "cut is 'banana'"),
-        ("--cache on", "cache is 'on'"),
+        ("--store-cache on", "store is 'on'"),
         ("--device tpu", "device is 'tpu'"),
         (
             "--cut 3 --encoding uint8;zstd --min-precision half",

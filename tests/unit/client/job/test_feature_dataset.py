@@ -37,20 +37,18 @@ class FakePipeline:
 
     def __init__(self):
         partition = EpochPartition(1, 2)
-        self.epochs = Epochs(
-            SIZES, "d" * 64, EpochOptions(8, partition=partition)
-        )
-        self.load_state_dict = self.epochs.load_state_dict
+        epochs = Epochs(SIZES, "d" * 64, EpochOptions(8, partition=partition))
+        self.data = SimpleNamespace(epochs=epochs)
+        self.load_state_dict = epochs.load_state_dict
 
-    def data_set(self, split):
-        return None
-
-    def dataset_config(self, data):
-        return SimpleNamespace(data=data)
+    def dataset_config(self, split):
+        return SimpleNamespace(data=split)
 
 
 def made(step=0):
-    dataset = Steps.of_pipeline(FakePipeline())
+    dataset = Steps.of_pipeline(
+        FakePipeline(), "train", shuffle=True, drop_last=False, shared=True
+    )
     if step:
         dataset.load_state_dict(dataset.state_dict(step))
     return dataset

@@ -1,10 +1,11 @@
 """Options of data sets and jobs are refused by name and value."""
 
 import math
+from dataclasses import fields
 
 import pytest
 
-from hapi_client import JobConfig, PlanConfig, ReadConfig
+from hapi_client import CacheConfig, JobConfig, PlanConfig, ReadConfig
 from hapi_client.sampling.partition import EpochPartition
 from hapi_client.swift.http_client import ConnectionOptions
 from hapi_client.swift.retry import Backoff
@@ -17,24 +18,22 @@ from hapi_protocol.errors import ClientError
         (JobConfig, "cut", -1, "cut is -1; give 'auto' to plan"),
         (JobConfig, "cut", True, "cut is True"),
         (JobConfig, "cut", "half", "cut is 'half'"),
-        (JobConfig, "cache", "on", "cache is 'on'; one of off, read"),
+        (CacheConfig, "store", "on", "store is 'on'; one of off, read"),
+        (CacheConfig, "memory_bytes", -1, "memory_bytes is -1"),
+        (CacheConfig, "directory_bytes", 9, "there is no directory"),
         (PlanConfig, "encoding", "int3", "int3"),
         (PlanConfig, "min_precision", "third", "third"),
         (PlanConfig, "epochs", 0, "epochs is 0; a positive number"),
         (PlanConfig, "epochs", math.inf, "epochs is inf"),
         (PlanConfig, "epochs", math.nan, "epochs is nan"),
-        (PlanConfig, "replan_seconds", -1.0, "replan_seconds is -1"),
-        (PlanConfig, "replan_min_spans", 0, "replan_min_spans is 0"),
         (ReadConfig, "on_error", "ignore", "allowed: raise, skip"),
         (ReadConfig, "num_threads", 0, "num_threads is 0; give an integer"),
         (ReadConfig, "num_threads", 2.5, "num_threads is 2.5"),
         (ReadConfig, "num_threads", True, "num_threads is True"),
-        (ReadConfig, "decode_threads", 0, "decode_threads is 0"),
         (ReadConfig, "forward_samples", "8", "forward_samples is '8'"),
-        (ReadConfig, "cache_memory_bytes", -1, "cache_memory_bytes is -1"),
-        (ReadConfig, "span_seconds", math.nan, "span_seconds is nan"),
-        (ReadConfig, "pause_seconds", -1, "pause_seconds is -1; give seconds"),
-        (ReadConfig, "wait_seconds", "9", "wait_seconds is '9'"),
+        (ReadConfig, "retry_seconds", math.nan, "retry_seconds is nan"),
+        (ReadConfig, "retry_seconds", "9", "retry_seconds is '9'"),
+        (ReadConfig, "retry_seconds", -1, "retry_seconds is -1; give seconds"),
         (Backoff, "attempts", 0, "attempts is 0"),
         (Backoff, "max_seconds", math.inf, "max_seconds is inf"),
         (ConnectionOptions, "read_seconds", -1, "read_seconds is -1"),
@@ -52,7 +51,7 @@ def test_bad_option_is_refused_by_its_value(config, option, value, words):
     ("config", "option", "values"),
     [
         (JobConfig, "cut", ("auto", "freeze", "stream", 0, 7)),
-        (JobConfig, "cache", ("off", "read", "readwrite")),
+        (CacheConfig, "store", ("off", "read", "readwrite")),
         (PlanConfig, "epochs", (None, 1, 2.5)),
         (ReadConfig, "on_error", ("raise", "skip")),
     ],
@@ -60,6 +59,12 @@ def test_bad_option_is_refused_by_its_value(config, option, value, words):
 def test_allowed_values_are_accepted(config, option, values):
     for value in values:
         assert getattr(config(**{option: value}), option) == value
+
+
+def test_all_options_fit_on_a_page():
+    configs = (JobConfig, PlanConfig, ReadConfig, CacheConfig, EpochPartition)
+    assert sum(len(fields(config)) for config in configs) <= 30
+    assert len(fields(ReadConfig)) <= 8
 
 
 @pytest.mark.parametrize(

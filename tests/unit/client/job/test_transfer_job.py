@@ -6,10 +6,9 @@ import os
 import pytest
 
 from hapi_client import (
+    CacheConfig,
     FeatureDataset,
     JobConfig,
-    ReadConfig,
-    SwiftConfig,
     TransferJob,
     split_model,
 )
@@ -20,6 +19,7 @@ from hapi_protocol.errors import ClientError, DataIndexError, NotFoundError
 from networks import small_network, small_transform
 from scripted_swift import Answer
 
+pytestmark = pytest.mark.usefixtures("no_early_reads")
 NO_INDEX = Answer(404)
 EMPTY = Answer(200, json.dumps([]).encode())
 
@@ -57,8 +57,7 @@ def split(monkeypatch):
 def job_of(config=None, **options):
     config = config or JobConfig(
         cut="stream",
-        read=ReadConfig(read_early=False),
-        split_cache_directory="",
+        cache=CacheConfig(split_directory=""),
     )
     return TransferJob(
         small_network(),
@@ -109,9 +108,9 @@ def dataset_of(config):
         small_network(),
         "body",
         transform=small_transform(),
-        cache_directory="",
+        split_directory="",
     )
-    options = {"cut": "stream", "read": config.read, "swift": config.swift}
+    options = {"cut": "stream", "connection": config.connection}
     return FeatureDataset("swift://c/p", frozen, **options)
 
 
@@ -123,9 +122,8 @@ def test_labels_beyond_the_outputs_are_a_warning(
     swift.script(Answer(200, index_of(0, most)))
     config = JobConfig(
         cut="stream",
-        read=ReadConfig(read_early=False),
-        swift=SwiftConfig(connection),
-        split_cache_directory="",
+        connection=connection,
+        cache=CacheConfig(split_directory=""),
     )
     with make(config):
         pass

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clock import Clock
+from hapi_client.loading import circuit_breaker
 from hapi_client.loading.circuit_breaker import (
     SUCCESSES_PER_STEP,
     PushdownCircuitBreaker,
@@ -34,8 +35,9 @@ def clock():
 
 
 @pytest.fixture
-def breaker(clock):
-    return PushdownCircuitBreaker(clock, pause_seconds=5, max_pause_seconds=12)
+def breaker(clock, monkeypatch):
+    monkeypatch.setattr(circuit_breaker, "MAX_PAUSE_SECONDS", 12.0)
+    return PushdownCircuitBreaker(clock)
 
 
 def no_capacity(code="share_exceeded"):

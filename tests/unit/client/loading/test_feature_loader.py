@@ -13,14 +13,12 @@ import numpy as np
 import pytest
 import torch
 
+from hapi_client.loading import prefetcher
 from hapi_client.loading.feature_loader import FeatureLoader
 from hapi_client.loading.loader_plan import LoaderPlan
-from hapi_client.loading.prefetcher import (
-    MAX_EARLY_SPANS,
-    Prefetcher,
-    ReadConfig,
-)
+from hapi_client.loading.prefetcher import MAX_EARLY_SPANS, Prefetcher
 from hapi_client.loading.read_concurrency import ReadConcurrency
+from hapi_client.loading.read_config import ReadConfig
 from hapi_client.loading.span_source import LoadedSpan, SpanTask
 from hapi_client.metrics.job_recorder import JobRecorder
 from hapi_client.reports.epoch_recorder import EpochRecorder
@@ -367,8 +365,9 @@ def test_error_of_a_span_reaches_the_loop(error):
     assert caught.value is error
 
 
-def test_late_span_is_a_named_error_and_its_request_ends():
-    loader, _ = make_loader(Source(seconds=60), SIZES, wait_seconds=0.05)
+def test_late_span_is_a_named_error_and_its_request_ends(monkeypatch):
+    monkeypatch.setattr(prefetcher, "WAIT_SECONDS", 0.05)
+    loader, _ = make_loader(Source(seconds=60), SIZES)
     started = time.monotonic()
     with pytest.raises(TooSlowError, match=r"0\.tar"):
         rows_of(loader)
@@ -376,12 +375,14 @@ def test_late_span_is_a_named_error_and_its_request_ends():
 
 
 @pytest.mark.parametrize("in_step", [False, True])
-def test_loop_gets_an_error_if_another_thread_closes_its_loader(in_step):
+def test_loop_gets_an_error_if_another_thread_closes_its_loader(
+    monkeypatch, in_step
+):
+    monkeypatch.setattr(prefetcher, "AHEAD_SPANS", 4)
     loader, _ = make_loader(
         Source(seconds=0.0 if in_step else 60.0),
         [4] * 200,
         num_threads=1,
-        ahead_spans=4,
     )
     timer = threading.Timer(0.2, loader.close)
     started = time.monotonic()
@@ -399,7 +400,7 @@ def test_loop_gets_an_error_if_another_thread_closes_its_loader(in_step):
 
 @pytest.mark.parametrize("begun", ["no", "iterator", "all spans were read"])
 def test_loop_gets_an_error_if_its_loader_was_closed_before(begun):
-    loader, _ = make_loader(Source(), [4] * 3, ahead_spans=3)
+    loader, _ = make_loader(Source(), [4] * 3)
     batches = None if begun == "no" else iter(loader)
     if begun == "all spans were read":
         next(batches)

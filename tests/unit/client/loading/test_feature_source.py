@@ -186,7 +186,7 @@ class Bench:
             self.connection,
             spec,
             self.raw,
-            PushdownCircuitBreaker(lambda: self.now, 5),
+            PushdownCircuitBreaker(lambda: self.now),
             self.concurrency,
             LIMITS,
             self.counters,

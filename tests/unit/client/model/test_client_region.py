@@ -89,7 +89,7 @@ def test_split_that_leaves_nothing_to_train_is_a_warning(frozen, caplog):
     network = small_network()
     network.requires_grad_(frozen != "body and head")
     name = "head" if frozen == "head" else "body"
-    _, tail = split_model(network, name, transform=SMALL, cache_directory="")
+    _, tail = split_model(network, name, transform=SMALL, split_directory="")
     trained = [each for each in tail.parameters() if each.requires_grad]
     assert bool(trained) == (frozen == "none")
     warnings = [

@@ -1,0 +1,136 @@
+"""Plan, statistics and reports that data sets and jobs show their users."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from hapi_client.data.splits import TRAIN
+from hapi_client.job.pipeline import FeaturePipeline
+from hapi_client.metrics.events import JobStats
+from hapi_client.model.frozen_region import FrozenRegion
+from hapi_client.planning.replanner import PlanChange
+from hapi_client.reports.epoch_report import EpochReport
+from hapi_client.reports.run_page import write_reports
+from hapi_client.reports.run_report import DEFAULT_TITLE
+from hapi_protocol.errors import ClientError
+from hapi_splitter.planner.plan import Plan, Problem
+
+
+class JobView:
+    """Plan, statistics and reports of a data set or job.
+
+    In the process that made it: a loader worker has none, and gets a
+    ``ClientError``.
+    """
+
+    _pipeline: FeaturePipeline | None
+    _split = TRAIN
+
+    @property
+    def pipeline(self) -> FeaturePipeline:
+        """Loaders of this process; internal, and may change."""
+        if self._pipeline is None:
+            raise ClientError(
+                "bad_configuration",
+                "plan, statistics and reports belong to the process that made "
+                "the data set, and this is another; ask for them there",
+            )
+        return self._pipeline
+
+    @property
+    def frozen(self) -> FrozenRegion:
+        """The frozen region, with the limits of this job."""
+        return self.pipeline.frozen
+
+    @property
+    def cut(self) -> int | str:
+        """Number of the cut, or ``"auto"``."""
+        return self.pipeline.plan.cut
+
+    @property
+    def plan(self) -> Plan | None:
+        """The current plan; None if the cut is fixed or there is none yet.
+
+        Until there is one, all samples are read raw.
+        """
+        planner = self.pipeline.plan.planner
+        return planner.plan if planner else None
+
+    @property
+    def no_plan_reason(self) -> str | None:
+        """Reason for which :attr:`plan` is None; None if there is a plan."""
+        planner = self.pipeline.plan.planner
+        if planner is None:
+            return "the cut is fixed"
+        return None if planner.plan else planner.no_plan_reason
+
+    @property
+    def problem(self) -> Problem | None:
+        """The problem that :attr:`plan` solves, with current conditions."""
+        planner = self.pipeline.plan.planner
+        return planner.problem if planner else None
+
+    @property
+    def plan_changes(self) -> Sequence[PlanChange]:
+        """All plans so far, oldest first."""
+        planner = self.pipeline.plan.planner
+        return planner.changes if planner else ()
+
+    @property
+    def num_cuts(self) -> int:
+        """Number of cuts; the last one is the whole frozen region."""
+        return self.frozen.num_cuts
+
+    @property
+    def feature_shape(self) -> tuple[int, ...]:
+        """Shape of one sample at the freeze point."""
+        return self.frozen.cut_shape(self.num_cuts)
+
+    @property
+    def num_samples(self) -> int:
+        """Number of samples of the data set, or of the job's training data."""
+        return self.pipeline.data.split(self._split).num_samples
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes, one more than the largest label of any split."""
+        return self.pipeline.data.num_classes
+
+    @property
+    def stats(self) -> JobStats:
+        """Counters of the job so far."""
+        return self.pipeline.stats
+
+    @property
+    def reports(self) -> list[EpochReport]:
+        """Time and traffic of each epoch on this rank, oldest first.
+
+        The current epoch is included as far as it got.
+        """
+        return self.pipeline.history.reports
+
+    def write_report(
+        self, path: str | os.PathLike[str], title: str = DEFAULT_TITLE
+    ) -> None:
+        """Writes :attr:`reports` to a file.
+
+        Args:
+            path: file name that ends in ``.json``, or in ``.html`` for
+                tables and figures in one file.
+            title: title of the page.
+
+        Raises:
+            ClientError: ``bad_configuration`` for another suffix, or a file
+                that cannot be written.
+        """
+        write_reports(path, self.reports, title)
+
+    def features_facts(self) -> dict[str, Any]:
+        """Facts that determine the features of all epochs, fit for JSON.
+
+        Cut and encoding are not among them.  A tail that was trained on
+        features of other facts does not match this job.
+        """
+        return self.pipeline.features_facts()
