@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from hapi_client import FeatureDataset, JsonLabels, SwiftConfig, split_model
+from hapi_client import FeatureDataset, JsonLabels, split_model
 from hapi_client.data import indexing
 from hapi_client.data.catalog import list_data_sets
 from hapi_client.data.index import find_index, load_index
@@ -110,8 +110,9 @@ def test_image_is_the_exact_extension_or_named(
             transform=small_transform(),
             image="in.jpg",
         )
-        swift = SwiftConfig(connection=connection)
-        with FeatureDataset(str(there), frozen, cut=cut, swift=swift) as set_:
+        with FeatureDataset(
+            str(there), frozen, cut=cut, connection=connection
+        ) as set_:
             found += [features for features, _ in set_]
         with (
             small_job(there, connection=connection, cut=cut) as job,

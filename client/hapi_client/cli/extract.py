@@ -23,6 +23,7 @@ from hapi_client.cli.options import (
     DeviceOption,
     EncodingOption,
     ExifOption,
+    ImageOption,
     FreezeOption,
     MinPrecisionOption,
     ModelOption,
@@ -60,6 +61,7 @@ class ExtractOptions:
     ]
     data: DataOption
     skip_bad_samples: SkipBadSamplesOption = False
+    image: ImageOption = None
     exif: ExifOption = None
     model: ModelOption = "resnet18"
     freeze: FreezeOption = None
@@ -147,7 +149,9 @@ def extract_features(
     check_target(options.out, overwrite=options.force)
     source = ModelSource(options.model, options.weights, options.checkpoint)
     network, published_transform = source.build_with_transform()
-    transform = input_transform(published_transform, exif=options.exif)
+    transform = input_transform(
+        published_transform, image=options.image, exif=options.exif
+    )
     if source.is_random:
         reporter.note("weights are random: no --weights, no --checkpoint")
     with TransferJob(

@@ -67,7 +67,8 @@ class FeatureDataset(JobView, IterableDataset[LabelledBatch]):
             ``swift://container/shard-{000..031}.tar``, or a list of these.
         frozen: frozen region, of :func:`hapi_client.split_model`.
         batch_size: samples of a step, of all ranks together.
-        seed: seed of the sample order; not negative.
+        seed: seed of the sample order and of random changes of images; not
+            negative.
         labels: class name or key to integer, or a function of the key; None
             for the integers of the index; ``"optional"`` for those that
             it has, and -1 for samples without.

@@ -159,7 +159,7 @@ class JobPlan:
         )
         self._factory.recorder.counters.add(package_bytes=sent_bytes)
         route = Route(self.cut, self.encodings[0])
-        self._factory.push(model, {route: 1.0})
+        self._factory.set_routes(model, {route: 1.0})
 
     def _read(self, max_bytes: float) -> ProbeSamples:
         return read_samples(
@@ -202,7 +202,7 @@ class JobPlan:
 
     def _package_stored(self, model: ModelPath, sent_bytes: int) -> None:
         self._factory.recorder.counters.add(package_bytes=sent_bytes)
-        self._factory.push(model)
+        self._factory.set_routes(model)
 
     def _try_push(self, model: ModelPath) -> None:
         region, last = self._frozen, self._frozen.num_cuts

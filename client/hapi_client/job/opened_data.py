@@ -146,7 +146,7 @@ def open_data(
         data: as for :class:`hapi_client.TransferJob`.
         labels: as for :class:`hapi_client.TransferJob`.
         batch_size: samples of a step, of all ranks together.
-        seed: seed of the sample order; not negative.
+        seed: seed of the sample order and of random changes of images.
         config: options of the job; labels must not exceed its
             ``num_classes``.
 

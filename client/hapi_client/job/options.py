@@ -96,6 +96,9 @@ class JobConfig:
         connection: connection to the account; None opens one from the
             environment, and closes it with the job.
         models_container: container in which model packages are stored.
+
+    Raises:
+        ClientError: ``bad_configuration`` naming cut and allowed values.
     """
 
     cut: int | str = AUTO

@@ -58,7 +58,8 @@ class TransferJob(JobView):
         labels: class name or key to integer, or a function of the key; None
             for the integers of the index; ``"optional"`` for those that
             it has, and -1 for samples without.
-        seed: seed of the sample order; not negative.
+        seed: seed of the sample order and of random changes of images; not
+            negative.
         config: the other options.
 
     Raises:

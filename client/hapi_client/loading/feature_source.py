@@ -110,7 +110,7 @@ class FeatureSource:
             expect_hit: True if its features are known to be cached.
         """
         if self._raw.decodes_more(span, training):
-            return self._raw_task(span, training, self._load_raw)
+            return self._raw_task(span, training, self._load_without_fault)
         if self._breaker.is_open():
             return self._raw_task(span, training, self._fall_back)
         return SpanTask(
@@ -165,7 +165,7 @@ class FeatureSource:
                     raise
                 # A request for many objects names no versions, and a replica
                 # may be old.  Raw reads name them, or find the change.
-                return self._load_raw(span, scope, training)
+                return self._load_without_fault(span, scope, training)
             if loaded is not None:
                 return self._check_failures(loaded, scope, training)
         return self._fall_back(span, scope, training)
@@ -185,10 +185,10 @@ class FeatureSource:
                 "the store cannot decode samples of %s that the client can",
                 loaded.span,
             )
-            return self._load_raw(loaded.span, scope, training)
+            return self._load_without_fault(loaded.span, scope, training)
         return replace(loaded, failures=failures)
 
-    def _load_raw(
+    def _load_without_fault(
         self, span: Span, scope: CancelScope, training: Training | None
     ) -> LoadedSpan:
         # No failure of the worker: costs.fell_back stays 0.

@@ -140,7 +140,7 @@ class LoaderFactory:
             link_limits,
         )
 
-    def push(
+    def set_routes(
         self, model: ModelPath | None, mix: Mapping[Route, float] | None = None
     ) -> None:
         """Sets the package and the weights for further spans.

@@ -1,4 +1,11 @@
-"""Loads each span on the route that the plan's weights give it."""
+"""Chooses the route of each span.
+
+:meth:`RoutingSource.task` decides, in this order: features that Swift has
+cached, and samples that this host has stored, are used outside the weights;
+spans that were read early are decoded here if the link limits; the scheduler
+follows the plan's weights, and avoids routes that lag behind.  A pushed span
+is read raw after all if push-down fails: see :meth:`.FeatureSource.load`.
+"""
 
 from __future__ import annotations
 

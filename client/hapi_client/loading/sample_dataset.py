@@ -90,7 +90,7 @@ def open_factory(parts: DatasetConfig) -> Iterator[LoaderFactory]:
             )
         ) as factory,
     ):
-        factory.push(parts.model, parts.mix)
+        factory.set_routes(parts.model, parts.mix)
         yield factory
 
 

@@ -20,6 +20,8 @@ logger = logging.getLogger(__name__)
 RAW_QUEUE = "raw"
 PUSHDOWN_QUEUE = "pushdown"
 CACHE_QUEUE = "cached"
+"""Features that Swift has cached, and samples that this host has stored: reads
+that wait for no worker."""
 READ_QUEUES = (RAW_QUEUE, PUSHDOWN_QUEUE, CACHE_QUEUE)
 
 
