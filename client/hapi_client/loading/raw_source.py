@@ -113,8 +113,8 @@ class RawSource:
 
         Raises:
             SourceChangedError: if the shard has changed since it was indexed.
-            HapiError: after the last attempt, or if Swift has not answered
-                for ``retry_seconds``.
+            HapiError: after the last attempt, or if Swift has been away for
+                ``retry_seconds``.
         """
         backoff, started = self._limits.backoff, time.monotonic()
         for failures in itertools.count(1):
@@ -143,17 +143,18 @@ class RawSource:
             raise error
         if waited > limit:
             error.message += (
-                f"; Swift has not answered for {waited:.0f} s (retry_seconds, "
-                "hapi train --retry-seconds, is how long to wait); when it "
-                "does, go on where the run was: hapi train --resume, or the "
-                "state_dict of the job"
+                f"; raw reads have failed for {waited:.0f} s (retry_seconds, "
+                "hapi train --retry-seconds, is how long to wait); when Swift "
+                "answers, go on where the run was: hapi train --resume, or "
+                "the state_dict of the job"
             )
             raise error
         now = time.monotonic()
         if now - self._outage_logged > _OUTAGE_LOG_SECONDS:
             self._outage_logged = now
             logger.warning(
-                "Swift does not answer for %.0f s; waiting up to %.0f s: %s",
+                "raw reads fail for %.0f s; waiting up to %.0f s for Swift: "
+                "%s",
                 waited,
                 limit,
                 error,

@@ -23,13 +23,13 @@ def is_retryable(error: HapiError) -> bool:
 
 
 def is_outage(error: HapiError) -> bool:
-    """True if Swift does not answer, or its servers behind the proxy."""
+    """True if Swift does not answer, or its servers behind the proxy.
+
+    A server that is stopped breaks off the bodies that it is sending.
+    """
     if error.code == "source_damaged":
         return False  # a 503 that other replicas have not helped
-    return (
-        error.code in ("not_connected", "too_slow")
-        or error.status in _OUTAGE_STATUSES
-    )
+    return error.code in _RETRYABLE_CODES or error.status in _OUTAGE_STATUSES
 
 
 @dataclass(frozen=True)

@@ -327,9 +327,10 @@ def test_keys_must_be_those_of_the_index(bench, keys):
         assert caught.value.code == "keys_changed"
 
 
-def test_broken_range_is_read_again(bench):
+def break_off(bench, num_reads):
+    """Lets a number of raw reads break off."""
     get_range = bench.connection.get_range
-    failures = [TruncatedStreamError("truncated", "broke")] * 2
+    failures = [TruncatedStreamError("truncated", "broke")] * num_reads
 
     def flaky(*arguments, **keywords):
         if failures:
@@ -337,8 +338,27 @@ def test_broken_range_is_read_again(bench):
         return get_range(*arguments, **keywords)
 
     bench.connection.get_range = flaky
+
+
+@pytest.mark.parametrize(
+    ("num_reads", "retry_seconds"),
+    [(LIMITS.backoff.attempts - 1, 0), (20, 60)],
+)
+def test_broken_range_is_read_again(bench, num_reads, retry_seconds):
+    """It is read for ``retry_seconds``, in more than the usual attempts."""
+    bench.raw._limits = replace(LIMITS, retry_seconds=retry_seconds)
+    break_off(bench, num_reads)
     assert len(bench.load_raw().features) == 3
-    assert bench.counters.count().retries == 2
+    assert bench.counters.count().retries == num_reads
+
+
+@pytest.mark.parametrize("retry_seconds", [0, 1e-9])
+def test_range_that_stays_broken_is_an_error(bench, retry_seconds):
+    bench.raw._limits = replace(LIMITS, retry_seconds=retry_seconds)
+    break_off(bench, 20)
+    with pytest.raises(TruncatedStreamError) as caught:
+        bench.load_raw()
+    assert ("retry_seconds" in str(caught.value)) == bool(retry_seconds)
 
 
 def test_pushed_span_requests_its_samples_and_bytes(bench):
