@@ -17,10 +17,12 @@ from hapi_protocol.errors import HapiError
 
 logger = logging.getLogger(__name__)
 
+# Chosen: at a second a page, 100,000 entries.  The first plan waits for it;
+# later listings run while an epoch loads, and each page counts at once.
 LISTING_SECONDS = 10.0
 """Deadline of one listing with all its pages."""
 PAGE_ENTRIES = 10_000
-"""Entries of one page: Swift's limit."""
+"""Entries of one page: Swift's limit (``container_listing_limit``)."""
 
 
 class CacheListing:

@@ -25,6 +25,10 @@ from hapi_protocol.transforms import Training, transform_text
 from hapi_splitter.planner.cache_plan import CacheState
 from hapi_splitter.planner.problem import Route
 
+# Chosen: Swift updates the listing with the PUT, or, if that takes longer than
+# a second (``container_update_timeout``), when its updater runs next, which is
+# minutes later.  An entry that is forgotten too early is found again by the
+# next response for its span.
 LISTING_LAG_SECONDS = 10.0
 """Age up to which an entry may be missing in a listing: it is stored after
 the response has ended, and Swift updates container listings later still."""

@@ -39,31 +39,54 @@ from hapi_splitter.planner.resource_use import (
     TRAINING,
 )
 
+# A raw read either waits for bytes or decodes them: above half, reading takes
+# longer than decoding.  Simulated jobs do as well with 0.25 and with 0.8.
 LINK_LIMITED_SHARE = 0.5
 """Share of their time for which raw reads wait for bytes if the link limits
 them (or Swift, which is the same to the plan)."""
+# A quarter of a second of a window of five: a plan with few raw reads has no
+# more, and its link would never be known with a much larger share.
 MIN_READING_SHARE = 0.05
 """Share of a window below which waiting for bytes shows nothing."""
+# Twice a socket's default buffer (Linux: net.ipv4.tcp_rmem, 128 KiB), which
+# may be full before the read begins to wait.
 MIN_READ_BYTES = 256 * 1024
 """Bytes of a window below which they do not show the link's throughput."""
+# Chosen: below half, there are enough other samples to show what limits them.
 MOSTLY_CACHED = 0.5
 """Share of cached samples above which the link is not taken to be idle: their
 responses may have saturated it, which raw reads would not show."""
+# Between one flow, which the window of its connection may limit
+# (:mod:`hapi_client.loading.read_concurrency` has a measurement), and two.
 SATURATING_FLOWS = 1.5
 """Mean number of concurrent flows from which on they saturate a link."""
+# Chosen.  Not 0: a client whose threads are busy unpacking blocks a worker
+# too.  Simulated jobs do as well with 0.15 and with 0.6.
 BLOCKED_SHARE = 0.3
 """Share of their time for which workers cannot send if the link limits
 them."""
+# Below 1, because a queue is not full at the start and end of an epoch, nor
+# between two spans.  With half of it, simulated jobs do a little worse on a
+# link that became slow (86 % of the optimum meanwhile, not 90 %).
 FULL_QUEUE = 0.75
 """Mean share of busy threads from which on a read queue counts as full."""
+# Costs are rarely lower than in a profile of an idle machine; ten times as
+# high means that other processes have most of the cores.  Beyond it a window
+# is taken for a disturbance, such as a suspended process.
 SCALE_RANGE = (0.2, 10.0)
 """Bounds of observed over profiled cost."""
+# A tenth of a second of a window of five.  Clocks, page faults and other
+# threads are of this order; half and twice the share change nothing for
+# simulated jobs.
 MIN_EXPECTED_SHARE = 0.02
 """Share of a window that a cost component must take by the profile, for the
 window to show how wrong the profile is."""
+# Not 0: the loop takes each span from a queue, and waits for the first one.
 MAX_WAITING_SHARE = 0.1
 """Share of the time for which a training loop waits for spans, below which
 the loop or its device is the bottleneck."""
+# A loop on the CPU has at least one core if it is not preempted, and none
+# while it waits for a disk, a lock or another rank; chosen in between.
 MIN_LOOP_CORES = 0.3
 """Cores below which a training loop waits for something else: its wall time
 counts, not its CPU time."""
@@ -322,11 +345,21 @@ class CostEstimators:
 
         While its requests queue there, that is what it uses; else it could
         use the idle capacity too.
+
+        The share is the input of a loop: the plan pushes down as much as the
+        share allows, and the next window shows what came of it.  Several jobs
+        have such a loop around one worker.  So the share follows a full queue
+        at once, and idle capacity slowly, for the reason for which a TCP
+        sender halves its window and raises it in small steps (Chiu and Jain,
+        1989): users of one resource then settle on fair shares.
         """
         if window.load is None:
             return
         used = _modelled_use(window, problem)
+        # The tier is as fast as the busier of its two resources: the other
+        # one is idle in part whatever the share.
         resource = _busier_resource(problem, used)
+        # The problem has this job's part of the capacity: undo the share.
         capacity = problem.capacity(resource) / self.server_share
         used_share = used.get(resource, 0.0) / window.seconds / capacity
         busy = (
@@ -336,7 +369,9 @@ class CostEstimators:
         )
         concurrent = window.pushed.seconds / window.seconds
         # The worker counted streams at one moment, at which ours may have
-        # been more than their mean.
+        # been more than their mean.  With the mean alone, a job that had a
+        # worker to itself took its own streams at the end of short epochs
+        # for those of others, and drifted to raw reads from epoch to epoch.
         ours = max(concurrent, window.max_pushed)
         fair_share = window.load.share * min(
             1.0, ours / max(window.load.streams, 1)
@@ -348,7 +383,11 @@ class CostEstimators:
         if queued:
             # The worker is saturated: the job gets its fair share, or what it
             # uses if that is more; and more than that if the read queue was
-            # not always full, as at the end of an epoch.
+            # not always full, as at the end of an epoch: use / full is the
+            # use while the queue is full.  Swift's own seconds for requests
+            # and bytes are spent in any case, so they are not scaled up.
+            # A worker that is less than busy is limited by something else,
+            # such as its disks; then the fair share is one of what it does.
             full = min(1.0, concurrent / self.pushdown_concurrency())
             swift = 0.0
             if resource == SERVER_CPU:
@@ -357,9 +396,13 @@ class CostEstimators:
             share = max(used_share, fair_share * max(used_share, busy))
             share = swift + max(0.0, share - swift) / full
         else:
+            # The worker has answered all: what is idle could be used too.
             share = max(fair_share, used_share + 1.0 - busy)
+        # Without a queue a higher share is a guess, and a lower one is not:
+        # other jobs have taken the capacity.
         is_relaxing = not queued and share >= self.server_share
         weight = RELAX_WEIGHT if is_relaxing else NEW_WEIGHT
+        # Not 0, because the next window divides the capacity by it.
         share = min(max(share, 0.01), 1.0)
         self.server_share += weight * (share - self.server_share)
 

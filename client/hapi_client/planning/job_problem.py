@@ -27,8 +27,11 @@ logger = logging.getLogger(__name__)
 LOAD_SECONDS = 5.0
 """Assumed time until a worker has checked and loaded a package.  A worker on
 one slow core took 3 to 7 s for packages of 4 MB while it served raw reads."""
+# Not 0: a route without bytes would look free, however slow the link is.
 MIN_TO_READ = 0.01
 """Smallest share of the remaining samples that counts as still to be read."""
+# Larger than any ratio of client and worker, and small enough for the linear
+# program's arithmetic.
 UNLIMITED = 1e6
 """Cores and devices of an infinitely fast worker."""
 

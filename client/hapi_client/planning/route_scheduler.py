@@ -18,6 +18,8 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
+# With one span, a route that has room waits whenever another one is full for a
+# moment; more than a few would be a different mix until the deficit is paid.
 MAX_AHEAD_SPANS = 2.0
 """Largest lead of a route over its share while another one is full."""
 

@@ -16,17 +16,30 @@ from hapi_splitter.inputs.reference_image import reference_image
 
 logger = logging.getLogger(__name__)
 
+# Chosen: if costs of samples vary by their mean, the mean of 16 is known to a
+# quarter, and windows correct the rest.  More would stop the training loop for
+# longer.
 MAX_SAMPLES = 16
 """Number of samples to read."""
+# Several places, because neighbours are alike; and several neighbours, which
+# are encoded together as in a stream.  When a batch had samples of all places,
+# copies of an image compressed one another, and a plan took features for half
+# of their size.
 SAMPLES_PER_SPAN = 4
 """Samples to read from one place of the data set."""
+# 16 samples of 1 MiB; of larger ones, fewer are read.
 MAX_SAMPLE_BYTES = 16 * 1024 * 1024
 """Bytes of all samples together."""
+# The training loop stops for it: a twentieth of MIN_MEASURED_SECONDS, which a
+# job has left at least.
 BUDGET_SECONDS = 3.0
 """Time to profile the client's device."""
+# The training loop stops for it too.  Cuts are encoded by size, so that only
+# the largest are left out, which a plan would hardly take.
 ENCODING_SECONDS = 5.0
 """Time after which no further cut's features are encoded."""
 TAR_BLOCK_BYTES = 512
+"""Size of a tar's header, and unit of its members (POSIX ustar)."""
 REFERENCE_SAMPLES = 8
 """Batch size of a worker without a GPU."""
 

@@ -13,7 +13,10 @@ from hapi_protocol.profiles import ModelProfile
 
 logger = logging.getLogger(__name__)
 
+# The first profile of a package may take a minute, and a worker sends nothing
+# before its end.
 PROFILE_SECONDS = 180.0
+"""Deadline of one request for a profile."""
 
 
 class WorkerPreparation:
