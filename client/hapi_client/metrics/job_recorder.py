@@ -24,12 +24,19 @@ from hapi_splitter.planner.problem import RAW_ROUTE, Route
 
 Key = TypeVar("Key")
 
+# Spans of a route differ by the size of their samples: the average has the
+# last three or so, and one slow span makes no straggler of its route.
 SPAN_WEIGHT = 0.3
 """Smoothing weight of the newest span in the average of its route."""
+# As the estimates of the planner: three windows are seven eighths of it.
 WINDOW_WEIGHT = 0.5
 """Smoothing weight of the newest window in the average throughput."""
+# Chosen: a worker of many gets no span for some windows by chance, and one
+# that was stopped should not count for the capacity in many plans.
 WORKER_SECONDS = 60.0
 """Time after which a worker that has computed nothing no longer counts."""
+# An epoch of cached samples, or the end of one, leaves windows of few spans,
+# whose throughput is that of a burst.
 MIN_WINDOW_SECONDS = 1.0
 """Length below which a window does not count for the throughput."""
 _LOADING, _READING, _FLOWS = "loading", "reading", "flows"
