@@ -8,8 +8,12 @@ from collections.abc import Callable
 from hapi_client.swift.retry import is_retryable
 from hapi_protocol.errors import HapiError
 
+# Additive increase: with a limit of four, at most one request in 33 asks for
+# more than the worker admits.  Twice as many would find free capacity after 64
+# spans, which is a minute or an epoch.
 SUCCESSES_PER_STEP = 8
 """Successes of each concurrent read before the limit grows by one."""
+# A worker that is away all night gives twelve lines an hour.
 LOG_INTERVAL_SECONDS = 300.0
 """Minimum time between two logged fallbacks."""
 PAUSE_SECONDS = 5.0
@@ -18,6 +22,8 @@ failing."""
 MAX_PAUSE_SECONDS = 20.0
 """Longest pause: a worker that has restarted is used again soon, and a probe
 costs one span at most."""
+# So failed attempts take a fifth of the time at most, however long a worker
+# that hangs makes each of them wait.
 MIN_PAUSE_RATIO = 4.0
 """Minimum pause, relative to the time of the failed attempt."""
 _NO_CAPACITY_CODES = frozenset({"share_exceeded", "queue_full"})

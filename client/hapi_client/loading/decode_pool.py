@@ -19,8 +19,10 @@ from hapi_protocol.errors import TooSlowError
 from hapi_protocol.transforms import Training
 from hapi_splitter.host_limits import allowed_cores
 
+# A thread starts in milliseconds; a host that swaps may take seconds.
 START_SECONDS = 60.0
 """Deadline for the start of all threads."""
+# Pauses are measurements of seconds, and deadlines of a minute or more.
 POLL_SECONDS = 0.5
 """Interval at which pauses are noticed."""
 

@@ -22,7 +22,10 @@ from hapi_client.swift.transport import CancelScope
 from hapi_protocol.data_index import IndexRow, Span
 from hapi_protocol.errors import HapiError
 
+# Only a closed loader waits for it: a read that ends wakes the thread.
 POLL_SECONDS = 0.1
+"""Interval at which a closed loader is noticed."""
+# The first reads connect, and TCP's slow start takes some round trips.
 MIN_RATE_SECONDS = 1.0
 """Minimum time of reading from which its throughput counts."""
 

@@ -31,6 +31,7 @@ from hapi_client.sampling.sampler import ReaderBatch, ReadPlan
 from hapi_protocol.data_index import IndexRow, Span
 from hapi_protocol.errors import ClientError
 
+# About as often as a progress bar is drawn (REDRAW_SECONDS).
 _FLUSH_SECONDS = 0.25
 """Time between two records of batches, which take as long as a step of a small
 tail."""

@@ -28,9 +28,14 @@ from hapi_splitter.units import bytes_text
 
 logger = logging.getLogger(__name__)
 
+# Requests are cancelled at once; a thread in a decoder cannot be.
 JOIN_SECONDS = 5.0
+"""Longest wait for the threads at the end of a loader."""
+# Longer than usual spans of slow links, and soon enough for who watches.
 QUIET_SECONDS = 20.0
 """Wait for features after which a warning is logged."""
+# As many as are read at a time by default: if more arrive while one is
+# missing, that one is far behind, and waiting costs less than memory.
 MAX_EARLY_SPANS = 4
 """Raw spans that the loop may get out of order: their features stay in memory
 until it is their turn."""

@@ -38,6 +38,7 @@ from hapi_protocol.samples import IMAGE, Medium, Sample, SampleError
 from hapi_protocol.transforms import Training
 from hapi_splitter.inputs.sample_format import SampleForm
 
+# Twenty lines in the five minutes of ReadConfig.retry_seconds.
 _OUTAGE_LOG_SECONDS = 15.0
 """Between two lines that tell that the job waits for Swift."""
 

@@ -22,25 +22,38 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+# Chosen: the pause between two reads is a round trip and Swift's time to its
+# first byte, some 50 ms on a wide-area link, a tenth of such a span.
 SHORT_SPAN_SECONDS = 0.5
 """Transfer time of a span below which all reads are allowed: sharing the link
 costs less than a link that is idle between two reads."""
+# Two throughputs of the same link differ by some percent; a loss of 3 % is
+# less than the 10 % that shared reads cost (see above).
 SUFFICIENT_RATIO = 0.97
 """Throughput of fewer reads, relative to more, that is sufficient."""
 MIN_RATIO = 0.9
 """Relative throughput below which a lower limit is rejected at once.  Above it
 they are measured for :data:`MAX_SECONDS`, because the first read of a job has
 to connect too and is slower than those after it."""
+# Three reads that suffice gain little over four that share, and each candidate
+# costs seconds of measuring.
 CANDIDATES = (1, 2)
 """Concurrency limits tried before the maximum."""
+# Two spans, since shorter ones than SHORT_SPAN_SECONDS are not measured.
 MIN_SECONDS = 1.0
 """Minimum measuring time of a throughput."""
+# Chosen: more than ten spans of half a second, in which one slow span counts
+# little, and soon forgotten if the link changes.
 MAX_SECONDS = 8.0
 """Time over which a throughput is averaged."""
+# Measuring costs some seconds of a lower throughput, and 256 reads of half a
+# second take two minutes: a few percent of the time.
 MAX_AGE_READS = 256
 """Number of reads after which a throughput is measured again."""
+# Sizes of spans differ by their last, shorter ones, and by shards.
 NEW_WEIGHT = 0.3
 """Smoothing weight of the newest span's size."""
+# As many as are read at a time: after that the link may be another one.
 RECENT_SPANS = 4
 """Number of spans whose bytes give the link's present speed."""
 
