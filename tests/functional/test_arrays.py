@@ -43,6 +43,7 @@ from hapi_protocol.headers import Annotation
 from hapi_splitter.inputs.array_transform import ArrayTransform
 from jobs import connected, small_job, transfer_job, upload_shards
 from local_rows import received_rows
+from many_objects import get_many
 from slow_link import slow_link
 
 SECONDS = 110
@@ -204,7 +205,7 @@ def test_array_of_its_own_becomes_features(connection, broken, owner):
     answer = owner.get("/AUTH_test/arrays/one.npy", wanted.to_headers())
     assert answer.status_code == 200, answer.text
     names = ["one.npy", "none.npy", "one.npy"]
-    found = list(connection.get_many("arrays", names, wanted))
+    found = list(get_many(connection, "arrays", names, wanted))
     assert [each.code for each in found] == [None, "not_found", None]
     assert torch.equal(found[0].features, found[2].features)
     features = received_rows(answer.content).features

@@ -24,6 +24,7 @@ from hapi_protocol.headers import CONTENT_TYPE_STREAM, Annotation, ModelPath
 from hapi_splitter.freezing.split_model import SplitModel
 from hapi_splitter.inputs.image_decode import decode_image
 from jobs import store_package
+from many_objects import get_many
 from networks import small_parts
 from photos import jpegs, shard
 from waiting import until
@@ -54,7 +55,10 @@ class Stocked:
         return Annotation(self.model, 1)
 
     def get_many(self, names):
-        return list(self.connection.get_many("many", names, self.annotation))
+        return list(self.rows(names))
+
+    def rows(self, names, container="many"):
+        return get_many(self.connection, container, names, self.annotation)
 
     def post(self, names, caller=None, headers=None, **options):
         """Sends a request like any tool; ``names`` or a body."""
@@ -227,7 +231,7 @@ def test_rows_say_what_the_callers_own_gets_say(
 
 def test_container_that_is_not_there_is_not_found(stocked):
     with pytest.raises(RightsError) as caught:
-        stocked.connection.get_many("nowhere", ["0.jpg"], stocked.annotation)
+        next(stocked.rows(["0.jpg"], "nowhere"))
     assert caught.value.status == 404
 
 
@@ -283,9 +287,7 @@ def test_most_names_are_read_and_one_that_is_deleted_meanwhile_is_a_row(
 ):
     stocked.owner.put(f"{DATA}/doomed.jpg", stocked.images["0.jpg"])
     names = [f"{n % NUM_IMAGES}.jpg" for n in range(MAX_OBJECTS - 1)]
-    rows = stocked.connection.get_many(
-        "many", [*names, "doomed.jpg"], stocked.annotation
-    )
+    rows = stocked.rows([*names, "doomed.jpg"])
     first = next(rows)
     stocked.owner.request("DELETE", f"{DATA}/doomed.jpg").raise_for_status()
     found = [first, *rows]

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from hapi_client.swift.connection import Connection
-from hapi_client.swift.multi_object import object_status
 from hapi_client.swift.read_errors import source_changed
 from hapi_client.swift.response_body import ResponseBody
 from hapi_client.swift.retry import RETRYABLE_STATUSES
 from hapi_protocol.data_index import Span
-from hapi_protocol.errors import UnavailableError
+from hapi_protocol.errors import TruncatedStreamError, UnavailableError
 from hapi_protocol.feature_stream import Row
 from hapi_protocol.headers import CACHE_OFF, Annotation, ModelPath
 from hapi_protocol.transforms import Training, transform_text
@@ -85,14 +85,30 @@ def check_objects(span: Span, rows: Sequence[Row]) -> None:
     Raises:
         SourceChangedError: an object has another ETag by now, or none.
         UnavailableError: an object could not be read just now.
+        TruncatedStreamError: a row has no status.
     """
     for expected, row in zip(span.rows, rows, strict=False):
-        found = object_status(row)
-        if found.status == 404 or found.etag not in (None, expected.etag):
+        status, etag = _object_status(row)
+        if status == 404 or etag not in (None, expected.etag):
             raise source_changed(span.container, expected.key, None)
-        if found.status in RETRYABLE_STATUSES:
+        if status in RETRYABLE_STATUSES:
             raise UnavailableError(
                 "worker_unavailable",
                 f"{span.container}/{expected.key}: {row.error}",
                 object_name=expected.key,
             )
+
+
+def _object_status(row: Row) -> tuple[int, str | None]:
+    """Returns the status and ETag of the GET of one object from its row.
+
+    Raises:
+        TruncatedStreamError: the row has none.
+    """
+    try:
+        meta = json.loads(row.meta or "")
+        return int(meta["status"]), meta["etag"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise TruncatedStreamError(
+            "truncated", f"row {row.index} has no status: {row.meta!r:.100}"
+        ) from error

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote, urlsplit
 
 import requests
@@ -21,9 +21,6 @@ from hapi_protocol.headers import (
 )
 from hapi_protocol.profiles import MAX_PROFILE_BYTES, ModelProfile
 from hapi_protocol.versions import common_version
-
-if TYPE_CHECKING:
-    from hapi_client.swift.multi_object import ObjectFeatures
 
 
 class Connection(SwiftAccount):
@@ -111,15 +108,15 @@ class Connection(SwiftAccount):
         )
         return body
 
-    def get_many(
+    def open_many(
         self,
         container: str,
         names: Sequence[str],
         annotation: Annotation,
         *,
         seconds: float | None = None,
-    ) -> Iterator[ObjectFeatures]:
-        """Computes features of many objects of one container, in order.
+    ) -> ResponseBody:
+        """Opens the feature stream of many objects of one container.
 
         An object that fails becomes a row with an error.  If no object can
         be read, the request fails with the error of the first one.  The
@@ -135,20 +132,6 @@ class Connection(SwiftAccount):
         Raises:
             ClientError: ``no_hapi`` if the response is not a feature stream.
         """
-        from hapi_client.swift.multi_object import read_objects
-
-        body = self.open_many(container, names, annotation, seconds=seconds)
-        return read_objects(body, names, annotation.encoding)
-
-    def open_many(
-        self,
-        container: str,
-        names: Sequence[str],
-        annotation: Annotation,
-        *,
-        seconds: float | None = None,
-    ) -> ResponseBody:
-        """Opens the feature stream of many objects, as :meth:`get_many`."""
         text = "\n".join(map(quote, names)).encode()
         body = self._open(
             "POST",

@@ -1,6 +1,7 @@
 """Loading of one span as features or raw, and the fallback."""
 
 import io
+import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
@@ -16,7 +17,10 @@ from hapi_client.loading.circuit_breaker import (
     PushdownConcurrency,
 )
 from hapi_client.loading.decode_pool import DecodePool
-from hapi_client.loading.feature_request import FeatureRequestSpec
+from hapi_client.loading.feature_request import (
+    FeatureRequestSpec,
+    check_objects,
+)
 from hapi_client.loading.feature_source import FeatureSource
 from hapi_client.loading.raw_source import RawSource
 from hapi_client.loading.read_concurrency import ReadConcurrency
@@ -33,6 +37,7 @@ from hapi_protocol.data_index import IndexRow, Span
 from hapi_protocol.encodings import ENCODINGS
 from hapi_protocol.errors import (
     ClientError,
+    HapiError,
     TooSlowError,
     TruncatedStreamError,
     UnavailableError,
@@ -557,6 +562,22 @@ def test_sample_that_nobody_can_decode_is_read_once(pool):
         assert loaded.features.tolist() == [[0, 0], [2, 2]]
     assert bench.connection.ranges == [bench.row_range]
     assert bench.fallbacks == 0
+
+
+@pytest.mark.parametrize(
+    ("meta", "code"),
+    [
+        ({"status": 404, "etag": None}, "source_changed"),
+        ({"status": 200, "etag": "other"}, "source_changed"),
+        ({"status": 503, "etag": None}, "worker_unavailable"),
+        ({}, "truncated"),
+    ],
+)
+def test_objects_are_compared_with_the_index(bench, meta, code):
+    rows = [Row(0, "k0", meta=json.dumps(meta))]
+    with pytest.raises(HapiError) as caught:
+        check_objects(bench.span, rows)
+    assert caught.value.code == code
 
 
 def test_clipped_features_are_counted_and_logged_once(bench, caplog):

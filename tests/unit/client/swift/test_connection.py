@@ -407,8 +407,19 @@ def get_features(connection):
     return connection.get_features("c", "o", ANNOTATION)
 
 
-def get_many(connection):
-    return list(connection.get_many("c", ("a", "b"), ANNOTATION))
+def open_many(connection):
+    return connection.open_many("c", ("a b.jpg", "ü\n.jpg"), ANNOTATION)
+
+
+def test_names_of_many_objects_are_quoted_and_not_retried(swift, connection):
+    swift.script(answer(503))
+    with pytest.raises(UnavailableError):
+        open_many(connection)
+    (request,) = swift.requests
+    assert request.method == "POST"
+    assert request.path == "/v1/AUTH_test/c?hapi"
+    assert request.body == b"a%20b.jpg\n%C3%BC%0A.jpg"
+    assert request.headers["X-Hapi-Model"] == "/AUTH_test/m/x.hapi"
 
 
 def purge(connection):
@@ -443,8 +454,9 @@ def answer(status, body=b"", headers=TRANS_ID, **options):
         (get_range, answer(206, b"a", cut_off=1), "truncated"),
         (get_profile, answer(200, b"{}", {**TRANS_ID, **JSON}), "bad_request"),
         (get_profile, answer(200, b"PK"), "no_hapi"),
-        (get_many, answer(200, b"no stream", STREAM), "truncated"),
-        (get_many, answer(204), "no_hapi"),
+        (open_many, answer(204), "no_hapi"),
+        (open_many, answer(404), "not_found"),
+        (open_many, answer(503), "service_unavailable"),
         (get_features, answer(200, b"tar", TAR), "no_hapi"),
         (get_features, answer(200, b"PK"), "no_hapi"),
         (find_index, answer(404), "not_found"),
