@@ -147,18 +147,18 @@ class Boundaries:
             if self.run.live(step) != live:
                 break
             if step == end or step in self.run.events:
-                found = self.single(step)[::-1] or self.several(step)
-                if found:
-                    return found
+                points = self.single(step)[::-1] or self.several(step)
+                if points:
+                    return points
         return []
 
     def single(self, end: int) -> list[FreezePoint]:
         """Returns points with one tensor, over movable steps after an end."""
-        found: list[FreezePoint] = []
+        points: list[FreezePoint] = []
         sent = None  # number of the last point's tensor
         for step in range(end, len(self.run.steps) - 1):
-            each = self.run.steps[step]
-            if step > end and not _is_movable(each):
+            event = self.run.steps[step]
+            if step > end and not _is_movable(event):
                 break
             live = self.run.live(step)
             position = (
@@ -167,22 +167,22 @@ class Boundaries:
             # Code after a tensor's earliest position runs on the features.
             if position is not None and live != sent:
                 sent = live
-                found.append(FreezePoint(step, (position,)))
-            if step > end and not self._is_passable(each):
+                points.append(FreezePoint(step, (position,)))
+            if step > end and not self._is_passable(event):
                 break
-        return found
+        return points
 
     def _sole_position(self, step: int, number: int) -> TensorPosition | None:
         """Returns the position of the only tensor needed after a step."""
-        each = self.run.steps[step]
-        indexes = indexes_of(each.values, number)
-        if not indexes or getattr(each, "name", "") == ALIAS:
+        event = self.run.steps[step]
+        indexes = indexes_of(event.values, number)
+        if not indexes or getattr(event, "name", "") == ALIAS:
             return None
-        if isinstance(each, Operation):
-            return self._operation_position(each, step, indexes, number)
+        if isinstance(event, Operation):
+            return self._operation_position(event, step, indexes, number)
         # An argument is replaced only inside the module that it is given to.
-        end = self.run.spans[each.module][each.call][1]
-        if not each.is_end and self.run.last_use[number] > end:
+        end = self.run.spans[event.module][event.call][1]
+        if not event.is_end and self.run.last_use[number] > end:
             return None
         return self._position(step, indexes, number)
 
@@ -203,8 +203,8 @@ class Boundaries:
         anchor = max((*frontier.ends, *frontier.begins))
         event = self.run.events[anchor]
         count = sum(
-            isinstance(each, Operation) and each.name != ALIAS
-            for each in self.run.steps[anchor : step + 1]
+            isinstance(later, Operation) and later.name != ALIAS
+            for later in self.run.steps[anchor : step + 1]
         )
         return TensorPosition(
             event.module,
@@ -259,21 +259,21 @@ class Boundaries:
         origins = dict(frontier.ends)
         if root is not None:
             origins[root] = frontier.begins[root]
-        found = []
+        points = []
         for numbers, events in (
             (live, {**frontier.ends, **frontier.begins}),
             (self._origins(live, origins), origins),
         ):
             positions = self._all_positions(numbers, events, step)
             if positions:
-                found.append(FreezePoint(step, tuple(positions)))
-        return sorted(found, key=_num_values)
+                points.append(FreezePoint(step, tuple(positions)))
+        return sorted(points, key=_num_values)
 
     def _all_positions(
         self, numbers: Set[int], events: Mapping[int, ModuleEvent], step: int
     ) -> list[TensorPosition]:
         """Returns positions of all tensors, that of ``step`` last, or none."""
-        found: dict[int, tuple[int, TensorPosition]] = {}
+        by_number: dict[int, tuple[int, TensorPosition]] = {}
         for number in numbers:
             for begin in sorted(events):
                 indexes = indexes_of(events[begin].values, number)
@@ -281,13 +281,13 @@ class Boundaries:
                     continue
                 position = self._position(begin, indexes, number)
                 if position is not None:
-                    found.setdefault(number, (begin, position))
-        steps = [each for each, _ in found.values()]
-        if numbers - found.keys() or step not in steps:
+                    by_number.setdefault(number, (begin, position))
+        steps = [first for first, _ in by_number.values()]
+        if numbers - by_number.keys() or step not in steps:
             return []
         return [
             position
-            for _, position in sorted(found.values(), key=itemgetter(0))
+            for _, position in sorted(by_number.values(), key=itemgetter(0))
         ]
 
     def _origins(
@@ -300,7 +300,7 @@ class Boundaries:
             for value in event.values
             if isinstance(value, Recorded)
         }
-        pending, found = [*numbers], set()
+        pending, origins = [*numbers], set()
         seen = set()
         while pending:
             number = pending.pop()
@@ -308,24 +308,24 @@ class Boundaries:
                 continue
             seen.add(number)
             if number in known:
-                found.add(number)
+                origins.add(number)
             else:
                 pending += self._read_by_producer.get(number, ())
-        return found
+        return origins
 
     @cached_property
     def _read_by_producer(self) -> Mapping[int, frozenset[int]]:
         """For each tensor, those that the operation reads that makes it."""
-        found: dict[int, frozenset[int]] = {}
-        for each in self.run.steps:
-            if isinstance(each, Operation):
-                for value in each.values:
+        reads: dict[int, frozenset[int]] = {}
+        for step in self.run.steps:
+            if isinstance(step, Operation):
+                for value in step.values:
                     if (
                         isinstance(value, Recorded)
                         and value.number is not None
                     ):
-                        found.setdefault(value.number, each.reads)
-        return found
+                        reads.setdefault(value.number, step.reads)
+        return reads
 
 
 def _num_values(point: FreezePoint) -> int:

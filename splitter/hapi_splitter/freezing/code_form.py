@@ -34,8 +34,8 @@ def is_library(file: str) -> bool:
         sysconfig.get_path("stdlib"),
         *(
             p
-            for each in (torch, hapi_splitter, hapi_protocol)
-            for p in each.__path__
+            for package in (torch, hapi_splitter, hapi_protocol)
+            for p in package.__path__
         ),
     )
     return bool(_SITE_FOLDERS & set(Path(file).parts)) or any(
@@ -63,19 +63,19 @@ def is_users(function: FunctionType) -> bool:
 def functions_in(held: Any) -> list[FunctionType]:
     """Returns the functions of a method, property or the like."""
     names = ("__func__", "fget", "fset", "func", "__wrapped__")
-    found = [held, *(getattr(held, name, None) for name in names)]
-    return [each for each in found if isinstance(each, FunctionType)]
+    parts = [held, *(getattr(held, name, None) for name in names)]
+    return [item for item in parts if isinstance(item, FunctionType)]
 
 
 def code_form(code: CodeType) -> Any:
     """Returns code as JSON, without its file and lines."""
     constants = [
-        code_form(each)
-        if isinstance(each, CodeType)
-        else sorted(map(repr, each))
-        if isinstance(each, frozenset)
-        else repr(each)
-        for each in code.co_consts
+        code_form(item)
+        if isinstance(item, CodeType)
+        else sorted(map(repr, item))
+        if isinstance(item, frozenset)
+        else repr(item)
+        for item in code.co_consts
     ]
     names = [code.co_names, code.co_varnames, code.co_freevars]
     return [code.co_code.hex(), code.co_flags, *names, constants]
@@ -93,10 +93,10 @@ def globals_read(function: FunctionType) -> Iterator[tuple[str, Any]]:
     """Yields globals that a function names, and attributes of modules."""
     codes = codes_in(function)
     names = {
-        each.argval
+        read.argval
         for code in codes
-        for each in dis.get_instructions(code)
-        if each.opname in _GLOBAL_READS
+        for read in dis.get_instructions(code)
+        if read.opname in _GLOBAL_READS
     }
     attributes = {name for code in codes for name in code.co_names}
     for name in sorted(names & function.__globals__.keys()):
@@ -104,5 +104,5 @@ def globals_read(function: FunctionType) -> Iterator[tuple[str, Any]]:
         yield name, value
         file = file_of(value) if isinstance(value, ModuleType) else None
         if file and not is_library(file):
-            for each in sorted(attributes & vars(value).keys()):
-                yield f"{name}.{each}", vars(value)[each]
+            for key in sorted(attributes & vars(value).keys()):
+                yield f"{name}.{key}", vars(value)[key]

@@ -52,10 +52,10 @@ class FreezePoints:
         """
         ends = self._spec_ends(spec)
         end = max(ends.values())
-        found = self._boundaries.after(end)
-        if spec.exact and not self._sends_exactly(spec, found):
+        points = self._boundaries.after(end)
+        if spec.exact and not self._sends_exactly(spec, points):
             self._check_exact(spec, ends, end)
-        if not found:
+        if not points:
             live = ", ".join(map(self._describe, self._run.live(end)))
             raise FreezeError(
                 "cannot_freeze",
@@ -63,9 +63,9 @@ class FreezePoints:
                 f"({live or 'none'}) cannot be sent as batches of samples; "
                 f"nearest valid freeze points: {nearest(end, self._valid)}",
             )
-        self._check_shared(spec.text, found[-1].step)
-        self._check_trainable(spec.text, found[-1].step)
-        return found
+        self._check_shared(spec.text, points[-1].step)
+        self._check_trainable(spec.text, points[-1].step)
+        return points
 
     def automatic(self) -> str:
         """Returns the deepest module before all trainable parameters.
@@ -89,15 +89,15 @@ class FreezePoints:
                 "requires_grad, so that there is nothing to train; set it on "
                 "those to train, or name a module",
             )
-        found = self._deepest(first)
-        if found is None:
+        deepest = self._deepest(first)
+        if deepest is None:
             raise FreezeError(
                 "cannot_freeze",
                 f"freeze 'auto': no module of {model} ends before its first "
                 "trainable parameter is used; set requires_grad_(False) on "
                 "those to freeze, or name a module",
             )
-        return found
+        return deepest
 
     def plan(
         self,
@@ -124,7 +124,7 @@ class FreezePoints:
         steps, entries = frontier.skipped(
             [position.number for position in point.positions]
         )
-        inside = [f"{each}." for each in frontier.replaced_modules]
+        inside = [f"{module}." for module in frontier.replaced_modules]
         frozen = set()
         for names in self._names.values():
             reads = [self._run.reads[n] for n in names if n in self._run.reads]
@@ -262,10 +262,10 @@ class FreezePoints:
     ) -> None:
         """Refuses other modules with parameters before the end."""
         others: dict[str, int] = {}
-        for step, each in enumerate(self._run.steps[: end + 1]):
-            if not isinstance(each, Operation):
+        for step, event in enumerate(self._run.steps[: end + 1]):
+            if not isinstance(event, Operation):
                 continue
-            for name in sorted(each.parameters):
+            for name in sorted(event.parameters):
                 is_statistic = name.endswith("running_mean")
                 is_parameter = name in self._parameters
                 # Functions are not called for modules without parameters.
@@ -353,14 +353,14 @@ class FreezePoints:
 
         Of several with the same end, the outermost.
         """
-        found = self._deepest(self._head())
-        if found is None:
+        name = self._deepest(self._head())
+        if name is None:
             raise FreezeError(
                 "cannot_freeze",
                 f"{type(self._model).__name__} has no freeze point before its "
                 "last linear layer; name a module",
             )
-        return found
+        return name
 
     def _deepest(self, limit: int) -> str | None:
         """Returns the last freezable module that ends before a step.
@@ -376,10 +376,10 @@ class FreezePoints:
                     continue
                 points = [p for p in points_at(end) if p.step <= limit]
                 if points:
-                    count = min(len(each.positions) for each in points)
-                    deepest = max(each.step for each in points)
-                    found = (-count, deepest, -name.count("."), name)
-                    best = found if best is None else max(best, found)
+                    count = min(len(point.positions) for point in points)
+                    deepest = max(point.step for point in points)
+                    rank = (-count, deepest, -name.count("."), name)
+                    best = rank if best is None else max(best, rank)
             if best is not None:
                 break
         return best and best[-1]

@@ -170,17 +170,17 @@ def similar(name: str, valid: Iterable[str], model: nn.Module) -> str:
     They are spelt alike, or hold most of the parameters, as a backbone does,
     and do not contain the model's last layer.
     """
-    names = [each for each in valid if each]
+    names = [path for path in valid if path]
     sizes = {
-        each: _num_parameters(model.get_submodule(each)) for each in names
+        path: _num_parameters(model.get_submodule(path)) for path in names
     }
     total = _num_parameters(model)
     (*_, (last, _)) = model.named_modules()
     large = [
-        each
-        for each in names
-        if _LARGE * sizes[each] >= total
-        and not f"{last}.".startswith(f"{each}.")
+        path
+        for path in names
+        if _LARGE * sizes[path] >= total
+        and not f"{last}.".startswith(f"{path}.")
     ]
     alike, close = (
         difflib.get_close_matches(
@@ -188,24 +188,25 @@ def similar(name: str, valid: Iterable[str], model: nn.Module) -> str:
         )
         for cutoff in (0.0, _CLOSE)
     )
-    found = dict.fromkeys([*close, *large[:_MAX_LARGE], *alike])
-    return ", ".join([*found][:_MAX_SIMILAR]) or _NONE
+    suggestions = dict.fromkeys([*close, *large[:_MAX_LARGE], *alike])
+    return ", ".join([*suggestions][:_MAX_SIMILAR]) or _NONE
 
 
 def _num_parameters(module: nn.Module) -> int:
-    return sum(each.numel() for each in module.parameters())
+    return sum(parameter.numel() for parameter in module.parameters())
 
 
 def _counted(name: str, names: Sequence[str]) -> str:
     """Returns a name with ``layers[-1]`` or ``layers.-1`` counted."""
     name = re.sub(r"\[(-?\d+)\]", r".\1", name)
-    before, found, index = name.partition(".-")
+    before, separator, index = name.partition(".-")
     digits, _, after = index.partition(".")
-    if not found or not digits.isdigit():
+    if not separator or not digits.isdigit():
         return name
     count = sum(
-        each.rpartition(".")[0] == before and each.rpartition(".")[2].isdigit()
-        for each in names
+        other.rpartition(".")[0] == before
+        and other.rpartition(".")[2].isdigit()
+        for other in names
     )
     return f"{before}.{count - int(digits)}{after and f'.{after}'}"
 
@@ -221,7 +222,7 @@ def nearest(position: int, valid: Mapping[str, int]) -> str:
     after = min((p for p in valid.values() if p > position), default=None)
     texts = []
     for side, end in (("before it", before), ("after it", after)):
-        names = [name for name, each in valid.items() if each == end]
+        names = [name for name, ending in valid.items() if ending == end]
         if names:
             outermost = min(names, key=lambda name: name.count("."))
             texts.append(f"{outermost!r} {side}")

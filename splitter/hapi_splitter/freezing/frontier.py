@@ -134,14 +134,14 @@ class Frontier:
 
     def _open_operations(self, run: ModelRun) -> dict[int, Operation]:
         """Returns what is done outside of replaced modules, by step."""
-        found, inside = {}, 0
-        for step, each in enumerate(run.steps):
-            if isinstance(each, Operation):
-                if not inside and each.reads:
-                    found[step] = each
-            elif (each.module, each.call) in self._replaced:
-                inside += -1 if each.is_end else 1
-        return found
+        operations, inside = {}, 0
+        for step, event in enumerate(run.steps):
+            if isinstance(event, Operation):
+                if not inside and event.reads:
+                    operations[step] = event
+            elif (event.module, event.call) in self._replaced:
+                inside += -1 if event.is_end else 1
+        return operations
 
     @cached_property
     def _replaced(self) -> frozenset[tuple[str, int]]:
@@ -160,7 +160,7 @@ class Frontier:
                 if form is UNKNOWN:
                     return False
             if self._shapes is not None and not _equal(
-                [getattr(each, "shape", each) for each in forms],
+                [getattr(form, "shape", form) for form in forms],
                 self._shapes.get((module, call), ()),
             ):
                 return False
@@ -168,7 +168,9 @@ class Frontier:
 
     @property
     def replaced_modules(self) -> list[str]:
-        return list(dict.fromkeys(each.module for each in self.ends.values()))
+        return list(
+            dict.fromkeys(event.module for event in self.ends.values())
+        )
 
     def kept(self, modules_with_hooks: Set[str]) -> str | None:
         """Returns the module of a tensor that would no longer be renewed.
@@ -181,8 +183,8 @@ class Frontier:
             for begin, end in self._spans:
                 event = self._runs[0].events[end]
                 is_result = any(
-                    isinstance(each, Recorded) and each.number == number
-                    for each in event.values
+                    isinstance(value, Recorded) and value.number == number
+                    for value in event.values
                 )
                 by_others = is_result and (
                     event.module not in modules_with_hooks
@@ -224,21 +226,21 @@ class Frontier:
         """
         origins: dict[int, int] = {}
         steps = list(self._all_steps(origins))
-        numbers = [_numbers(each) for each in steps]
-        sent = [origins.get(each, each) for each in sent]
-        last = {n: i for i, found in enumerate(numbers) for n in found}
-        entries = [Entry(each, last.get(each, -1)) for each in sent]
-        last_entry = max(each.step for each in entries)
+        numbers = [_numbers(step) for step in steps]
+        sent = [origins.get(number, number) for number in sent]
+        last = {n: i for i, results in enumerate(numbers) for n in results}
+        entries = [Entry(number, last.get(number, -1)) for number in sent]
+        last_entry = max(entry.step for entry in entries)
         known = set(sent)
-        for step, found in zip(steps, numbers, strict=True):
+        for step, results in zip(steps, numbers, strict=True):
             if isinstance(step, SkippedOperation) and step.reads <= known:
-                known |= found
+                known |= results
         kept = [
-            each
-            for index, each in enumerate(steps)
+            step
+            for index, step in enumerate(steps)
             if index <= last_entry
-            or isinstance(each, ModuleResult)
-            or not each.reads <= known  # it runs on what is sent
+            or isinstance(step, ModuleResult)
+            or not step.reads <= known  # it runs on what is sent
         ]
         return tuple(kept), tuple(entries)
 
@@ -250,20 +252,20 @@ class Frontier:
         """
         spans = iter([*self._spans, (self._step + 1, self._step + 1)])
         begin, end = next(spans)
-        for step, each in enumerate(self._runs[0].steps[: self._step + 1]):
+        for step, event in enumerate(self._runs[0].steps[: self._step + 1]):
             if step in self.ends:
-                assert isinstance(each, ModuleEvent)
+                assert isinstance(event, ModuleEvent)
                 yield ModuleResult(
-                    each.module,
+                    event.module,
                     self._module_arguments(begin, origins),
-                    self.stand_ins(each),
-                    each.spec,
+                    self.stand_ins(event),
+                    event.spec,
                 )
                 begin, end = next(spans)
-            elif isinstance(each, Operation) and not begin <= step <= end:
-                reads = [origins.get(n, n) for n in each.reads]
-                if each.name == ALIAS:
-                    origins[each.values[0].number] = reads[0]
+            elif isinstance(event, Operation) and not begin <= step <= end:
+                reads = [origins.get(n, n) for n in event.reads]
+                if event.name == ALIAS:
+                    origins[event.values[0].number] = reads[0]
                 elif reads:
                     yield self._operation(step, origins)
 
@@ -290,19 +292,19 @@ class Frontier:
                 )
             args = [VaryingValue()] * len(args)
         values = [
-            each if isinstance(each, Recorded) else None
-            for each in first.values
+            leaf if isinstance(leaf, Recorded) else None
+            for leaf in first.values
         ]
         return SkippedOperation(
             first.name,
             tuple(args),
             tuple(
                 None
-                if each is None or each.number is None
-                else origins.get(each.number, each.number)
-                for each in values
+                if leaf is None or leaf.number is None
+                else origins.get(leaf.number, leaf.number)
+                for leaf in values
             ),
-            tuple(None if each is None else each.dtype for each in values),
+            tuple(None if leaf is None else leaf.dtype for leaf in values),
             first.spec,
         )
 
@@ -328,8 +330,8 @@ class Frontier:
         first, second = comparable(first), comparable(second)
         if isinstance(first, OtherValue):
             return first if first == second else VaryingValue()
-        found = _described(first, second, self._batches)
-        return VaryingValue() if found is UNKNOWN else found
+        described = _described(first, second, self._batches)
+        return VaryingValue() if described is UNKNOWN else described
 
 
 def _equal(first: Sequence[Any], second: Sequence[Any]) -> bool:
@@ -344,7 +346,7 @@ def _numbers(step: SkippedStep) -> frozenset[int]:
     if isinstance(step, SkippedOperation):
         return step.numbers
     return frozenset(
-        each.number for each in step.values if isinstance(each, StandIn)
+        value.number for value in step.values if isinstance(value, StandIn)
     )
 
 

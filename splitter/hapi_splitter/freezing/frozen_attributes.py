@@ -65,24 +65,22 @@ class FrozenAttributes:
         }
         self._modules = {
             name: module
-            for each in self._read.values()
-            for name, module in each.modules.items()
+            for state in self._read.values()
+            for name, module in state.modules.items()
         }
         self._kinds = [*map(type, self._modules.values())]
         self._spaces: list[Any] = [*map(vars, self._modules.values())]
         self._owners = [*self._modules.items()]
-        for kind in {
-            base for each in set(self._kinds) for base in each.__mro__
-        }:
+        for kind in {base for k in set(self._kinds) for base in k.__mro__}:
             if not is_librarys(kind):
                 self._spaces.append(vars(kind))
                 self._owners.append((kind.__qualname__, kind))
         self._sizes = [*map(len, self._spaces)]
         self._keys = [*map(set, self._spaces)]
         self._hooks = [
-            each
+            hooks
             for space in map(vars, self._modules.values())
-            for each in (space["_forward_hooks"], space["_forward_pre_hooks"])
+            for hooks in (space["_forward_hooks"], space["_forward_pre_hooks"])
         ]
         self._num_hooks = [*map(len, self._hooks)]
 
@@ -142,8 +140,8 @@ class FrozenAttributes:
         """
         return {
             label: _plain(now)
-            for each in self._read.values()
-            for label, _, now in each.differences()
+            for state in self._read.values()
+            for label, _, now in state.differences()
         }
 
     def _check_added(self) -> None:

@@ -67,7 +67,7 @@ class FrozenWeights:
         self._note()
 
     def _note(self) -> None:
-        self._before = [each.detach() for each in self._tensors]
+        self._before = [tensor.detach() for tensor in self._tensors]
         self._sum = sum(map(_version, self._tensors))
         self._addresses = [*map(torch.Tensor.data_ptr, self._tensors)]
         self._fixed = [e for e in self._tensors if not e.requires_grad]
@@ -103,9 +103,11 @@ class FrozenWeights:
         if any(map(_requires_grad, self._fixed)):
             names = [
                 name
-                for name, each in zip(self._names, self._tensors, strict=True)
-                if any(each is fixed for fixed in self._fixed)
-                and each.requires_grad
+                for name, tensor in zip(
+                    self._names, self._tensors, strict=True
+                )
+                if any(tensor is fixed for fixed in self._fixed)
+                and tensor.requires_grad
             ]
             raise FreezeError(
                 "cannot_freeze",
@@ -115,7 +117,7 @@ class FrozenWeights:
             )
 
     def _check_values(self) -> None:
-        found = zip(
+        weights = zip(
             self._names,
             self._held(),
             self._before,
@@ -124,7 +126,7 @@ class FrozenWeights:
         )
         changed = [
             name
-            for name, now, before, checksum in found
+            for name, now, before, checksum in weights
             if not _is_same(now, before, checksum)
         ]
         if changed:
@@ -144,12 +146,12 @@ def _checksum(tensor: torch.Tensor) -> int:
 
 def _middles(tensors: list[torch.Tensor]) -> list[list[torch.Tensor]]:
     """Returns one number of each tensor on the CPU, by dtype."""
-    found: dict[torch.dtype, list[torch.Tensor]] = {}
-    for each in tensors:
-        if each.device.type == "cpu" and each.numel():
-            middle = each[tuple(size // 2 for size in each.shape)]
-            found.setdefault(each.dtype, []).append(middle.reshape(1))
-    return list(found.values())
+    middles: dict[torch.dtype, list[torch.Tensor]] = {}
+    for tensor in tensors:
+        if tensor.device.type == "cpu" and tensor.numel():
+            middle = tensor[tuple(size // 2 for size in tensor.shape)]
+            middles.setdefault(tensor.dtype, []).append(middle.reshape(1))
+    return list(middles.values())
 
 
 def _is_same(now: Any, before: torch.Tensor, checksum: int) -> bool:

@@ -188,7 +188,7 @@ class _Description:
         self._modules.add(str(function.__module__))  # made code may have none
         yield [function.__module__, function.__qualname__]
         yield code_form(function.__code__)
-        cells = [each.cell_contents for each in function.__closure__ or ()]
+        cells = [cell.cell_contents for cell in function.__closure__ or ()]
         read = (function.__defaults__, function.__kwdefaults__, *cells)
         yield from self._items(read)
         if is_users(function):
@@ -225,16 +225,16 @@ class _Description:
         files = {file_of(sys.modules.get(name)) for name in self._modules}
         if self._has_users_code:
             imported = map(file_of, [*sys.modules.values()])
-            files |= {each for each in imported if not is_library(each or "")}
-        contents = (Path(each).read_bytes() for each in files if each)
-        return sorted({hashlib.sha256(each).hexdigest() for each in contents})
+            files |= {file for file in imported if not is_library(file or "")}
+        contents = (Path(file).read_bytes() for file in files if file)
+        return sorted({hashlib.sha256(data).hexdigest() for data in contents})
 
     def versions(self) -> dict[str, str]:
         """Returns the versions of all packages so far."""
         packages = {name.partition(".")[0] for name in self._modules}
         return {
-            each: str(getattr(sys.modules.get(each), "__version__", None))
-            for each in packages
+            name: str(getattr(sys.modules.get(name), "__version__", None))
+            for name in packages
         }
 
 
@@ -245,9 +245,9 @@ def _set_from_outside(kind: type, name: str, held: Any) -> list[Any]:
         return [] if name.startswith("_") else [held]
     own = kind.__module__.partition(".")[0]
     return [
-        each
-        for each in functions_in(held)
-        if str(each.__module__).partition(".")[0] != own or is_users(each)
+        code
+        for code in functions_in(held)
+        if str(code.__module__).partition(".")[0] != own or is_users(code)
     ]
 
 
@@ -272,7 +272,7 @@ def _settings(module: nn.Module) -> Any:
     kinds = {type(mode).__name__ for mode in modes}
     if kinds - {"DeviceContext"}:
         raise UncacheableError(f"modes of torch: {', '.join(sorted(kinds))}")
-    devices = {each.device for each in module.parameters()}
+    devices = {parameter.device for parameter in module.parameters()}
     backends: Any = torch.backends
     return [
         _installed(),
@@ -293,10 +293,10 @@ def _settings(module: nn.Module) -> Any:
             for kind in ("flash", "mem_efficient", "math", "cudnn")
         ],
         sorted(
-            torch.cuda.get_device_name(each)
-            if each.type == "cuda"
-            else each.type
-            for each in devices
+            torch.cuda.get_device_name(device)
+            if device.type == "cuda"
+            else device.type
+            for device in devices
         ),
     ]
 

@@ -84,8 +84,8 @@ class Operation:
     def has_other_tensors(self) -> bool:
         """True if it reads tensors that do not depend on the samples."""
         return any(
-            isinstance(each, Recorded) and each.number is None
-            for each in self.args
+            isinstance(argument, Recorded) and argument.number is None
+            for argument in self.args
         )
 
 
@@ -146,9 +146,9 @@ class ModelRun:
     def events(self) -> Mapping[int, ModuleEvent]:
         """Module events by step."""
         return {
-            step: each
-            for step, each in enumerate(self.steps)
-            if isinstance(each, ModuleEvent)
+            step: event
+            for step, event in enumerate(self.steps)
+            if isinstance(event, ModuleEvent)
         }
 
     @cached_property
@@ -183,22 +183,22 @@ class ModelRun:
                 born.setdefault(created, set()).add(number)
                 dead.setdefault(self.last_use[number], set()).add(number)
         live: set[int] = set()
-        found = []
+        by_step = []
         for step in range(len(self.steps)):
             live |= born.get(step, set())
             live -= dead.get(step, set())
-            found.append(frozenset(live))
-        return found
+            by_step.append(frozenset(live))
+        return by_step
 
     @cached_property
     def reads(self) -> Mapping[str, tuple[int, int]]:
         """First and last step that reads each parameter and buffer."""
-        found: dict[str, tuple[int, int]] = {}
-        for step, each in enumerate(self.steps):
-            if isinstance(each, Operation):
-                for name in each.parameters:
-                    found[name] = found.get(name, (step, step))[0], step
-        return found
+        reads: dict[str, tuple[int, int]] = {}
+        for step, event in enumerate(self.steps):
+            if isinstance(event, Operation):
+                for name in event.parameters:
+                    reads[name] = reads.get(name, (step, step))[0], step
+        return reads
 
 
 def record(
@@ -256,14 +256,14 @@ class _Recorder(TorchFunctionMode):
 
         def separate(_: Any, args: Any, kwargs: Any, result: Any) -> Any:
             """Makes results that are arguments tensors of their own."""
-            given = {id(each) for each in tensors_in((args, kwargs))}
+            given = {id(tensor) for tensor in tensors_in((args, kwargs))}
             leaves, spec = flatten(result)
-            same = [each for each in leaves if id(each) in given]
+            same = [leaf for leaf in leaves if id(leaf) in given]
             if not same:
                 return None
-            aliases = {id(each): self._alias(each) for each in same}
+            aliases = {id(tensor): self._alias(tensor) for tensor in same}
             return unflatten(
-                [aliases.get(id(each), each) for each in leaves], spec
+                [aliases.get(id(leaf), leaf) for leaf in leaves], spec
             )
 
         for handle in (
@@ -285,18 +285,18 @@ class _Recorder(TorchFunctionMode):
         name = name_of(func)
         leaves, _ = flatten((args, kwargs))
         values = self._recorded(leaves)
-        given = [each for each in leaves if isinstance(each, torch.Tensor)]
+        given = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         if name in READS_FIRST_ONLY:
             given = given[:1]
-        reads = {self._numbers.get(each) for each in given} - {None}
-        parameters = {self._parameters.get(id(each)) for each in given}
+        reads = {self._numbers.get(tensor) for tensor in given} - {None}
+        parameters = {self._parameters.get(id(tensor)) for tensor in given}
         step = len(self._steps)
         self._last_use.update(dict.fromkeys(reads, step))
         results = tensors_in(result)
         if name.startswith("__set"):
             results = given[:1]
-        for each in results if reads else ():
-            self._number(each, step)
+        for tensor in results if reads else ():
+            self._number(tensor, step)
         self._steps.append(
             Operation(
                 name,

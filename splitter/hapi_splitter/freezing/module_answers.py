@@ -35,17 +35,17 @@ def answered(
         modules: by name.
         answer: returns the result for the name of a module and its arguments.
     """
-    thread, found = threading.get_ident(), []
+    thread, replacements = threading.get_ident(), []
     try:
         with _CHANGE:
             for name, module in modules.items():
-                found.append(_Answers.of(module))
-                found[-1].by_thread[thread] = name, answer
+                replacements.append(_Answers.of(module))
+                replacements[-1].by_thread[thread] = name, answer
         yield
     finally:
         with _CHANGE:
-            for each in found:
-                each.remove(thread)
+            for replacement in replacements:
+                replacement.remove(thread)
 
 
 class _Answers:
@@ -75,8 +75,8 @@ class _Answers:
     @classmethod
     def of(cls, module: nn.Module) -> _Answers:
         name = _attribute(module)
-        found: Any = vars(module).get(name)
-        return found.args[0] if is_answer(found) else cls(module, name)
+        attribute: Any = vars(module).get(name)
+        return attribute.args[0] if is_answer(attribute) else cls(module, name)
 
     def remove(self, thread: int) -> None:
         self.by_thread.pop(thread, None)
@@ -97,10 +97,10 @@ def is_answer(attribute: Any) -> bool:
 
 
 def _dispatch(answers: _Answers, *args: Any, **kwargs: Any) -> Any:
-    found = answers.by_thread.get(threading.get_ident())
-    if found is None:
+    entry = answers.by_thread.get(threading.get_ident())
+    if entry is None:
         return answers.before(*args, **kwargs)
-    name, answer = found
+    name, answer = entry
     return answer(name, args, kwargs)
 
 
@@ -113,8 +113,8 @@ def _dispatcher() -> Callable[..., Any]:
 @functools.cache
 def _uncompiled_dispatch() -> Callable[..., Any]:
     compiler: Any = torch.compiler  # untyped
-    found: Callable[..., Any] = compiler.disable(_dispatch)
-    return found
+    dispatch: Callable[..., Any] = compiler.disable(_dispatch)
+    return dispatch
 
 
 def _attribute(module: nn.Module) -> str:

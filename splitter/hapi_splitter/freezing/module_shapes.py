@@ -43,7 +43,7 @@ def recorded_shapes(model: nn.Module) -> Iterator[Shapes]:
             def end(_: Any, __: Any, result: Any, name: str = name) -> None:
                 leaves, _spec = flatten(result)
                 shapes[name, calls[name]] = [
-                    _described(each) for each in leaves
+                    _described(leaf) for leaf in leaves
                 ]
                 calls[name] += 1
 
@@ -58,7 +58,7 @@ def _described(value: Any) -> Any:
     """
     try:
         if isinstance(value, torch.Tensor):
-            return tuple(size_of(each) for each in value.shape)
+            return tuple(size_of(size) for size in value.shape)
         if isinstance(value, torch.SymInt):
             return size_of(value)
     except FreezeError:

@@ -76,7 +76,7 @@ class SavedState:
 
     def __init__(self, *models: nn.Module) -> None:
         self._devices = {
-            each.device for model in models for each in model.parameters()
+            tensor.device for model in models for tensor in model.parameters()
         }
         self._attributes = _Attributes()
         for model in models:
@@ -98,7 +98,7 @@ class SavedState:
             FreezeError: as :func:`preserved_state`.
         """
         python, numbers = random.getstate(), np.random.get_state()
-        gpus = [each for each in self._devices if each.type == "cuda"]
+        gpus = [device for device in self._devices if device.type == "cuda"]
         with torch.random.fork_rng(gpus):
             self._attributes.begin()
             self._depth += 1
@@ -116,7 +116,9 @@ class SavedState:
         if self._depth:
             self._attributes.begin()
         elif changed:
-            names = [self._names.get(each, "another") for each in changed]
+            names = [
+                self._names.get(address, "another") for address in changed
+            ]
             logger.info("the model's tensors are put back: %s", names)
 
     def is_changed(self, tensor: torch.Tensor) -> bool:
@@ -135,7 +137,7 @@ class _Attributes:
         self.tensors: list[torch.Tensor] = []
         self._saved: dict[int, tuple[Any, Any]] = {}
         self._data: list[tuple[torch.Tensor, torch.Tensor, Any]] = []
-        self._restorers: list[Callable[[], None]] = []
+        self._restorers: list[Callable[[], Any]] = []
         self._iterators: list[tuple[Any, Any, Any]] = []
 
     def save(self, root: Any) -> None:
@@ -181,10 +183,10 @@ class _Attributes:
             held = [cell.cell_contents for cell in cells]
             inner = [*held, value.__defaults__, value.__kwdefaults__]
             if is_users(value):
-                found = dict(_globals(value))
-                inner += [vars(value), *found.values()]
+                read = dict(_globals(value))
+                inner += [vars(value), *read.values()]
                 self._restorers.append(
-                    functools.partial(_restore_names, value.__globals__, found)
+                    functools.partial(_restore_names, value.__globals__, read)
                 )
             return list(zip(cells, held, strict=True)), inner
         if isinstance(value, functools.partial):
@@ -197,7 +199,7 @@ class _Attributes:
         slots = slots_of(value)
         if slots:
             self._restorers.append(functools.partial(_set, value, slots))
-        held = [each for _, each in slots if each is not _NO_DESCRIPTOR]
+        held = [item for _, item in slots if item is not _NO_DESCRIPTOR]
         return None, [getattr(value, "__dict__", None), *held]
 
     def _class(self, kind: type) -> list[Any]:
@@ -208,26 +210,26 @@ class _Attributes:
         if kind.__module__.partition(".")[0] == "torch":
             return []
         held = {
-            name: each
-            for name, each in vars(kind).items()
+            name: attribute
+            for name, attribute in vars(kind).items()
             if not name.startswith("__")
         }
         self._restorers.append(functools.partial(_restore_class, kind, held))
         if is_librarys(kind):
             return []
         inner: list[Any] = []
-        for each in held.values():
-            inner += functions_in(each) or [each]
+        for attribute in held.values():
+            inner += functions_in(attribute) or [attribute]
         return inner
 
     def _find_iterators(self, holder: Any, items: Any) -> None:
-        for key, each in items:
-            is_iterator = hasattr(type(each), "__next__") and not (
-                type(each).__flags__ & _HEAP_TYPE
-                or isinstance(each, io.IOBase)
+        for key, value in items:
+            is_iterator = hasattr(type(value), "__next__") and not (
+                type(value).__flags__ & _HEAP_TYPE
+                or isinstance(value, io.IOBase)
             )
             if is_iterator:
-                self._iterators.append((holder, key, each))
+                self._iterators.append((holder, key, value))
 
     def begin(self) -> None:
         """Puts copies of iterators in their place, since none can go back."""
@@ -283,9 +285,9 @@ def _globals(function: FunctionType) -> Iterator[tuple[str, Any]]:
 
 
 def _restore_names(namespace: dict[str, Any], held: dict[str, Any]) -> None:
-    for name, each in held.items():
-        if namespace.get(name) is not each:
-            namespace[name] = each
+    for name, value in held.items():
+        if namespace.get(name) is not value:
+            namespace[name] = value
 
 
 def _put(holder: Any, key: Any, value: Any) -> None:
@@ -293,9 +295,9 @@ def _put(holder: Any, key: Any, value: Any) -> None:
     kind.__setitem__(holder, key, value)
 
 
-def _restorer(value: Any) -> Callable[[], None] | None:
+def _restorer(value: Any) -> Callable[[], Any] | None:
     """Returns what restores an object with state outside Python, or None."""
-    restore: Any = None
+    restore: Callable[[], Any] | None = None
     if isinstance(value, torch.Generator):
         restore = functools.partial(value.set_state, value.get_state())
     if isinstance(value, np.random.Generator):
@@ -314,8 +316,7 @@ def _restorer(value: Any) -> Callable[[], None] | None:
         restore = functools.partial(
             value.__setitem__, slice(None), bytes(value)
         )
-    found: Callable[[], None] | None = restore
-    return found
+    return restore
 
 
 def _restore_array(array: Any, before: Any) -> None:
@@ -325,7 +326,7 @@ def _restore_array(array: Any, before: Any) -> None:
 
 def slots_of(value: Any) -> list[tuple[Any, Any]]:
     """Returns the descriptors of ``__slots__`` with their values."""
-    found = []
+    slots = []
     for kind in type(value).__mro__:
         names = vars(kind).get("__slots__", ())
         for name in (names,) if isinstance(names, str) else names:
@@ -335,8 +336,8 @@ def slots_of(value: Any) -> list[tuple[Any, Any]]:
                     held = descriptor.__get__(value)
                 except AttributeError:
                     held = _NO_DESCRIPTOR
-                found.append((descriptor, held))
-    return found
+                slots.append((descriptor, held))
+    return slots
 
 
 def _set(value: Any, slots: list[tuple[Any, Any]]) -> None:
@@ -359,9 +360,9 @@ def _restore_class(kind: type, held: dict[str, Any]) -> None:
     now = {n: v for n, v in vars(kind).items() if not n.startswith("__")}
     for name in now.keys() - held.keys():
         type.__delattr__(kind, name)
-    for name, each in held.items():
-        if now.get(name, _NO_DESCRIPTOR) is not each:
-            type.__setattr__(kind, name, each)
+    for name, value in held.items():
+        if now.get(name, _NO_DESCRIPTOR) is not value:
+            type.__setattr__(kind, name, value)
 
 
 def is_filled(cell: Any) -> bool:
@@ -402,9 +403,9 @@ class _Memories:
     """Copies of the memory of tensors."""
 
     def __init__(self, tensors: list[torch.Tensor]) -> None:
-        wholes = {_address(each): each.detach() for each in tensors}
+        wholes = {_address(tensor): tensor.detach() for tensor in tensors}
         wholes.pop(0, None)
-        self._wholes = {key: _whole(each) for key, each in wholes.items()}
+        self._wholes = {key: _whole(tensor) for key, tensor in wholes.items()}
         self._copies = dict(
             zip(self._wholes, _copies([*self._wholes.values()]), strict=True)
         )
@@ -420,16 +421,16 @@ class _Memories:
 
     def restore(self) -> list[int]:
         """Restores the memory and returns the addresses that had changed."""
-        changed = [each for each in self._wholes if not self._is_same(each)]
-        for address in changed:
-            self._wholes[address].copy_(self._copies[address])
+        changed = [key for key in self._wholes if not self._is_same(key)]
+        for key in changed:
+            self._wholes[key].copy_(self._copies[key])
         return changed
 
 
 def _copies(wholes: list[torch.Tensor]) -> Iterator[torch.Tensor]:
     """Yields copies, those in main memory next to one another."""
-    sizes = [-(-len(each) // 64) * 64 for each in wholes]
-    on_host = [each.device.type == "cpu" for each in wholes]
+    sizes = [-(-len(whole) // 64) * 64 for whole in wholes]
+    on_host = [whole.device.type == "cpu" for whole in wholes]
     total = sum(n for n, here in zip(sizes, on_host, strict=True) if here)
     arena = torch.frombuffer(_pages(total), dtype=torch.uint8)
     used = 0

@@ -67,7 +67,7 @@ class _RandomCalls(TorchFunctionMode):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self._names: dict[int, str] = {
-            id(each): name for name, each in model.named_modules()
+            id(module): name for name, module in model.named_modules()
         }
         self.module = ""
 
@@ -87,10 +87,10 @@ class _RandomCalls(TorchFunctionMode):
         while frame is not None:
             owner = frame.f_locals.get("self")
             name = f"{frame.f_code.co_name} {type(owner).__name__}".lower()
-            if any(each in name for each in _KNOWN):
+            if any(known in name for known in _KNOWN):
                 return ""
-            found = self._names.get(id(owner), "")
-            if found:
-                return found
+            module = self._names.get(id(owner), "")
+            if module:
+                return module
             frame = frame.f_back
         return ""

@@ -92,9 +92,9 @@ class ReadableState:
             for kind in set(map(type, self.modules.values()))
             for read in names_in_code(kind)
         }
-        for path, each in self.modules.items():
-            self._visit_module(path, each)
-        self._versions = [each for *_, each in self._tensors]
+        for path, part in self.modules.items():
+            self._visit_module(path, part)
+        self._versions = [version for *_, version in self._tensors]
         self._sizes = [*map(len, self._dicts)]
 
     def _visit_module(self, path: str, module: nn.Module) -> None:
@@ -111,8 +111,8 @@ class ReadableState:
         for held in (module._modules, module._parameters, module._buffers):
             self._names.append(path)
             self._dicts.append(held)
-            for key, each in held.items():
-                if not isinstance(each, torch.Tensor):
+            for key, value in held.items():
+                if not isinstance(value, torch.Tensor):
                     self._watch(f"{path}.{key}", held, key)
 
     def _read_of(self, value: Any) -> set[str]:
@@ -174,8 +174,8 @@ class ReadableState:
             copied = [*value]
             if not isinstance(value, tuple):
                 self._others.append((label, lambda: [*value], copied))
-            for index, each in enumerate(copied):
-                self._visit(f"{label}[{index}]", each)
+            for index, item in enumerate(copied):
+                self._visit(f"{label}[{index}]", item)
 
     def _visit_object(self, label: str, value: Any) -> None:
         if hasattr(value, "__dict__"):
@@ -288,16 +288,16 @@ def names_in_code(kind: type) -> set[str]:
     """Returns names and texts in the code of a class but for its creation."""
     if kind in _NAMES:
         return _NAMES[kind]
-    found = _NAMES[kind] = set()
+    names = _NAMES[kind] = set()
     functions = [
         function
-        for each in kind.__mro__
-        if each not in (nn.Module, object)
-        for name, held in vars(each).items()
+        for base in kind.__mro__
+        if base not in (nn.Module, object)
+        for name, held in vars(base).items()
         if name not in _NOT_IN_FORWARD
         for function in functions_in(held)
     ]
     for code in chain.from_iterable(map(codes_in, functions)):
-        found.update(code.co_names)
-        found.update(c for c in code.co_consts if isinstance(c, str))
-    return found
+        names.update(code.co_names)
+        names.update(c for c in code.co_consts if isinstance(c, str))
+    return names

@@ -54,8 +54,8 @@ class CastInput(nn.Module):
 
     def forward(self, samples: torch.Tensor) -> Any:
         with ExitStack() as stack:
-            for each in self._autocasts:
-                stack.enter_context(each)
+            for autocast in self._autocasts:
+                stack.enter_context(autocast)
             return self.model(cast_input(self.model, samples))
 
 
@@ -91,8 +91,8 @@ class Region(nn.Module):
             for position in self._positions:
                 watch(self.model, position, self._take(position, taken), stack)
             stack.enter_context(_ModuleStack())
-            for each in self._autocasts:
-                stack.enter_context(each)
+            for autocast in self._autocasts:
+                stack.enter_context(autocast)
             try:
                 self.model(*args, **kwargs)
             except _Reached:
@@ -150,8 +150,8 @@ def packed(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """
     if len(tensors) == 1:
         return tensors[0]
-    rows = [each.reshape(each.shape[0], -1) for each in tensors]
-    return torch.cat([each.to(torch.float32) for each in rows], 1)
+    rows = [tensor.reshape(tensor.shape[0], -1) for tensor in tensors]
+    return torch.cat([row.to(torch.float32) for row in rows], 1)
 
 
 def sent_shape(positions: Sequence[TensorPosition]) -> tuple[int, ...]:
@@ -159,7 +159,7 @@ def sent_shape(positions: Sequence[TensorPosition]) -> tuple[int, ...]:
     shapes = [position.form.sample_shape for position in positions]
     if len(shapes) == 1:
         return shapes[0]
-    return (sum(torch.Size(each).numel() for each in shapes),)
+    return (sum(torch.Size(shape).numel() for shape in shapes),)
 
 
 def unpacked(

@@ -92,7 +92,7 @@ class Replay:
     ) -> None:
         self._steps = steps
         self._features = dict(zip(entries, features, strict=True))
-        self._last_entry = max(each.step for each in entries)
+        self._last_entry = max(entry.step for entry in entries)
         self._batch, self._device = features[0].shape[0], features[0].device
         self._memory = memory
         self._sizes = memory.sizes_of(self._batch)
@@ -110,9 +110,9 @@ class Replay:
 
     def inputs(self, values: Sequence[Any]) -> list[Any]:
         """Returns stand-ins for the inputs of the model."""
-        found = [self._filled(each, "") for each in values]
+        filled = [self._filled(value, "") for value in values]
         self._advance()
-        return found
+        return filled
 
     def release(self) -> None:
         """Lets go of tensors, so that no cycle of references is left."""
@@ -137,7 +137,7 @@ class Replay:
                 f"split{self._changed_value(leaves)}; frozen modules are not "
                 f"run in training; {_REMEDY}"
             )
-        values = [self._filled(each, module) for each in step.values]
+        values = [self._filled(value, module) for value in step.values]
         self._advance()
         return unflatten(values, step.spec)
 
@@ -164,7 +164,7 @@ class Replay:
         if isinstance(step.values[0], Answer):
             self._advance()
             return step.values[0].value
-        if all(each.entered is not None for each in inputs):
+        if all(tensor.entered is not None for tensor in inputs):
             _, spec = flatten((args, kwargs))
             args, kwargs = unflatten(map(replaced, leaves), spec)
             values, _ = flatten(func(*args, **kwargs))
@@ -230,17 +230,17 @@ class Replay:
         Before, also those that have entered go through the steps only.
         """
         part = self._features.get(Entry(number, self._next))
-        found = self._tensors.get(number)
-        if found is None:
-            found = StandInTensor(
+        tensor = self._tensors.get(number)
+        if tensor is None:
+            tensor = StandInTensor(
                 self, number, size, stride, dtype, self._device
             )
-            self._tensors[number] = found
+            self._tensors[number] = tensor
             self._sources[number] = source
         if part is not None or value is not None:
-            found.entered = value if part is None else part
+            tensor.entered = value if part is None else part
         is_complete = self._next == self._last_entry
-        return found if part is None or not is_complete else part
+        return tensor if part is None or not is_complete else part
 
     def _has_arguments(
         self,
@@ -250,8 +250,8 @@ class Replay:
     ) -> bool:
         """Compares arguments with those when the model was split."""
         return len(expected) == len(leaves) and all(
-            self._is_argument(each, leaves[index], index, is_off)
-            for index, each in enumerate(expected)
+            self._is_argument(argument, leaves[index], index, is_off)
+            for index, argument in enumerate(expected)
         )
 
     def _is_argument(
@@ -342,7 +342,7 @@ def same_constant(given: torch.Tensor, known: torch.Tensor) -> bool:
             known = row.expand_as(given)
         else:
             given, known = (
-                each.narrow(dim, 0, count) for each in (given, known)
+                tensor.narrow(dim, 0, count) for tensor in (given, known)
             )
     if torch.equal(given, known):
         return True
@@ -387,10 +387,10 @@ def _meta_sizes(
     with torch.no_grad():
         results, _ = flatten(func(*args, **kwargs))
     return [
-        (tuple(each.shape), each.stride())
-        if isinstance(each, torch.Tensor)
+        (tuple(result.shape), result.stride())
+        if isinstance(result, torch.Tensor)
         else None
-        for each in results
+        for result in results
     ]
 
 

@@ -112,17 +112,17 @@ class SplitCache:
                 weights of its region, by id, where the model has them.
             exporting: called before waiting or making, which take seconds.
         """
-        found = self.load()
-        if found is not None and agrees(found):
-            return found
+        split = self.load()
+        if split is not None and agrees(split):
+            return split
         exporting()
         making = self._key and self._store.making(self._key)
         with making or nullcontext(False) as has_waited:
-            found = self.load() if has_waited else None
-            if found is None or not agrees(found):
-                found, weights = make()
-                self._write(found, weights)
-        return found
+            split = self.load() if has_waited else None
+            if split is None or not agrees(split):
+                split, weights = make()
+                self._write(split, weights)
+        return split
 
     def load(self) -> CachedSplit | None:
         """Returns the entry, None without a valid one."""

@@ -54,7 +54,7 @@ def to_json(value: Any) -> Any:
         return {"class": [value.__module__, value.__qualname__]}
     elif _RECORDS.get(kind.__name__) is kind:
         fields = dataclasses.fields(value)
-        content = [to_json(getattr(value, each.name)) for each in fields]
+        content = [to_json(getattr(value, field.name)) for field in fields]
     elif isinstance(value, pytree.TreeSpec):
         parts = (value.type, value.context, tuple(value.children()))
         return {"spec": to_json(parts)}

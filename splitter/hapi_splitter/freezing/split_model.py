@@ -154,14 +154,14 @@ def split(
         cache = _cache(frozen, transform, form, None, cache_directory)
         with preserved_state(frozen, tail) as state, _uncompiled():
             before = FrozenAttributes(frozen, ("",), {})
-            found, outputs = _split_two_modules(
+            cached, outputs = _split_two_modules(
                 frozen, tail, form, cache, state, exporting
             )
             accepted = dict.fromkeys(before.changes())
         attributes = FrozenAttributes(frozen, ("",), accepted)
         weights = FrozenWeights(frozen, frozen.state_dict(), attributes)
         return SplitModel(
-            found.frozen, tail, found.freeze, weights, num_outputs=outputs
+            cached.frozen, tail, cached.freeze, weights, num_outputs=outputs
         )
     model = unwrapped(model)
     check_splittable(model)
@@ -281,7 +281,7 @@ class _Splitter:
         self._progress("recording forwards")
         with self._state.preserved():
             self._model.eval()
-            runs = [self._record(each) for each in self._samples]
+            runs = [self._record(samples) for samples in self._samples]
         return FreezePoints(Boundaries(self._model, runs, _BATCHES))
 
     def agrees(self, cached: CachedSplit, cache: SplitCache) -> bool:
@@ -317,8 +317,8 @@ class _Splitter:
         if isinstance(self._transform, NamedArrays):
             arrays = self._transform.separate(samples)
             return (), {
-                name: cast_input(self._model, each)
-                for name, each in arrays.items()
+                name: cast_input(self._model, array)
+                for name, array in arrays.items()
             }
         return (cast_input(self._model, samples),), {}
 
@@ -370,7 +370,9 @@ class _Splitter:
                 exported, self._form, self._transform, spec.text
             )
             with torch.autocast(device_of(self._model).type, enabled=False):
-                features = [graph.suffix(0)(each) for each in self._samples]
+                features = [
+                    graph.suffix(0)(samples) for samples in self._samples
+                ]
         return graph, features, exported.weights, shapes
 
     def _check_features(
@@ -382,10 +384,10 @@ class _Splitter:
         region = Region(self._model, plan.positions, self._inputs)
         with self._state.preserved(), torch.enable_grad():
             self._model.train()
-            for each in frozen_modules(self._model, plan):
-                each.eval()
-            found = [region(self._samples[1].clone()) for _ in range(2)]
-        first, second = (same(features, each.detach()) for each in found)
+            for module in frozen_modules(self._model, plan):
+                module.eval()
+            results = [region(self._samples[1].clone()) for _ in range(2)]
+        first, second = (same(features, result.detach()) for result in results)
         if not first or not second:
             raise FreezeError(
                 "cannot_freeze",
@@ -455,10 +457,10 @@ def _split_two_modules(
     frozen.eval()
     cast = cast_input(frozen, example)
 
-    def agrees(found: CachedSplit) -> bool:
+    def agrees(cached: CachedSplit) -> bool:
         with torch.no_grad():
             result = frozen(cast[:1])
-        if same(result, found.features):
+        if same(result, cached.features):
             return True
         cache.discard("computes something else than the module")
         return False
@@ -474,16 +476,16 @@ def _split_two_modules(
             exported, form, cache.transform, two_modules.DESCRIPTION
         )
         features = result[:1].clone()
-        found = CachedSplit(graph, None, two_modules.DESCRIPTION, features)
-        return found, exported.weights
+        split = CachedSplit(graph, None, two_modules.DESCRIPTION, features)
+        return split, exported.weights
 
-    found = cache.found_or_made(agrees, make, exporting)
+    split = cache.found_or_made(agrees, make, exporting)
     tail.eval()
-    last = found.frozen.values[-1]
+    last = split.frozen.values[-1]
     result = two_modules.check_accepts(
         tail, last.shape[1:], last.dtype, example.device
     )
-    return found, _num_outputs(result)
+    return split, _num_outputs(result)
 
 
 def _own_changed(
@@ -494,7 +496,7 @@ def _own_changed(
     Returns:
         True if there are such weights.
     """
-    changed = [n for n, each in weights.items() if state.is_changed(each)]
+    changed = [n for n, weight in weights.items() if state.is_changed(weight)]
     weights.update({node: weights[node].clone() for node in changed})
     return bool(changed)
 

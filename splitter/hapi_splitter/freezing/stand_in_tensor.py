@@ -102,12 +102,12 @@ class StandInTensor(torch.Tensor):
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
         leaves = leaves_in((args, kwargs))
-        found = [each for each in leaves if isinstance(each, cls)]
+        tensors = [leaf for leaf in leaves if isinstance(leaf, cls)]
         is_by_shape = name in READS_SHAPE_ONLY or (
-            name in READS_FIRST_ONLY and leaves[0] is not found[0]
+            name in READS_FIRST_ONLY and leaves[0] is not tensors[0]
         )
-        if not is_by_shape and not all(map(_is_usable, found)):
-            return found[0].steps.operation(func, args, kwargs)
+        if not is_by_shape and not all(map(_is_usable, tensors)):
+            return tensors[0].steps.operation(func, args, kwargs)
         _, spec = flatten((args, kwargs))
         args, kwargs = unflatten(map(replaced, leaves), spec)
         return func(*args, **kwargs)
@@ -117,9 +117,9 @@ class StandInTensor(torch.Tensor):
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         leaves, spec = flatten((args, kwargs or {}))
-        for each in leaves:
-            if isinstance(each, cls) and each.entered is None:
-                raise each.steps.refusal(str(func), each)
+        for leaf in leaves:
+            if isinstance(leaf, cls) and leaf.entered is None:
+                raise leaf.steps.refusal(str(func), leaf)
         args, kwargs = unflatten(map(replaced, leaves), spec)
         return func(*args, **kwargs)
 

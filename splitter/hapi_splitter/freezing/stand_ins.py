@@ -124,9 +124,9 @@ def comparable(value: Any) -> Any:
             text += f" {zlib.crc32(repr(code_form(code)).encode())}"
     elif not is_librarys(kind):
         plain = {
-            name: each
-            for name, each in getattr(value, "__dict__", {}).items()
-            if type(each) in PLAIN
+            name: item
+            for name, item in getattr(value, "__dict__", {}).items()
+            if type(item) in PLAIN
         }
         text += f" {plain}"
     return OtherValue(text)

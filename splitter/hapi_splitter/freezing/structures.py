@@ -45,9 +45,9 @@ def flatten(value: Any) -> tuple[list[Any], pytree.TreeSpec]:
 def leaves_in(value: Any) -> list[Any]:
     """Returns the leaves only, in the order of :func:`flatten`, but faster."""
     if type(value) in (tuple, list):
-        return [leaf for each in value for leaf in leaves_in(each)]
+        return [leaf for item in value for leaf in leaves_in(item)]
     if type(value) is dict:
-        return [leaf for each in value.values() for leaf in leaves_in(each)]
+        return [leaf for item in value.values() for leaf in leaves_in(item)]
     if isinstance(value, torch.Tensor) or type(value) in _PLAIN:
         return [value]
     return flatten(value)[0]

@@ -136,7 +136,7 @@ class Tail(nn.Module):
         """
         (model,) = self._whole
         frozen = [
-            model.get_submodule(each) for each in self._plan.replaced_modules
+            model.get_submodule(name) for name in self._plan.replaced_modules
         ]
         try:
             for module in frozen:

@@ -78,9 +78,9 @@ class TailPlan:
         """Modules that are not run."""
         return list(
             dict.fromkeys(
-                each.module
-                for each in self.steps
-                if isinstance(each, ModuleResult)
+                step.module
+                for step in self.steps
+                if isinstance(step, ModuleResult)
             )
         )
 
@@ -178,7 +178,7 @@ class TailRunner:
         Raises:
             FreezeError: ``cannot_freeze`` if the frozen ones are others.
         """
-        (*others, position), found = self._plan.positions, []
+        (*others, position), following = self._plan.positions, []
         if others or position.operations or any(map(len, _GLOBAL_HOOKS)):
             return None
         name, first, before = position.module, int(position.is_end), []
@@ -192,7 +192,7 @@ class TailRunner:
             names, modules = [*parent._modules], [*parent]
             count = names.index(child) + first
             before += [*names[:count], *modules[:count]]
-            found += modules[count:]
+            following += modules[count:]
             first = 1
         # The model itself does not run, which would notice it.
         if self._before is None:
@@ -203,7 +203,7 @@ class TailRunner:
                 "layers before the freeze point have been replaced, added or "
                 "removed after the split; split the model again",
             )
-        return found
+        return following
 
     def _answering(self, name: str = "") -> None:
         """Checks the attributes of a frozen module, or of all."""
@@ -234,8 +234,10 @@ class TailRunner:
         Yields:
             A function that restores the modes, for the freeze point.
         """
-        trained = [each for each in self._frozen_modules if each.training]
-        read = [each for each in self._parameters if each.requires_grad]
+        trained = [
+            module for module in self._frozen_modules if module.training
+        ]
+        read = [tensor for tensor in self._parameters if tensor.requires_grad]
 
         def restore() -> None:
             for module in trained:
@@ -244,13 +246,13 @@ class TailRunner:
         try:
             for module in trained:
                 module.__dict__["training"] = False
-            for parameter in read:
-                parameter.requires_grad = False
+            for tensor in read:
+                tensor.requires_grad = False
             yield restore
         finally:
             restore()
-            for parameter in read:
-                parameter.requires_grad = True
+            for tensor in read:
+                tensor.requires_grad = True
 
 
 def frozen_modules(model: nn.Module, plan: TailPlan) -> list[nn.Module]:

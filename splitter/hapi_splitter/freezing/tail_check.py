@@ -130,7 +130,9 @@ class TailCheck:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             actual = _Outcome(self._of_tail, True, features, True)
-        if any(str(each.message).startswith(_UNTRAINED) for each in caught):
+        if any(
+            str(warning.message).startswith(_UNTRAINED) for warning in caught
+        ):
             return (
                 "gradient checkpointing with use_reentrant=True begins at the "
                 "features, which need no gradient, so that its layers would "
@@ -189,8 +191,8 @@ class TailCheck:
         """Begins with the saved state, in a mode, and ends in that state."""
         with self._state.preserved(), torch.set_grad_enabled(gradients):
             self._model.train(training)
-            for each in frozen_modules(self._model, self._plan):
-                each.eval()
+            for module in frozen_modules(self._model, self._plan):
+                module.eval()
             yield
 
     def _of_tail(
@@ -200,13 +202,13 @@ class TailCheck:
         with self._run(training, gradients):
             before = self._hooks()
             given = features.clone()
-            found = runner.run(given), _draw()
+            outcome = runner.run(given), _draw()
             self.memory.writes_features |= given._version > 0
             self._hooked = self._hooks()
             if self._hooked != before:  # what later calls do
-                found = runner.run(features.clone()), _draw()
+                outcome = runner.run(features.clone()), _draw()
             self.memory.accepted.update(self._attributes.changes())
-            return found
+            return outcome
 
     def _of_model(
         self,
@@ -230,7 +232,7 @@ class TailCheck:
             if position == positions[-1]:
                 _seed()
                 if sent is not None:
-                    parts = packed([taken[each] for each in positions])
+                    parts = packed([taken[other] for other in positions])
                     # The model may write to it; clients get it contiguous.
                     sent.append(
                         parts.clone(memory_format=torch.contiguous_format)
@@ -244,16 +246,16 @@ class TailCheck:
                 stack.enter_context(self._remembered_results())
             for position in positions:
                 watch(self._model, position, partial(take, position), stack)
-            found = self._model(*args, **kwargs), _draw()
+            outcome = self._model(*args, **kwargs), _draw()
             # What the tail does not change is the frozen modules' own.
             changed = dict.fromkeys(self._attributes.changes())
             self.memory.accepted = {**changed, **self.memory.accepted}
-            return found
+            return outcome
 
     def _remember_results(self, stack: ExitStack) -> None:
         """Keeps what frozen modules compute until the stack closes."""
         for name in self._plan.replaced_modules:
-            found = self._results[name] = []
+            results = self._results[name] = []
 
             before: list[Any] = []
 
@@ -264,7 +266,7 @@ class TailCheck:
                 _: Any,
                 __: Any,
                 result: Any,
-                to: list[Any] = found,
+                to: list[Any] = results,
                 states: list[Any] = before,
                 name: str = name,
             ) -> None:
