@@ -356,8 +356,8 @@ class _Server:
         os.dup2(os.open(os.devnull, os.O_RDONLY), _INPUT)
         os.dup2(output.fileno(), _OUTPUT)
         os.dup2(output.fileno(), _ERRORS)
-        for each in (self._control, self._readable, self._writable):
-            each.close()
+        for descriptor in (self._control, self._readable, self._writable):
+            descriptor.close()
         for other in self._outputs.values():
             other.close()
 

@@ -50,7 +50,7 @@ def allowed_memory_bytes(
     """
     host: int = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     limits = _limits("memory.max", membership, groups)
-    return min([host, *(int(each) for each in limits if each != "max")])
+    return min([host, *(int(limit) for limit in limits if limit != "max")])
 
 
 def _limits(name: str, membership: Path, groups: Path) -> Iterator[str]:

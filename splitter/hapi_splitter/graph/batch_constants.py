@@ -130,7 +130,7 @@ class BatchConstants:
         values = [self._value(node, batch) for batch in _BATCHES]
         first = values[0]
         if not growing:
-            is_same = all(torch.equal(first, each) for each in values[1:])
+            is_same = all(torch.equal(first, value) for value in values[1:])
             return BatchConstant(first.contiguous(), None) if is_same else None
         dim, size = growing.popitem()
         if growing or size.batch < 1 or size.constant:

@@ -103,11 +103,11 @@ def fold(program: Program, weights: Mapping[int, torch.Tensor]) -> Folding:
 
 def _pairs_by_weight(program: Program) -> dict[int, list[tuple[int, int]]]:
     """Groups :func:`_pairs` by the weight of the convolution."""
-    found: dict[int, list[tuple[int, int]]] = {}
+    pairs: dict[int, list[tuple[int, int]]] = {}
     for first, second in _pairs(program):
         weight = program.call(first).refs()[1]
-        found.setdefault(weight, []).append((first, second))
-    return found
+        pairs.setdefault(weight, []).append((first, second))
+    return pairs
 
 
 def _sources(program: Program, first: int, second: int) -> tuple[Any, ...]:

@@ -161,8 +161,8 @@ def _attention(bound: Named, node: fx.Node) -> Rewritten | None:
         return Rewritten(name, bound)
     num_heads = shape_of(bound["query"])[-3]
     repeated = {
-        each: _repeat_heads(bound[each], num_heads)
-        for each in ("key", "value")
+        name: _repeat_heads(bound[name], num_heads)
+        for name in ("key", "value")
     }
     return Rewritten(name, bound | repeated)
 

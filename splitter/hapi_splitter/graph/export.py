@@ -194,7 +194,9 @@ class _Translation:
         """Evaluates a call that depends only on weights."""
         if not is_fixed(node, self._constants):
             return False
-        if any(_is_symbol(each.meta["val"]) for each in node.all_input_nodes):
+        if any(
+            _is_symbol(operand.meta["val"]) for operand in node.all_input_nodes
+        ):
             return False
         self._constants[node] = self._batch_constants.value(node)
         return True
@@ -254,7 +256,7 @@ class _Translation:
         if isinstance(argument, torch.Tensor):
             return self._store(argument)
         if isinstance(argument, list | tuple):
-            return tuple(self._resolved(node, each) for each in argument)
+            return tuple(self._resolved(node, item) for item in argument)
         return self._argument(argument)
 
     def _argument(self, argument: Any) -> Any:
@@ -343,7 +345,7 @@ class _Translation:
         program = Program(len(weights), calls)
         self._check(program, used_calls)
         origins = [self._origins[c] for c in used_calls]
-        traces = [each.meta.get("stack_trace") or "" for each in origins]
+        traces = [origin.meta.get("stack_trace") or "" for origin in origins]
         return ExportedRegion(program, weights, call_names(origins), traces)
 
     def _check(self, program: Program, used_calls: Sequence[int]) -> None:
@@ -476,7 +478,7 @@ def _depends_on_batch(node: fx.Node, op: str | None = None) -> FreezeError:
 
 def _joins_samples(node: fx.Node) -> bool:
     """Returns True if a result has no batch, and an argument has one."""
-    given = [each.meta.get("val") for each in node.all_input_nodes]
+    given = [operand.meta.get("val") for operand in node.all_input_nodes]
     result = node.meta.get("val")
     return any(map(has_symbols, given)) and not has_symbols(result)
 

@@ -165,7 +165,7 @@ class _InPlaceRewriter:
         """
         written = node.args[0]
         assert isinstance(written, fx.Node)
-        dtypes = {each.meta["val"].dtype for each in _tensors(node)}
+        dtypes = {tensor.meta["val"].dtype for tensor in _tensors(node)}
         if len(dtypes) > 1 or self._memory[node] != self._memory[written]:
             return False
         position = self._position[node]
@@ -284,7 +284,7 @@ def _evaluated(
         if node.op == "placeholder" and node.name not in inputs:
             fixed.add(node)
         elif not _may_write(node):
-            if all(each in sized for each in reads(node)):
+            if all(operand in sized for operand in reads(node)):
                 sized.add(node)
             if is_fixed(node, fixed):
                 fixed.add(node)
@@ -310,9 +310,9 @@ def _keeps_layout(node: fx.Node) -> bool:
         source.device == result.device
         and source.layout == result.layout
         and not any(
-            isinstance(each, torch.memory_format)
-            and each is not torch.preserve_format
-            for each in (*node.args, *node.kwargs.values())
+            isinstance(argument, torch.memory_format)
+            and argument is not torch.preserve_format
+            for argument in (*node.args, *node.kwargs.values())
         )
     )
 
@@ -322,9 +322,9 @@ def _memory(node: fx.Node) -> frozenset[int]:
     value = node.meta.get("val")
     values = value if isinstance(value, list | tuple) else [value]
     return frozenset(
-        each.untyped_storage()._cdata
-        for each in values
-        if isinstance(each, torch.Tensor)
+        value.untyped_storage()._cdata
+        for value in values
+        if isinstance(value, torch.Tensor)
     )
 
 
@@ -334,4 +334,6 @@ def _shape(node: fx.Node) -> torch.Size:
 
 
 def _tensors(node: fx.Node) -> list[fx.Node]:
-    return [each for each in node.all_input_nodes if not is_size(each)]
+    return [
+        operand for operand in node.all_input_nodes if not is_size(operand)
+    ]

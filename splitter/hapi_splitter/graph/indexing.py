@@ -47,16 +47,16 @@ def rewrite_index(
         return None
     if used == [0, 1] and counts_samples(indices[0]):
         index, dim = indices[1], 1
-        found = _select_per_sample(source, index, fixed(index), node)
+        selected = _select_per_sample(source, index, fixed(index), node)
     elif len(used) == 1:
         (dim,) = used
         index = indices[dim]
-        found = _select(source, dim, fixed(index))
-        if found is None and dim == 0 and fixed(source) is not None:
+        selected = _select(source, dim, fixed(index))
+        if selected is None and dim == 0 and fixed(source) is not None:
             return Rewritten(EMBEDDING, {"weight": source, "indices": index})
     else:
         return None
-    return found and reshape(found, shape_of(node))
+    return selected and reshape(selected, shape_of(node))
 
 
 _INDEX_DTYPES = (torch.int64, torch.int32)

@@ -59,8 +59,8 @@ def result_bounds(op: str, bound: Bound, dtype: torch.dtype) -> Bounds | None:
     rule = _RULES.get(op)
     if rule is None or not _is_exact(bound, every):
         return every
-    found = rule(bound)
-    return found if _fits(found, every) else every
+    bounds = rule(bound)
+    return bounds if _fits(bounds, every) else every
 
 
 def is_within(value: Value, size: int) -> bool:
@@ -77,7 +77,7 @@ def _is_exact(bound: Bound, every: Bounds) -> bool:
     numbers = [n for n in bound.values() if isinstance(n, int | float)]
     operands = [value.bounds for value in tensors_of(bound)]
     operands += [(n, n) if isinstance(n, int) else None for n in numbers]
-    return all(each and _fits(each, every) for each in operands)
+    return all(operand and _fits(operand, every) for operand in operands)
 
 
 def _of(argument: Value | int) -> Bounds:

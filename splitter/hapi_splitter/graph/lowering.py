@@ -67,15 +67,15 @@ def lower(
 
 def needed(program: Program, start: int, stop: int) -> list[int]:
     """Ids of the calls between ``start`` and ``stop``, in order."""
-    found: set[int] = set()
+    nodes: set[int] = set()
     pending = [stop]
     while pending:
         node = pending.pop()
-        if node == start or node in found or node < program.first_call:
+        if node == start or node in nodes or node < program.first_call:
             continue
-        found.add(node)
+        nodes.add(node)
         pending.extend(program.call(node).refs())
-    return sorted(found)
+    return sorted(nodes)
 
 
 def _free_with_last_use(module: fx.GraphModule) -> None:

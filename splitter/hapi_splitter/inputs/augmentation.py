@@ -369,7 +369,7 @@ def _checked_range(name: str, value: Any, limits: Range) -> Range:
     is_valid = (
         isinstance(value, tuple)
         and len(value) == 2
-        and all(_is_number(each) for each in value)
+        and all(_is_number(bound) for bound in value)
         and minimum <= value[0] <= value[1] <= maximum
     )
     if not is_valid:

@@ -44,7 +44,7 @@ _REMEDY = "use an ImageTransform"
 
 
 def is_processor(transform: object) -> bool:
-    return any(isinstance(transform, each) for each in _backends())
+    return any(isinstance(transform, backend) for backend in _backends())
 
 
 def transform_fields(processor: Any) -> dict[str, Any]:
@@ -85,17 +85,17 @@ def _class_names(processor: Any) -> set[str]:
     """
     backend = next(b for b in _backends() if isinstance(processor, b))
     names = set()
-    for each in type(processor).__mro__:
-        if each in backend.__mro__:
+    for base in type(processor).__mro__:
+        if base in backend.__mro__:
             continue
-        name = each.__name__.removesuffix("Pil")
-        if each.__module__.startswith(_MODELS) and name in _KNOWN:
+        name = base.__name__.removesuffix("Pil")
+        if base.__module__.startswith(_MODELS) and name in _KNOWN:
             names.add(name)
             continue
-        for step, value in vars(each).items():
+        for step, value in vars(base).items():
             is_step = isinstance(value, FunctionType) and step != "__init__"
             if is_step and hasattr(backend, step):
-                _refuse(processor, f"{each.__name__} replaces {step}")
+                _refuse(processor, f"{base.__name__} replaces {step}")
     return names
 
 

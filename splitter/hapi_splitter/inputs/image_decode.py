@@ -118,8 +118,8 @@ def _exif(image: Any) -> bytes:
             return bytes.fromhex("".join(str(text).split("\n")[3:]))
         except ValueError:
             return b""
-    found: bytes = image.info.get("exif", b"")
-    return found
+    exif: bytes = image.info.get("exif", b"")
+    return exif
 
 
 def preload_decoders() -> None:
@@ -159,5 +159,5 @@ def _decode_with_pillow(
         else:
             pixels = np.array(image.convert("RGB"))
         exif = b"" if kind == "tiff" else _exif(image)
-    found = torch.from_numpy(pixels).permute(2, 0, 1).contiguous()
-    return found, orientation(exif)
+    decoded = torch.from_numpy(pixels).permute(2, 0, 1).contiguous()
+    return decoded, orientation(exif)

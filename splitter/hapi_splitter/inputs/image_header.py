@@ -146,9 +146,9 @@ def read_header(
     """
     kind = sniff(bytes(data[:SNIFF_BYTES]))
     if kind is None or kind not in formats:
-        allowed = ", ".join(each.upper() for each in formats)
-        found = f"of the format {kind.upper()}" if kind else "no image"
-        raise SampleError(f"{found}; the allowed formats are {allowed}")
+        allowed = ", ".join(name.upper() for name in formats)
+        content = f"of the format {kind.upper()}" if kind else "no image"
+        raise SampleError(f"{content}; the allowed formats are {allowed}")
     try:
         outline = _OUTLINES[kind](data)
     except (MemoryError, ImportError, SampleError):
@@ -214,8 +214,8 @@ def _jpeg(data: bytes) -> _Outline:
     size = (0, 0)
     scans = position = num_parts = bytes_per_pixel = 0
     exif = b""
-    while found := _SEGMENTS.search(data, position):
-        marker, position = found[1], found.end()
+    while match := _SEGMENTS.search(data, position):
+        marker, position = match[1], match.end()
         if marker == _END_OF_IMAGE:
             break
         if marker in _START_OF_FRAME:
@@ -303,8 +303,8 @@ def _avif(data: bytes) -> _Outline:
     """
     pillow_parser("avif")
     sizes = [
-        (int.from_bytes(found[1], "big"), int.from_bytes(found[2], "big"))
-        for found in _ISPE.finditer(data)
+        (int.from_bytes(match[1], "big"), int.from_bytes(match[2], "big"))
+        for match in _ISPE.finditer(data)
     ]
     if not sizes:
         raise SampleError("damaged AVIF: unreadable header")
@@ -322,19 +322,19 @@ def _tiff(data: bytes) -> _Outline:
         struct.error: if the file ends within its directory.
         KeyError: if it has no size.
     """
-    found = {}
+    entries = {}
     num_entries = num_bytes = 0
     for entry in tiff_directory.entries(data):
         num_entries += 1
         num_bytes += entry.num_bytes
         if entry.tag in _BLOCK_TAGS:
             _check_parts(entry.num_values, "TIFF", "strips")
-        found[entry.tag] = entry
-    width, height = (found[tag].number or 0 for tag in _SIZE_TAGS)
-    if ORIENTATION in found and found[ORIENTATION].number in range(5, 9):
+        entries[entry.tag] = entry
+    width, height = (entries[tag].number or 0 for tag in _SIZE_TAGS)
+    if ORIENTATION in entries and entries[ORIENTATION].number in range(5, 9):
         width, height = height, width  # Pillow turns it
     num_parts = max(
-        found[tag].num_values for tag in _BLOCK_TAGS if tag in found
+        entries[tag].num_values for tag in _BLOCK_TAGS if tag in entries
     )
     return _Outline(
         width,

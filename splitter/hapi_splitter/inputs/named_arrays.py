@@ -69,8 +69,8 @@ class NamedArrays(ArrayTransform):
                     f"array {name!r:.80} must be the name of an argument and "
                     f"an ArrayTransform, not {array!r:.80}"
                 )
-        size = sum(math.prod(each.shape) for each in arrays.values())
-        is_integer = all(each.dtype == "int64" for each in arrays.values())
+        size = sum(math.prod(array.shape) for array in arrays.values())
+        is_integer = all(array.dtype == "int64" for array in arrays.values())
         return cls(
             (size,), "int64" if is_integer else "float32", (*arrays.items(),)
         )
@@ -140,17 +140,19 @@ class NamedArrays(ArrayTransform):
     def _files(self, data: bytes) -> dict[str, bytes]:
         """Returns the content of each array's file, of bounded length."""
         _check_directory(data)
-        found = {}
+        contents = {}
         try:
             with zipfile.ZipFile(io.BytesIO(data)) as archive:
                 for name, array in self.arrays:
                     width = max(
-                        np.dtype(each).itemsize
-                        for each in STORABLE_DTYPES[array.dtype]
+                        np.dtype(stored).itemsize
+                        for stored in STORABLE_DTYPES[array.dtype]
                     )
                     limit = math.prod(array.shape) * width
                     with archive.open(f"{name}.npy") as file:
-                        found[name] = file.read(limit + 2 * MAX_HEADER_BYTES)
+                        contents[name] = file.read(
+                            limit + 2 * MAX_HEADER_BYTES
+                        )
         except KeyError:
             raise SampleError(
                 f"has no array {name!r}; the model takes "
@@ -166,7 +168,7 @@ class NamedArrays(ArrayTransform):
             ValueError,
         ) as error:
             raise SampleError(f"damaged .npz: {error!s:.200}") from error
-        return found
+        return contents
 
     def join(self, values: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Joins a batch of each array to ``[B, n]``."""
@@ -197,8 +199,8 @@ class NamedArrays(ArrayTransform):
         """Returns a joined sample as the content of an ``.npz`` file."""
         sink = io.BytesIO()
         arrays: dict[str, Any] = {
-            name: each[0].numpy()
-            for name, each in self.separate(sample[None]).items()
+            name: array[0].numpy()
+            for name, array in self.separate(sample[None]).items()
         }
         np.savez(sink, **arrays)
         return sink.getvalue()

@@ -54,20 +54,20 @@ def entries(data: bytes) -> Iterator[DirectoryEntry]:
         (8, "Q", "Q", "HHQ8s") if is_big else (4, "I", "H", "HHI4s")
     )
     (place,) = struct.unpack_from(order + offset, data, at)
-    (count,) = struct.unpack_from(order + length, data, place)
+    (num_entries,) = struct.unpack_from(order + length, data, place)
     place += struct.calcsize(order + length)
-    for _ in range(min(count, MAX_ENTRIES)):
-        tag, kind, found, value = struct.unpack_from(
+    for _ in range(min(num_entries, MAX_ENTRIES)):
+        tag, kind, count, value = struct.unpack_from(
             order + entry, data, place
         )
         place += struct.calcsize(order + entry)
         number = None
         if kind in _NUMBERS:
-            if struct.calcsize(order + _NUMBERS[kind]) * found > len(value):
+            if struct.calcsize(order + _NUMBERS[kind]) * count > len(value):
                 (start,) = struct.unpack_from(order + offset, value)
                 value = data[start : start + 8].ljust(8, b"\0")
             (number,) = struct.unpack_from(order + _NUMBERS[kind], value)
-        yield DirectoryEntry(tag, found, found * _SIZES.get(kind, 1), number)
+        yield DirectoryEntry(tag, count, count * _SIZES.get(kind, 1), number)
 
 
 def orientation(exif: bytes) -> int:

@@ -99,15 +99,17 @@ class MemoryMeter:
 
     def _fitted(self) -> dict[int, CallMemory]:
         passes = sorted(self._passes.items())
-        found = {}
+        fitted = {}
         for call in passes[0][1]:
             (constant, per_sample), after = (
-                fit_line((batch, each[call][kind]) for batch, each in passes)
+                fit_line(
+                    (batch, measured[call][kind]) for batch, measured in passes
+                )
                 for kind in (0, 1)
             )
             constant += min(self._weight_bytes(call), MAX_PACKED_BYTES)
-            found[call] = CallMemory((constant, per_sample), after)
-        return found
+            fitted[call] = CallMemory((constant, per_sample), after)
+        return fitted
 
     def _weight_bytes(self, node: int) -> int:
         if node == INPUT:
@@ -180,11 +182,11 @@ def _bytes_by_call(events: Iterable[Any], input_bytes: int) -> _Bytes:
             call = following
         peaks[call] = max(peaks.get(call, 0), live)
     after[call] = live
-    return {each: (peak, after[each]) for each, peak in peaks.items()}
+    return {call: (peak, after[call]) for call, peak in peaks.items()}
 
 
 def _in_order(events: Iterable[Any]) -> Iterator[tuple[str, int]]:
-    for event in sorted(events, key=lambda each: each.start_ns()):
+    for event in sorted(events, key=lambda event: event.start_ns()):
         name = event.name()
         if name == _MEMORY or name.startswith(_MARK):
             yield name, event.nbytes()

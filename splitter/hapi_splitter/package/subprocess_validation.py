@@ -267,8 +267,8 @@ def answer_request(descriptor: int, request: Request) -> dict[str, Any]:
         ).to("cpu", fast=True)
         _check_size(frozen.parameter_bytes, limits.loaded_bytes)
         memory = [
-            [call, *found.peak, *found.after]
-            for call, found in probe_batchwise(frozen).items()
+            [call, *memory.peak, *memory.after]
+            for call, memory in probe_batchwise(frozen).items()
         ]
     except HapiError as error:
         return {

@@ -233,10 +233,12 @@ def _describe_link(
 
 
 def _describe_excluded(problem: Problem) -> list[str]:
-    excluded = [each for each in problem.options if not problem.fits(each)]
+    excluded = [
+        option for option in problem.options if not problem.fits(option)
+    ]
     if not excluded:
         return []
-    first = min(excluded, key=lambda each: each.key)
+    first = min(excluded, key=lambda option: option.key)
     return [
         f"Excluded for lack of memory: {_names(excluded)}; {first.label} "
         f"needs {_missing_memory(problem, first)}."
@@ -256,7 +258,7 @@ def _missing_memory(problem: Problem, option: Option) -> str:
 
 
 def _names(options: Sequence[Option]) -> str:
-    cuts = sorted({each.cut for each in options})
+    cuts = sorted({option.cut for option in options})
     pushed = [str(cut) for cut in cuts if cut]
     names = ["stream"] if 0 in cuts else []
     if pushed:

@@ -135,7 +135,7 @@ def _needed_options(
     for option in sorted(
         options, key=lambda o: (not negligible[o], preference[o], -o)
     ):
-        rest = [each for each in options if each != option]
+        rest = [other for other in options if other != option]
         is_kept = preference[option] == 1 and not negligible[option]
         if rest and not is_kept and program.max_gain(rest) >= min_gain:
             options = rest

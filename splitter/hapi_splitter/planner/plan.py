@@ -108,17 +108,17 @@ def evaluate(
     """
     parts = _normalised(problem, mix)
     seconds = {
-        each.name: sum(
-            weight * problem.seconds(option, each.name)
+        resource.name: sum(
+            weight * problem.seconds(option, resource.name)
             for option, weight in parts
         )
-        for each in problem.resources
+        for resource in problem.resources
     }
     slowest = max(seconds.values())
     cannot_run = math.isinf(slowest)
     utilisation = {
-        name: float(each == slowest) if cannot_run else each / slowest
-        for name, each in seconds.items()
+        name: float(used == slowest) if cannot_run else used / slowest
+        for name, used in seconds.items()
     }
     startup = 0.0
     if any(option.cut for option, _ in parts):
@@ -195,13 +195,13 @@ def static_at(problem: Problem, cut: int) -> Plan:
     Raises:
         ValueError: if the cut is not among the options, or does not fit.
     """
-    options = [each for each in problem.options if each.cut == cut]
+    options = [option for option in problem.options if option.cut == cut]
     if not options:
         cuts = ", ".join(map(str, sorted({o.cut for o in problem.options})))
         raise ValueError(
             f"cut {cut} is not among the options; there are cuts {cuts}"
         )
-    fitting = [each for each in options if problem.fits(each)]
+    fitting = [option for option in options if problem.fits(option)]
     if not fitting:
         raise ValueError(reasons.too_big(problem, options))
     return _shortest(problem, fitting, "static")
@@ -310,7 +310,7 @@ def _break_even(
 
 def seconds_matrix(problem: Problem, options: Sequence[Option]) -> Floats:
     """Returns seconds of whole resources, ``[resources, options]``."""
-    names = sorted(each.name for each in problem.resources)
+    names = sorted(resource.name for resource in problem.resources)
     return np.array(
         [
             [problem.seconds(option, name) for option in options]
@@ -321,10 +321,10 @@ def seconds_matrix(problem: Problem, options: Sequence[Option]) -> Floats:
 
 def _fitting(problem: Problem) -> list[Option]:
     """Returns options that fit, sorted."""
-    fitting = [each for each in problem.options if problem.fits(each)]
+    fitting = [option for option in problem.options if problem.fits(option)]
     if not fitting:
         raise ValueError(reasons.too_big(problem, problem.options))
-    return sorted(fitting, key=lambda each: each.key)
+    return sorted(fitting, key=lambda option: option.key)
 
 
 def able_options(problem: Problem) -> list[Option]:
@@ -334,14 +334,14 @@ def able_options(problem: Problem) -> list[Option]:
         ValueError: if no option fits.
     """
     return [
-        each
-        for each in _fitting(problem)
-        if problem.samples_per_second(each) > 0
+        option
+        for option in _fitting(problem)
+        if problem.samples_per_second(option) > 0
     ]
 
 
 def _shortest(problem: Problem, options: Sequence[Option], rule: str) -> Plan:
-    plans = [evaluate(problem, [(each, 1.0)], rule) for each in options]
+    plans = [evaluate(problem, [(option, 1.0)], rule) for option in options]
     return min(
         plans,
         key=lambda plan: (

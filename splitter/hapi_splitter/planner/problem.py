@@ -197,15 +197,17 @@ class Problem:
     cached_sample_seconds: float = 0.0
 
     def __post_init__(self) -> None:
-        _check_unique("resource", (each.name for each in self.resources))
-        _check_unique("option", (each.label for each in self.options))
+        _check_unique(
+            "resource", (resource.name for resource in self.resources)
+        )
+        _check_unique("option", (option.label for option in self.options))
         _check_amount(self.num_samples, "the number of samples")
         _check_amount(self.epochs, "the number of epochs")
         _check_amount(self.push_one_off_seconds, "the startup cost")
         _check_amount(self.upload_bytes, "the size of the package")
-        if not any(each.cut == 0 for each in self.options):
+        if not any(option.cut == 0 for option in self.options):
             raise ValueError("streaming (cut 0) is not among the options")
-        known = {each.name for each in self.resources}
+        known = {resource.name for resource in self.resources}
         for option in self.options:
             if option.cut > self.last_cut:
                 raise ValueError(
@@ -224,10 +226,8 @@ class Problem:
 
     def capacity(self, resource: str) -> float:
         """Returns a resource's capacity; infinite if it is not listed."""
-        for each in self.resources:
-            if each.name == resource:
-                return each.capacity
-        return math.inf
+        capacities = (r.capacity for r in self.resources if r.name == resource)
+        return next(capacities, math.inf)
 
     def with_bandwidth(self, bytes_per_second: float) -> Problem:
         """Returns the problem with another link, also for the upload.
@@ -236,10 +236,10 @@ class Problem:
             bytes_per_second: bandwidth of the link, above 0.
         """
         resources = tuple(
-            replace(each, capacity=bytes_per_second)
-            if each.name == LINK
-            else each
-            for each in self.resources
+            replace(resource, capacity=bytes_per_second)
+            if resource.name == LINK
+            else resource
+            for resource in self.resources
         )
         upload = self._upload_seconds(bytes_per_second)
         if upload:
@@ -273,7 +273,7 @@ class Problem:
     def samples_per_second(self, option: Option) -> float:
         """Returns the rate of an option alone, with overlapping stages."""
         return 1 / max(
-            self.seconds(option, each.name) for each in self.resources
+            self.seconds(option, resource.name) for resource in self.resources
         )
 
     def fits(self, option: Option) -> bool:

@@ -138,4 +138,6 @@ def scaled(
     work: Mapping[str, float], scale: Mapping[str, float]
 ) -> dict[str, float]:
     """Multiplies each component by its factor, by default 1."""
-    return {kind: each * scale.get(kind, 1.0) for kind, each in work.items()}
+    return {
+        kind: amount * scale.get(kind, 1.0) for kind, amount in work.items()
+    }

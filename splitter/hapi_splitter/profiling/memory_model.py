@@ -140,7 +140,7 @@ def _estimated(frozen: FrozenGraph) -> dict[int, CallMemory]:
     reuse = BufferReuse(program, values, nodes, INPUT, program.output)
     allocated = {INPUT}
     live = _bytes_of(values[INPUT])
-    found = {INPUT: CallMemory(live, live)}
+    memories = {INPUT: CallMemory(live, live)}
     for node in nodes:
         call, result = program.call(node), _bytes_of(values[node])
         is_new = call.op not in VIEWS or call.op in _MAY_COPY
@@ -154,8 +154,8 @@ def _estimated(frozen: FrozenGraph) -> dict[int, CallMemory]:
         for dead in allocated.intersection(reuse.released_by(node)):
             allocated.remove(dead)
             live = _difference(live, _bytes_of(values[dead]))
-        found[node] = CallMemory(peak, live)
-    return found
+        memories[node] = CallMemory(peak, live)
+    return memories
 
 
 def _copies(frozen: FrozenGraph, call: Call, node: int) -> list[LinearBytes]:

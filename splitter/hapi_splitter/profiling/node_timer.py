@@ -40,13 +40,13 @@ def prefix_outputs(
         UnsupportedError: ``cut_out_of_range``.
     """
     nodes = {cut: frozen.node_at(cut) for cut in cuts}
-    found: dict[int, torch.Tensor] = {INPUT: inputs}
+    outputs: dict[int, torch.Tensor] = {INPUT: inputs}
     wanted = set(nodes.values()) - {INPUT}
     if wanted:
-        walk = _CopyingWalk(frozen.prefix(max(nodes), wanted), wanted, found)
+        walk = _CopyingWalk(frozen.prefix(max(nodes), wanted), wanted, outputs)
         with ready_to_run(inputs.device):
             walk.run(inputs)
-    return {cut: found[node] for cut, node in nodes.items()}
+    return {cut: outputs[node] for cut, node in nodes.items()}
 
 
 class _CopyingWalk(fx.Interpreter):
@@ -59,17 +59,17 @@ class _CopyingWalk(fx.Interpreter):
         self,
         module: fx.GraphModule,
         wanted: set[int],
-        found: dict[int, torch.Tensor],
+        outputs: dict[int, torch.Tensor],
     ) -> None:
         super().__init__(module)
         self._wanted = wanted
-        self._found = found
+        self._outputs = outputs
 
     def run_node(self, n: fx.Node) -> Any:
         result = super().run_node(n)
         call = n.meta.get(META_CALL)
         if call in self._wanted:
-            self._found[call] = result.clone()
+            self._outputs[call] = result.clone()
         return result
 
 

@@ -327,7 +327,8 @@ class _BatchRun:
     def profile(self) -> BatchProfile:
         whole = statistics.median(self._whole)
         calls = [
-            statistics.median(each) for each in zip(*self._calls, strict=True)
+            statistics.median(seconds)
+            for seconds in zip(*self._calls, strict=True)
         ]
         reached = list(itertools.accumulate(calls))
         # With a coarse clock all calls may take 0 s: the last gets it all.
