@@ -55,8 +55,8 @@ class _Table:
         at = 4 + 2 * field
         if at + 2 > end:
             return 0
-        found: int = struct.unpack_from("<H", self._data, self._fields + at)[0]
-        return found
+        start: int = struct.unpack_from("<H", self._data, self._fields + at)[0]
+        return start
 
     def table(self, field: int) -> _Table:
         """The table of a field."""

@@ -150,8 +150,8 @@ class Span:
     @property
     def crc32s(self) -> tuple[int, ...]:
         """CRC-32 of each sample; empty if the index has none."""
-        found = [row.crc32 for row in self.rows if row.crc32 is not None]
-        return tuple(found) if len(found) == len(self.rows) else ()
+        known = [row.crc32 for row in self.rows if row.crc32 is not None]
+        return tuple(known) if len(known) == len(self.rows) else ()
 
     def __str__(self) -> str:
         """The span as text: ``train/0003.tar 0-63``."""
@@ -268,9 +268,9 @@ class DataIndex:
                     else shard
                     for shard in _group(rows, name)
                 ]
-                for each in _empty_shards(facts.get("empty", {})):
-                    _check_name(each.name, name)
-                    shards.append(each)
+                for empty in _empty_shards(facts.get("empty", {})):
+                    _check_name(empty.name, name)
+                    shards.append(empty)
                 class_names = tuple(map(str, facts.get("class_names", ())))
         except (pa.ArrowException, *_DAMAGE) as error:
             raise _bad_index(name, str(error)) from error
@@ -343,7 +343,7 @@ def _shard_batch(shard: ShardIndex, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _columns_text(schema: pa.Schema) -> str:
-    columns = (f"{each.name} ({each.type})" for each in schema)
+    columns = (f"{field.name} ({field.type})" for field in schema)
     return f"columns {', '.join(columns):.500}"
 
 
@@ -361,7 +361,7 @@ def _rows(batch: pa.RecordBatch) -> Iterator[dict[str, object]]:
             # One text for all its rows, however long it is.
             texts = column.dictionary.to_pylist()
             columns.append(
-                [texts[each] for each in column.indices.to_pylist()]
+                [texts[index] for index in column.indices.to_pylist()]
             )
         else:
             columns.append(column.to_pylist())

@@ -155,7 +155,7 @@ def allowed_encodings(
         )
     dtypes = {dtype, *_PRECISION_DTYPES[min_precision]}
     texts = [
-        each for each in ENCODINGS if Encoding.parse(each).dtype in dtypes
+        name for name in ENCODINGS if Encoding.parse(name).dtype in dtypes
     ]
     return tuple(sorted(texts, key=lambda text: text != dtype))
 

@@ -183,7 +183,7 @@ class Annotation:
 
 def format_crc32s(crc32s: Sequence[int]) -> str:
     """The value of ``X-Hapi-Crc32``; empty for none."""
-    return ",".join(f"{each:08x}" for each in crc32s)
+    return ",".join(f"{crc32:08x}" for crc32 in crc32s)
 
 
 def _unless_default(value: str, default: str) -> str | None:
@@ -402,7 +402,7 @@ def _parse_crc32s(
     if value is None:
         return ()
     if HEADER_RANGE in given and samples and _CRC32S.fullmatch(value):
-        crc32s = tuple(int(each, 16) for each in value.split(","))
+        crc32s = tuple(int(text, 16) for text in value.split(","))
         if samples.last == samples.first + len(crc32s) - 1:
             return crc32s
     raise AnnotationError(

@@ -262,7 +262,7 @@ class Usage(JsonMessage):
     def sum_of(cls, usages: Sequence[Usage]) -> Usage:
         """Resource use of all jobs of one request, and facts of the last."""
         sums = {
-            name: sum(getattr(each, name) for each in usages)
+            name: sum(getattr(usage, name) for usage in usages)
             for name in _SUMMED
         }
         return replace(usages[-1], **sums)

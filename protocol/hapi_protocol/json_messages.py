@@ -210,7 +210,7 @@ def _read(hint: Any, value: Any, use_defaults: bool) -> Any:
     if origin is tuple:
         if not isinstance(value, list):
             raise ValueError(f"{value!r:.80} is not a list")
-        return tuple(_read(args[0], each, use_defaults) for each in value)
+        return tuple(_read(args[0], item, use_defaults) for item in value)
     return read_fields(hint, value, use_defaults=use_defaults)
 
 

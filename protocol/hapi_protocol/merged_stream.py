@@ -58,7 +58,7 @@ def merge_summaries(messages: Sequence[bytes]) -> bytes:
         except ValueError as error:
             raise bad_stream(f"its summary: {error}") from error
     sums = {
-        name: sum(getattr(each, name) for each in summaries)
+        name: sum(getattr(summary, name) for summary in summaries)
         for name in (
             "rows",
             "errors",

@@ -56,8 +56,8 @@ def read_options(
         ValueError: names each bad option, its value and what is allowed.
     """
     parsers = {
-        each.name: each.metadata["parse"]
-        for each in fields(kind)  # type: ignore[arg-type]
+        field.name: field.metadata["parse"]
+        for field in fields(kind)  # type: ignore[arg-type]
     }
     unknown = [
         f"{name} = {text}"

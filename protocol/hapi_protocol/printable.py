@@ -22,8 +22,8 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(
-        each if each.isprintable() else each.encode("unicode_escape").decode()
-        for each in text
+        char if char.isprintable() else char.encode("unicode_escape").decode()
+        for char in text
     )
 
 

@@ -85,12 +85,12 @@ class ModelProfile(JsonMessage):
 
     def check(self) -> None:
         """Raises ValueError if a value would break the planner."""
-        if not self.batches or min(each.batch for each in self.batches) == 0:
+        if not self.batches or min(row.batch for row in self.batches) == 0:
             raise ValueError("no batches, or an empty one")
         if not self.cores or not self.num_devices:
             raise ValueError("no cores or no devices")
-        for each in self.batches:
-            seconds = each.cut_seconds
+        for row in self.batches:
+            seconds = row.cut_seconds
             if len(seconds) != len(self.peak_bytes) or not seconds:
                 raise ValueError("cut_seconds and peak_bytes differ in length")
             if seconds[0] != 0 or any(a > b for a, b in pairwise(seconds)):

@@ -65,15 +65,16 @@ def etag_md5(etag: str, *, is_manifest: bool) -> str | None:
     return etag if _MD5.fullmatch(etag) and not is_manifest else None
 
 
-def check_md5(name: str, found: str, expected: str) -> None:
+def check_md5(name: str, actual: str, expected: str) -> None:
     """Compares the MD5 of an object's bytes with its ETag.
 
     Raises:
         UnavailableError: ``source_damaged``.
     """
-    if found != expected:
+    if actual != expected:
         raise damaged_error(
-            name, f"its bytes have the MD5 {found}, and its ETag is {expected}"
+            name,
+            f"its bytes have the MD5 {actual}, and its ETag is {expected}",
         )
 
 

@@ -101,12 +101,12 @@ class Sample:
             raise SampleError(
                 f"has no member {medium.member!r}{self._but_only()}"
             )
-        found = [name for name in self.members if medium.has(name)]
-        exact = [name for name in found if "." not in name]
-        first, *others = exact or found or [""]
+        names = [name for name in self.members if medium.has(name)]
+        exact = [name for name in names if "." not in name]
+        first, *others = exact or names or [""]
         if others:
             raise SampleError(self._ambiguous(medium, first, others[0]))
-        if found:
+        if names:
             return self.members[first]
         archive = self._archive() if medium is ARCHIVE else None
         if archive is None:
@@ -189,8 +189,8 @@ def plain_integer(text: str | None) -> int | None:
     Only plain decimals are: no ``007``, ``1_2`` or ``1.0``, which may be
     names, and no more than 18 digits.
     """
-    found = _PLAIN_INTEGER.fullmatch(text) if text is not None else None
-    return int(found[1]) if found else None
+    match = _PLAIN_INTEGER.fullmatch(text) if text is not None else None
+    return int(match[1]) if match else None
 
 
 def sniff(start: bytes) -> str | None:

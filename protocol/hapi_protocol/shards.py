@@ -204,8 +204,8 @@ class _MemberReader:
         header, self._header = self._header or b"", None
         data = self._read(member.size)
         padding = self._read(_padded(member.size) - member.size)
-        for each in (header, data, padding):
-            crc32 = zlib.crc32(each, crc32)
+        for part in (header, data, padding):
+            crc32 = zlib.crc32(part, crc32)
         return data, crc32
 
     def _pass(self, info: tarfile.TarInfo) -> None:

@@ -166,10 +166,10 @@ def address_text(host: str, port: int | str) -> str:
         port: its port.
     """
     try:
-        found = ipaddress.ip_address(host.strip("[]"))
+        address = ipaddress.ip_address(host.strip("[]"))
     except ValueError:
         return f"{host}:{port}"
-    plain = getattr(found, "ipv4_mapped", None) or found
+    plain = getattr(address, "ipv4_mapped", None) or address
     return f"[{plain}]:{port}" if plain.version == 6 else f"{plain}:{port}"
 
 

@@ -74,8 +74,8 @@ def parse_transform(text: str, what: str = "transform") -> Training | None:
     """
     if text == EVAL:
         return None
-    found = _TRAINING.fullmatch(text)
-    numbers = [int(digits) for digits in found.groups()] if found else []
+    match = _TRAINING.fullmatch(text)
+    numbers = [int(digits) for digits in match.groups()] if match else []
     if not numbers or max(numbers) > MAX_NUMBER:
         raise AnnotationError(
             "unknown_transform",

@@ -33,7 +33,7 @@ def common_version(section: Mapping[str, Any], proxy: str, client: str) -> int:
             to replace.
     """
     theirs = _listed_versions(section)
-    common = [each for each in VERSIONS if each in theirs]
+    common = [version for version in VERSIONS if version in theirs]
     if common:
         return common[0]
     # A list in an unknown form comes from a newer release.
@@ -51,7 +51,7 @@ def _listed_versions(section: Mapping[str, Any]) -> tuple[int, ...]:
     listed = section.get("versions", [section.get("version")])
     if not isinstance(listed, list):
         return ()
-    return tuple(each for each in listed if type(each) is int)
+    return tuple(version for version in listed if type(version) is int)
 
 
 def _text(versions: tuple[int, ...]) -> str:
