@@ -14,32 +14,19 @@ from hapi_splitter.graph.decompositions import (
     Named,
     Rewrite,
     Rewritten,
+    call,
+    dtype_of,
+    shape_of,
 )
 from hapi_splitter.graph.indexing import INDEX
-from hapi_splitter.graph.operators import EMBEDDING, operators
+from hapi_splitter.graph.operators import full_name, op_names, operators
 
-RESHAPES = frozenset(
-    f"aten.{name}"
-    for name in (
-        "view.default",
-        "_unsafe_view.default",
-        "reshape.default",
-        "flatten.using_ints",
-        "unflatten.int",
-    )
+RESHAPES = op_names(
+    "view _unsafe_view reshape flatten.using_ints unflatten.int"
 )
 """Operators that regroup dimensions in row-major order."""
 
-IDENTITIES = frozenset(
-    f"aten.{name}"
-    for name in (
-        "alias.default",
-        "detach.default",
-        "lift_fresh_copy.default",
-        "dropout.default",
-        "feature_dropout.default",
-    )
-)
+IDENTITIES = op_names("alias detach lift_fresh_copy dropout feature_dropout")
 """Operators without effect in eval mode; see :func:`is_identity`."""
 
 
@@ -53,31 +40,15 @@ def is_identity(node: fx.Node) -> bool:
     return "dropout" not in str(node.target) or not all(node.args[1:3])
 
 
-SPLITS = frozenset(
-    {
-        "aten.split.Tensor",
-        "aten.split_with_sizes.default",
-        "aten.chunk.default",
-        "aten.unbind.int",
-    }
-)
+SPLITS = op_names("split.Tensor split_with_sizes chunk unbind.int")
 """Operators that return a list of slices along ``dim``."""
 
-ASSERTIONS = frozenset({"aten._assert_tensor_metadata.default"})
+ASSERTIONS = op_names("_assert_tensor_metadata")
 """Operators without a result; the loader repeats their checks."""
 
-DECOMPOSED = frozenset(
-    f"aten.{name}"
-    for name in (
-        "adaptive_avg_pool1d.default",
-        "addcmul.default",
-        "avg_pool1d.default",
-        "channel_shuffle.default",
-        "einsum.default",
-        "glu.default",
-        "repeat_interleave.self_int",
-        "type_as.default",
-    )
+DECOMPOSED = op_names(
+    "adaptive_avg_pool1d addcmul avg_pool1d channel_shuffle einsum glu "
+    "repeat_interleave.self_int type_as"
 )
 """Operators for which torch has a decomposition."""
 
@@ -125,7 +96,7 @@ def _direct(name: str, bound: Named) -> Rewritten | None:
 
 def _clone(bound: Named, node: fx.Node) -> Rewritten | None:
     if bound["memory_format"] is torch.contiguous_format:
-        return Rewritten("aten.contiguous.default", bound)
+        return call("contiguous", bound)
     return Rewritten(IDENTITY, bound)
 
 
@@ -135,7 +106,7 @@ def _squeeze(bound: Named, node: fx.Node) -> Rewritten | None:
         shape = node.args[0].meta["val"].shape  # type: ignore[union-attr]
         dim = [i for i, s in enumerate(shape) if isinstance(s, int) and s == 1]
     dims = [dim] if isinstance(dim, int) else dim
-    return Rewritten("aten.squeeze.dims", {"self": bound["self"], "dim": dims})
+    return call("squeeze.dims", self=bound["self"], dim=dims)
 
 
 def _slice(bound: Named, node: fx.Node) -> Rewritten | None:
@@ -143,30 +114,16 @@ def _slice(bound: Named, node: fx.Node) -> Rewritten | None:
     size = source.shape[bound["dim"]]
     if not isinstance(size, int):
         is_whole = tuple(source.shape) == tuple(node.meta["val"].shape)
-        return (
-            Rewritten(IDENTITY, bound)
-            if is_whole and bound["step"] == 1
-            else None
-        )
-    start, end, step = slice(
-        bound["start"], bound["end"], bound["step"]
-    ).indices(size)
-    return Rewritten(
-        "aten.slice.Tensor",
-        bound
-        | {
-            "start": start,
-            "end": max(start, end),
-            "step": step,
-        },
-    )
+        is_identity = is_whole and bound["step"] == 1
+        return Rewritten(IDENTITY, bound) if is_identity else None
+    span = slice(bound["start"], bound["end"], bound["step"])
+    start, end, step = span.indices(size)
+    end = max(start, end)
+    return call("slice.Tensor", bound, start=start, end=end, step=step)
 
 
 def _expand(bound: Named, node: fx.Node) -> Rewritten | None:
-    sizes = list(node.meta["val"].shape)
-    return Rewritten(
-        "aten.expand.default", {"self": bound["self"], "size": sizes}
-    )
+    return call("expand", self=bound["self"], size=shape_of(node))
 
 
 def _repeat(bound: Named, node: fx.Node) -> Rewritten | None:
@@ -181,18 +138,11 @@ def _repeat(bound: Named, node: fx.Node) -> Rewritten | None:
     ]
     old = [1] * added + list(source.shape)
     if all(isinstance(old[d], int) and old[d] == 1 for d in repeated):
-        return Rewritten(
-            "aten.expand.default", {"self": bound["self"], "size": sizes}
-        )
+        return call("expand", self=bound["self"], size=sizes)
     count = bound["repeats"][repeated[0]]
-    if added or len(repeated) > 1 or not isinstance(count, int):
+    if added or len(repeated) > 1 or not isinstance(count, int) or count < 1:
         return None
-    if count < 1:
-        return None
-    copies = [bound["self"]] * count
-    return Rewritten(
-        "aten.cat.default", {"tensors": copies, "dim": repeated[0]}
-    )
+    return call("cat", tensors=[bound["self"]] * count, dim=repeated[0])
 
 
 def _cat(bound: Named, node: fx.Node) -> Rewritten | None:
@@ -200,7 +150,7 @@ def _cat(bound: Named, node: fx.Node) -> Rewritten | None:
     tensors = [t for t in bound["tensors"] if t.meta["val"].shape != (0,)]
     if len(tensors) == 1:
         return Rewritten(IDENTITY, {"self": tensors[0]})
-    return Rewritten("aten.cat.default", bound | {"tensors": tensors})
+    return call("cat", bound, tensors=tensors)
 
 
 def _copy(bound: Named, node: fx.Node) -> Rewritten | None:
@@ -208,34 +158,30 @@ def _copy(bound: Named, node: fx.Node) -> Rewritten | None:
     source, result = bound["src"].meta["val"], node.meta["val"]
     if (source.shape, source.dtype) != (result.shape, result.dtype):
         return None
-    return Rewritten("aten.contiguous.default", {"self": bound["src"]})
+    return call("contiguous", self=bound["src"])
 
 
 def _square(bound: Named, node: fx.Node) -> Rewritten | None:
-    return Rewritten(
-        "aten.mul.Tensor", {"self": bound["self"], "other": bound["self"]}
-    )
+    return call("mul.Tensor", self=bound["self"], other=bound["self"])
 
 
 def _embedding(bound: Named, node: fx.Node) -> Rewritten | None:
     """Drops the arguments that concern only gradients."""
-    return Rewritten(
-        EMBEDDING, {name: bound[name] for name in ("weight", "indices")}
-    )
+    weight, indices = bound["weight"], bound["indices"]
+    return call("embedding", weight=weight, indices=indices)
 
 
 def _matrix_transpose(bound: Named, node: fx.Node) -> Rewritten | None:
-    return Rewritten("aten.transpose.int", bound | {"dim0": 0, "dim1": 1})
+    return call("transpose.int", bound, dim0=0, dim1=1)
 
 
 def _gelu(bound: Named, node: fx.Node) -> Rewritten | None:
-    tanh = bound["approximate"] == "tanh"
-    return Rewritten("aten.gelu.default", bound | {"approximate": tanh})
+    return call("gelu", bound, approximate=bound["approximate"] == "tanh")
 
 
 def _reduce(name: str) -> Rewrite:
     def reduced(bound: Named, node: fx.Node) -> Rewritten | None:
-        return Rewritten(name, bound) if bound["dim"] else None
+        return call(name, bound) if bound["dim"] else None
 
     return reduced
 
@@ -252,10 +198,7 @@ def _with_number(name: str) -> Rewrite:
 
 
 def _dtype(bound: Named, node: fx.Node) -> Rewritten | None:
-    dtype = node.meta["val"].dtype
-    return Rewritten(
-        "aten._to_copy.default", {"self": bound["self"], "dtype": dtype}
-    )
+    return call("_to_copy", self=bound["self"], dtype=dtype_of(node))
 
 
 def _adaptive_max_pool(bound: Named, node: fx.Node) -> Rewritten | None:
@@ -265,67 +208,66 @@ def _adaptive_max_pool(bound: Named, node: fx.Node) -> Rewritten | None:
     if any(size % target for size, target in pairs):
         return None
     window = [size // target for size, target in pairs]
-    return Rewritten(
-        "aten.max_pool2d.default",
-        {
-            "self": bound["self"],
-            "kernel_size": window,
-            "stride": window,
-            "padding": [0, 0],
-            "dilation": [1, 1],
-            "ceil_mode": False,
-        },
+    return call(
+        "max_pool2d",
+        self=bound["self"],
+        kernel_size=window,
+        stride=window,
+        padding=[0, 0],
+        dilation=[1, 1],
+        ceil_mode=False,
     )
 
 
 def _upsample(name: str) -> Rewrite:
     def upsampled(bound: Named, node: fx.Node) -> Rewritten | None:
-        factors = bound["scale_factors"] or (None, None)
-        return Rewritten(
-            f"aten.{name}.default",
-            bound
-            | {
-                "self": bound["input"],
-                "output_size": list(node.meta["val"].shape[2:]),
-                "scales_h": factors[0],
-                "scales_w": factors[1],
-            },
+        height, width = bound["scale_factors"] or (None, None)
+        return call(
+            name,
+            bound,
+            self=bound["input"],
+            output_size=shape_of(node)[2:],
+            scales_h=height,
+            scales_w=width,
         )
 
     return upsampled
 
 
+_REWRITES: Mapping[str, Rewrite] = MappingProxyType(
+    {
+        "clone": _clone,
+        "cat": _cat,
+        "squeeze": _squeeze,
+        "squeeze.dim": _squeeze,
+        "slice.Tensor": _slice,
+        "expand": _expand,
+        "repeat": _repeat,
+        "copy": _copy,
+        "square": _square,
+        "t": _matrix_transpose,
+        "embedding": _embedding,
+        "gelu": _gelu,
+        "mean.dim": _reduce("mean.dim"),
+        "sum.dim_IntList": _reduce("sum.dim_IntList"),
+        "linalg_vector_norm": _reduce("linalg_vector_norm"),
+        "add.Tensor": _with_number("add"),
+        "sub.Tensor": _with_number("sub"),
+        "mul.Tensor": _with_number("mul"),
+        "div.Tensor": _with_number("div"),
+        "multiply.Tensor": _with_number("mul"),
+        "divide.Tensor": _with_number("div"),
+        "to.dtype": _dtype,
+        "_to_copy": _dtype,
+        "adaptive_max_pool2d": _adaptive_max_pool,
+        "upsample_nearest2d.vec": _upsample("upsample_nearest2d"),
+        "upsample_bilinear2d.vec": _upsample("upsample_bilinear2d"),
+        "upsample_bicubic2d.vec": _upsample("upsample_bicubic2d"),
+    }
+)
 _SPECIAL: Mapping[str, Rewrite] = MappingProxyType(
     {
-        **DECOMPOSITIONS,
-        "aten.clone.default": _clone,
-        "aten.cat.default": _cat,
-        "aten.squeeze.default": _squeeze,
-        "aten.squeeze.dim": _squeeze,
-        "aten.slice.Tensor": _slice,
-        "aten.expand.default": _expand,
-        "aten.repeat.default": _repeat,
-        "aten.copy.default": _copy,
-        "aten.square.default": _square,
-        "aten.t.default": _matrix_transpose,
-        EMBEDDING: _embedding,
-        "aten.gelu.default": _gelu,
-        "aten.mean.dim": _reduce("aten.mean.dim"),
-        "aten.sum.dim_IntList": _reduce("aten.sum.dim_IntList"),
-        "aten.linalg_vector_norm.default": _reduce(
-            "aten.linalg_vector_norm.default"
-        ),
-        "aten.add.Tensor": _with_number("add"),
-        "aten.sub.Tensor": _with_number("sub"),
-        "aten.mul.Tensor": _with_number("mul"),
-        "aten.div.Tensor": _with_number("div"),
-        "aten.multiply.Tensor": _with_number("mul"),
-        "aten.divide.Tensor": _with_number("div"),
-        "aten.to.dtype": _dtype,
-        "aten._to_copy.default": _dtype,
-        "aten.adaptive_max_pool2d.default": _adaptive_max_pool,
-        "aten.upsample_nearest2d.vec": _upsample("upsample_nearest2d"),
-        "aten.upsample_bilinear2d.vec": _upsample("upsample_bilinear2d"),
-        "aten.upsample_bicubic2d.vec": _upsample("upsample_bicubic2d"),
+        full_name(word): rewrite
+        for word, rewrite in {**DECOMPOSITIONS, **_REWRITES}.items()
     }
 )

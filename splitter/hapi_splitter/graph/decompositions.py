@@ -15,6 +15,8 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import fx
 
+from hapi_splitter.graph.operators import full_name
+
 Named: TypeAlias = dict[str, Any]
 """Arguments by name. A value may be a tensor, which becomes a weight, or a
 :class:`Rewritten` call."""
@@ -29,9 +31,22 @@ class Rewritten(NamedTuple):
 
 Rewrite: TypeAlias = Callable[[Named, fx.Node], Rewritten | None]
 
+
+def call(
+    word: str, given: Named | None = None, /, **changes: Any
+) -> Rewritten:
+    """Returns a call of an operator, named as in the table of operators.
+
+    Args:
+        word: name without ``aten.``, and without the overload ``default``.
+        given: arguments by name.
+        changes: further arguments, which replace those of the same name.
+    """
+    return Rewritten(full_name(word), {**(given or {}), **changes})
+
+
 IDENTITY = "identity"
 """Stands for a call whose result is its argument ``self``."""
-_CONVOLUTIONS = ("aten.conv1d", "aten.conv2d", "aten.conv3d")
 
 
 def shape_of(node: fx.Node) -> list[Any]:
@@ -44,9 +59,7 @@ def dtype_of(node: fx.Node) -> torch.dtype:
 
 
 def reshape(source: Any, shape: Sequence[Any]) -> Rewritten:
-    return Rewritten(
-        "aten.reshape.default", {"self": source, "shape": list(shape)}
-    )
+    return call("reshape", self=source, shape=list(shape))
 
 
 def _number_like(value: Any, node: fx.Node) -> torch.Tensor:
@@ -55,16 +68,13 @@ def _number_like(value: Any, node: fx.Node) -> torch.Tensor:
 
 
 def index_select(source: Any, dim: int, index: torch.Tensor) -> Rewritten:
-    return Rewritten(
-        "aten.index_select.default",
-        {"self": source, "dim": dim, "index": index},
-    )
+    return call("index_select", self=source, dim=dim, index=index)
 
 
 def _scaled(source: Any, factor: float) -> Any:
     if factor == 1:
         return source
-    return Rewritten("aten.mul.Scalar", {"self": source, "other": factor})
+    return call("mul.Scalar", self=source, other=factor)
 
 
 def _masked_fill(bound: Named, node: fx.Node) -> Rewritten | None:
@@ -74,10 +84,8 @@ def _masked_fill(bound: Named, node: fx.Node) -> Rewritten | None:
         value = _number_like(value, node)
     elif dtype_of(value) != dtype_of(node):
         return None
-    return Rewritten(
-        "aten.where.self",
-        {"condition": bound["mask"], "self": value, "other": bound["self"]},
-    )
+    mask, other = bound["mask"], bound["self"]
+    return call("where.self", condition=mask, self=value, other=other)
 
 
 def _where(bound: Named, node: fx.Node) -> Rewritten | None:
@@ -86,7 +94,7 @@ def _where(bound: Named, node: fx.Node) -> Rewritten | None:
         for name in ("self", "other")
         if not isinstance(bound[name], fx.Node)
     }
-    return Rewritten("aten.where.self", bound | numbers)
+    return call("where.self", bound, **numbers)
 
 
 def _logical(name: str) -> Rewrite:
@@ -97,7 +105,7 @@ def _logical(name: str) -> Rewrite:
         is_bool = all(dtype_of(source) == torch.bool for source in sources)
         if not is_bool or len(sources) < len(bound):
             return None
-        return Rewritten(f"aten.{name}", bound)
+        return call(name, bound)
 
     return rewritten
 
@@ -106,85 +114,61 @@ def _extreme(name: str) -> Rewrite:
     """Supports the values; nothing may read the indices."""
 
     def rewritten(bound: Named, node: fx.Node) -> Rewritten | None:
-        return Rewritten(name, bound | {"dim": [bound["dim"]]})
+        return call(name, bound, dim=[bound["dim"]])
 
     return rewritten
 
 
 def _matmul(bound: Named, node: fx.Node) -> Rewritten | None:
-    return Rewritten(
-        "aten.matmul.default", {"self": bound["self"], "other": bound["mat2"]}
-    )
+    return call("matmul", self=bound["self"], other=bound["mat2"])
 
 
 def _addmm(bound: Named, node: fx.Node) -> Rewritten | None:
     bias, weight = bound["self"], bound["mat2"]
     is_linear = weight.op == "placeholder" and len(shape_of(bias)) == 1
     if is_linear and bound["alpha"] == bound["beta"] == 1:
-        turned = {"self": weight, "dim0": 0, "dim1": 1}
-        return Rewritten(
-            "aten.linear.default",
-            {
-                "input": bound["mat1"],
-                "weight": Rewritten("aten.transpose.int", turned),
-                "bias": bias,
-            },
-        )
-    return _plus_product(bound, {"self": bound["mat1"], "other": weight})
+        turned = call("transpose.int", self=weight, dim0=0, dim1=1)
+        return call("linear", input=bound["mat1"], weight=turned, bias=bias)
+    return _plus_product(bound, bound["mat1"], weight)
 
 
 def _baddbmm(bound: Named, node: fx.Node) -> Rewritten | None:
-    factors = {"self": bound["batch1"], "other": bound["batch2"]}
-    return _plus_product(bound, factors)
+    return _plus_product(bound, bound["batch1"], bound["batch2"])
 
 
-def _plus_product(bound: Named, factors: Named) -> Rewritten:
-    product = _scaled(
-        Rewritten("aten.matmul.default", factors), bound["alpha"]
-    )
+def _plus_product(bound: Named, left: Any, right: Any) -> Rewritten:
+    product = _scaled(call("matmul", self=left, other=right), bound["alpha"])
     if not bound["beta"]:
         return Rewritten(IDENTITY, {"self": product})
-    return Rewritten(
-        "aten.add.Tensor",
-        {
-            "self": product,
-            "other": _scaled(bound["self"], bound["beta"]),
-            "alpha": 1,
-        },
-    )
+    other = _scaled(bound["self"], bound["beta"])
+    return call("add.Tensor", self=product, other=other, alpha=1)
 
 
 def _attention(bound: Named, node: fx.Node) -> Rewritten | None:
     """Repeats the keys and values that several heads share."""
-    name = "aten.scaled_dot_product_attention.default"
+    name = "scaled_dot_product_attention"
     if not bound["enable_gqa"]:
-        return Rewritten(name, bound)
+        return call(name, bound)
     num_heads = shape_of(bound["query"])[-3]
-    repeated = {
-        name: _repeat_heads(bound[name], num_heads)
-        for name in ("key", "value")
-    }
-    return Rewritten(name, bound | repeated)
+    key, value = (_repeat_heads(bound[n], num_heads) for n in ("key", "value"))
+    return call(name, bound, key=key, value=value)
 
 
 def _repeat_heads(source: fx.Node, num_heads: int) -> Rewritten:
     *before, count, length, features = shape_of(source)
     dim = len(before) + 1
-    single = Rewritten("aten.unsqueeze.default", {"self": source, "dim": dim})
+    single = call("unsqueeze", self=source, dim=dim)
     sizes = [*before, count, num_heads // count, length, features]
-    copies = Rewritten("aten.expand.default", {"self": single, "size": sizes})
+    copies = call("expand", self=single, size=sizes)
     return reshape(copies, [*before, num_heads, length, features])
 
 
 def _instance_norm(bound: Named, node: fx.Node) -> Rewritten | None:
     """Becomes a group norm of single channels, or a batch norm."""
     if not bound["use_input_stats"]:
-        name = "aten._native_batch_norm_legit_no_training.default"
-        return Rewritten(name, bound)
+        return call("_native_batch_norm_legit_no_training", bound)
     num_groups = shape_of(bound["input"])[1]
-    return Rewritten(
-        "aten.group_norm.default", bound | {"num_groups": num_groups}
-    )
+    return call("group_norm", bound, num_groups=num_groups)
 
 
 def _variance(bound: Named, node: fx.Node) -> Rewritten | None:
@@ -196,25 +180,17 @@ def _variance(bound: Named, node: fx.Node) -> Rewritten | None:
     if not dims or not isinstance(count, int) or count <= correction:
         return None
     over = {"dim": dims, "dtype": None}
-    mean = Rewritten("aten.mean.dim", over | {"self": source, "keepdim": True})
-    difference = Rewritten(
-        "aten.sub.Tensor", {"self": source, "other": mean, "alpha": 1}
-    )
-    squares = Rewritten(
-        "aten.pow.Tensor_Scalar", {"self": difference, "exponent": 2}
-    )
-    total = Rewritten(
-        "aten.sum.dim_IntList",
-        over | {"self": squares, "keepdim": bound["keepdim"]},
-    )
-    return Rewritten(
-        "aten.div.Scalar", {"self": total, "other": count - correction}
-    )
+    mean = call("mean.dim", over, self=source, keepdim=True)
+    difference = call("sub.Tensor", self=source, other=mean, alpha=1)
+    squares = call("pow.Tensor_Scalar", self=difference, exponent=2)
+    keepdim = bound["keepdim"]
+    total = call("sum.dim_IntList", over, self=squares, keepdim=keepdim)
+    return call("div.Scalar", self=total, other=count - correction)
 
 
 def _deviation(bound: Named, node: fx.Node) -> Rewritten | None:
     variance = _variance(bound, node)
-    return variance and Rewritten("aten.sqrt.default", {"self": variance})
+    return variance and call("sqrt", self=variance)
 
 
 def _named_padding(name: str) -> Rewrite:
@@ -231,10 +207,9 @@ def _named_padding(name: str) -> Rewrite:
         if any(span % 2 for span in spans):
             # torch pads the end by one more.
             widths = [span % 2 * end for span in spans[::-1] for end in (0, 1)]
-            arguments = {"self": source, "pad": widths, "value": 0}
-            source = Rewritten("aten.pad.default", arguments)
+            source = call("pad", self=source, pad=widths, value=0)
         padding = [span // 2 for span in spans]
-        return Rewritten(name, bound | {"input": source, "padding": padding})
+        return call(name, bound, input=source, padding=padding)
 
     return rewritten
 
@@ -246,21 +221,11 @@ def _slice_scatter(bound: Named, node: fx.Node) -> Rewritten | None:
     if not isinstance(size, int) or bound["step"] != 1:
         return None
     start, end, _ = slice(bound["start"], bound["end"]).indices(size)
-    parts = [
-        Rewritten(
-            "aten.slice.Tensor",
-            {
-                "self": source,
-                "dim": dim,
-                "start": first,
-                "end": last,
-                "step": 1,
-            },
-        )
-        for first, last in ((0, start), (end, size))
-    ]
-    joined = [parts[0], bound["src"], parts[1]]
-    return Rewritten("aten.cat.default", {"tensors": joined, "dim": dim})
+    before, after = (
+        call("slice.Tensor", self=source, dim=dim, start=a, end=b, step=1)
+        for a, b in ((0, start), (end, size))
+    )
+    return call("cat", tensors=[before, bound["src"], after], dim=dim)
 
 
 def _pad(bound: Named, node: fx.Node) -> Rewritten | None:
@@ -270,44 +235,42 @@ def _pad(bound: Named, node: fx.Node) -> Rewritten | None:
     if not widths:
         return Rewritten(IDENTITY, bound)
     if mode == "constant":
-        return Rewritten("aten.pad.default", bound | {"pad": widths})
+        return call("pad", bound, pad=widths)
     count = len(widths) // 2
     if mode != "reflect" or count > 2:
         return None
-    arguments = {"self": source, "padding": widths}
-    return Rewritten(f"aten.reflection_pad{count}d.default", arguments)
+    return call(f"reflection_pad{count}d", self=source, padding=widths)
 
 
 DECOMPOSITIONS: Mapping[str, Rewrite] = MappingProxyType(
     {
-        "aten.masked_fill.Scalar": _masked_fill,
-        "aten.masked_fill.Tensor": _masked_fill,
-        "aten.where.Scalar": _where,
-        "aten.where.ScalarSelf": _where,
-        "aten.where.ScalarOther": _where,
-        "aten.bitwise_not.default": _logical("logical_not.default"),
-        "aten.bitwise_and.Tensor": _logical("logical_and.default"),
-        "aten.bitwise_or.Tensor": _logical("logical_or.default"),
-        "aten.bitwise_xor.Tensor": _logical("ne.Tensor"),
-        "aten.__and__.Tensor": _logical("logical_and.default"),
-        "aten.__or__.Tensor": _logical("logical_or.default"),
-        "aten.__xor__.Tensor": _logical("ne.Tensor"),
-        "aten.max.dim": _extreme("aten.amax.default"),
-        "aten.min.dim": _extreme("aten.amin.default"),
-        "aten.mm.default": _matmul,
-        "aten.addmm.default": _addmm,
-        "aten.baddbmm.default": _baddbmm,
-        "aten.scaled_dot_product_attention.default": _attention,
-        "aten.instance_norm.default": _instance_norm,
-        "aten.var.dim": _variance,
-        "aten.var.correction": _variance,
-        "aten.std.dim": _deviation,
-        "aten.std.correction": _deviation,
-        "aten.pad.default": _pad,
-        "aten.slice_scatter.default": _slice_scatter,
+        "masked_fill.Scalar": _masked_fill,
+        "masked_fill.Tensor": _masked_fill,
+        "where.Scalar": _where,
+        "where.ScalarSelf": _where,
+        "where.ScalarOther": _where,
+        "bitwise_not": _logical("logical_not"),
+        "bitwise_and.Tensor": _logical("logical_and"),
+        "bitwise_or.Tensor": _logical("logical_or"),
+        "bitwise_xor.Tensor": _logical("ne.Tensor"),
+        "__and__.Tensor": _logical("logical_and"),
+        "__or__.Tensor": _logical("logical_or"),
+        "__xor__.Tensor": _logical("ne.Tensor"),
+        "max.dim": _extreme("amax"),
+        "min.dim": _extreme("amin"),
+        "mm": _matmul,
+        "addmm": _addmm,
+        "baddbmm": _baddbmm,
+        "scaled_dot_product_attention": _attention,
+        "instance_norm": _instance_norm,
+        "var.dim": _variance,
+        "var.correction": _variance,
+        "std.dim": _deviation,
+        "std.correction": _deviation,
+        "pad": _pad,
+        "slice_scatter": _slice_scatter,
         **{
-            f"{name}.padding": _named_padding(f"{name}.default")
-            for name in _CONVOLUTIONS
+            f"conv{n}d.padding": _named_padding(f"conv{n}d") for n in (1, 2, 3)
         },
     }
 )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from hapi_splitter.graph.batch_independence import Bound, Value, tensors_of
-from hapi_splitter.graph.operators import EMBEDDING
+from hapi_splitter.graph.operators import EMBEDDING, op_names
 
 
 def flops_of(op: str, bound: Bound, result: Value) -> int:
@@ -24,35 +24,31 @@ def flops_of(op: str, bound: Bound, result: Value) -> int:
     return max(num_read, result.num_elements)
 
 
-def _embedding_flops(bound: Bound, result: Value) -> int:
-    return result.num_elements
-
-
-def _conv_flops(bound: Bound, result: Value) -> int:
+def _conv(bound: Bound, result: Value) -> int:
     window = math.prod(bound["weight"].shape[1:])
     return int(2 * result.num_elements * window)
 
 
-def _transposed_conv_flops(bound: Bound, result: Value) -> int:
+def _transposed_conv(bound: Bound, result: Value) -> int:
     window = math.prod(bound["weight"].shape[1:])
     return int(2 * bound["input"].num_elements * window)
 
 
-def _linear_flops(bound: Bound, result: Value) -> int:
+def _linear(bound: Bound, result: Value) -> int:
     return int(2 * result.num_elements * bound["weight"].shape[-1])
 
 
-def _matmul_flops(bound: Bound, result: Value) -> int:
+def _matmul(bound: Bound, result: Value) -> int:
     return int(2 * result.num_elements * bound["self"].shape[-1])
 
 
-def _attention_flops(bound: Bound, result: Value) -> int:
+def _attention(bound: Bound, result: Value) -> int:
     keys = bound["key"].shape[-2]
     query = bound["query"].num_elements
     return int(2 * keys * (query + result.num_elements))
 
 
-def _pool_flops(bound: Bound, result: Value) -> int:
+def _pool(bound: Bound, result: Value) -> int:
     kernel = bound["kernel_size"]
     if len(kernel) == 1:
         kernel *= result.ndim - 2
@@ -61,19 +57,13 @@ def _pool_flops(bound: Bound, result: Value) -> int:
 
 _FLOPS: Mapping[str, Callable[[Bound, Value], int]] = MappingProxyType(
     {
-        EMBEDDING: _embedding_flops,
-        "aten.conv1d.default": _conv_flops,
-        "aten.conv2d.default": _conv_flops,
-        "aten.conv3d.default": _conv_flops,
-        "aten.conv_transpose2d.input": _transposed_conv_flops,
-        "aten.linear.default": _linear_flops,
-        "aten.matmul.default": _matmul_flops,
-        "aten.bmm.default": _matmul_flops,
-        "aten.scaled_dot_product_attention.default": _attention_flops,
-        "aten.max_pool1d.default": _pool_flops,
-        "aten.max_pool2d.default": _pool_flops,
-        "aten.max_pool3d.default": _pool_flops,
-        "aten.avg_pool2d.default": _pool_flops,
-        "aten.avg_pool3d.default": _pool_flops,
+        EMBEDDING: lambda bound, result: result.num_elements,
+        "aten.linear.default": _linear,
+        "aten.conv_transpose2d.input": _transposed_conv,
+        "aten.scaled_dot_product_attention.default": _attention,
+        **dict.fromkeys(op_names("conv1d conv2d conv3d"), _conv),
+        **dict.fromkeys(op_names("matmul bmm"), _matmul),
+        **dict.fromkeys(op_names("max_pool1d max_pool2d max_pool3d"), _pool),
+        **dict.fromkeys(op_names("avg_pool2d avg_pool3d"), _pool),
     }
 )

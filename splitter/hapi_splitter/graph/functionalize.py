@@ -28,33 +28,19 @@ from hapi_splitter.graph.canonicalize import (
     is_identity,
     is_known,
 )
-from hapi_splitter.graph.operators import operators
+from hapi_splitter.graph.operators import op_names, operators
 
 _aten = torch.ops.aten
 _BATCH_NORM = "aten.batch_norm.default"
-_DECOMPOSED_ALONE = frozenset(
-    f"aten.{name}"
-    for name in (
-        "addcmul.default",
-        "broadcast_to.default",
-        "einsum.default",
-        "expand_as.default",
-        "mT.default",
-        "movedim.int",
-        "movedim.intlist",
-        "narrow.default",
-        "swapaxes.default",
-        "view_as.default",
-    )
+_DECOMPOSED_ALONE = op_names(
+    "addcmul broadcast_to einsum expand_as mT movedim.int movedim.intlist "
+    "narrow swapaxes view_as"
 )
 """Operators that are made of others, all of which a retrace would show."""
 _CONTIGUOUS = "aten.contiguous.default"
 _DROPOUT = "aten.dropout_.default"
-_CONVERSIONS = frozenset(
-    f"aten.{name}"
-    for name in ("to.dtype", "to.dtype_layout", "to.device", "type_as.default")
-)
-_RESHAPES = RESHAPES | {"aten.reshape_as.default"}
+_CONVERSIONS = op_names("to.dtype to.dtype_layout to.device type_as")
+_RESHAPES = RESHAPES | op_names("reshape_as")
 
 
 def functionalize(

@@ -13,12 +13,12 @@ from hapi_splitter.graph.decompositions import (
     IDENTITY,
     Named,
     Rewritten,
+    call,
     dtype_of,
     index_select,
     reshape,
     shape_of,
 )
-from hapi_splitter.graph.operators import EMBEDDING
 
 INDEX = "aten.index.Tensor"
 
@@ -53,7 +53,7 @@ def rewrite_index(
         index = indices[dim]
         selected = _select(source, dim, fixed(index))
         if selected is None and dim == 0 and fixed(source) is not None:
-            return Rewritten(EMBEDDING, {"weight": source, "indices": index})
+            return call("embedding", weight=source, indices=index)
     else:
         return None
     return selected and reshape(selected, shape_of(node))
@@ -93,19 +93,11 @@ def _select_per_sample(
     column = reshape(
         _to(index, torch.int64), [batch, count, *(1 for _ in rest)]
     )
-    index_sizes = [batch, count, *rest]
-    spread = {"self": column, "size": index_sizes}
-    return Rewritten(
-        "aten.gather.default",
-        {
-            "self": source,
-            "dim": 1,
-            "index": Rewritten("aten.expand.default", spread),
-        },
-    )
+    spread = call("expand", self=column, size=[batch, count, *rest])
+    return call("gather", self=source, dim=1, index=spread)
 
 
 def _to(source: fx.Node, dtype: torch.dtype) -> Any:
     if dtype_of(source) == dtype:
         return source
-    return Rewritten("aten._to_copy.default", {"self": source, "dtype": dtype})
+    return call("_to_copy", self=source, dtype=dtype)

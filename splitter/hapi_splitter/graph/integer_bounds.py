@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import torch
 
 from hapi_splitter.graph.batch_independence import Bound, Value, tensors_of
-from hapi_splitter.graph.operators import CUMSUM, SELECTIONS
+from hapi_splitter.graph.operators import CUMSUM, SELECTIONS, op_names
 
 Bounds: TypeAlias = tuple[int, int]
 """Smallest and largest possible entry."""
@@ -111,7 +111,7 @@ def _add(bound: Bound) -> Bounds:
 
 
 def _subtract(bound: Bound) -> Bounds:
-    return _sum(_of(bound["self"]), _of(bound["other"]), -bound["alpha"])
+    return _add({**bound, "alpha": -bound["alpha"]})
 
 
 def _subtract_from(bound: Bound) -> Bounds:
@@ -120,10 +120,6 @@ def _subtract_from(bound: Bound) -> Bounds:
 
 def _multiply(bound: Bound) -> Bounds:
     return _product(_of(bound["self"]), _of(bound["other"]))
-
-
-def _negate(bound: Bound) -> Bounds:
-    return _product(_of(bound["self"]), (-1, -1))
 
 
 def _clamp(bound: Bound) -> Bounds:
@@ -152,13 +148,7 @@ def _reduce_sum(bound: Bound) -> Bounds:
 
 
 def _moved(bound: Bound) -> Bounds:
-    return _hull(
-        *(bound["tensors"] if "tensors" in bound else [bound["self"]])
-    )
-
-
-def _padded(bound: Bound) -> Bounds:
-    return _hull(bound["self"], bound["value"] or 0)
+    return _hull(*bound.get("tensors", [bound.get("self")]))
 
 
 def _chosen(bound: Bound) -> Bounds:
@@ -168,25 +158,16 @@ def _chosen(bound: Bound) -> Bounds:
 _RULES: Mapping[str, Callable[[Any], Bounds]] = MappingProxyType(
     {
         **dict.fromkeys(SELECTIONS, _moved),
-        "aten._to_copy.default": _moved,
-        "aten.amax.default": _moved,
-        "aten.amin.default": _moved,
-        "aten.index_select.default": _moved,
-        "aten.gather.default": _moved,
-        "aten.pad.default": _padded,
-        "aten.where.self": _chosen,
-        "aten.maximum.default": _chosen,
-        "aten.minimum.default": _chosen,
-        "aten.add.Tensor": _add,
-        "aten.add.Scalar": _add,
-        "aten.sub.Tensor": _subtract,
-        "aten.sub.Scalar": _subtract,
+        **dict.fromkeys(op_names("_to_copy amax amin"), _moved),
+        **dict.fromkeys(op_names("index_select gather"), _moved),
+        **dict.fromkeys(op_names("where.self maximum minimum"), _chosen),
+        **dict.fromkeys(op_names("add.Tensor add.Scalar"), _add),
+        **dict.fromkeys(op_names("sub.Tensor sub.Scalar"), _subtract),
+        **dict.fromkeys(op_names("mul.Tensor mul.Scalar"), _multiply),
+        **dict.fromkeys(op_names("clamp clamp_min"), _clamp),
+        "aten.pad.default": lambda b: _hull(b["self"], b["value"] or 0),
         "aten.rsub.Scalar": _subtract_from,
-        "aten.mul.Tensor": _multiply,
-        "aten.mul.Scalar": _multiply,
-        "aten.neg.default": _negate,
-        "aten.clamp.default": _clamp,
-        "aten.clamp_min.default": _clamp,
+        "aten.neg.default": lambda b: _product(_of(b["self"]), (-1, -1)),
         CUMSUM: _cumulate,
         "aten.sum.dim_IntList": _reduce_sum,
     }

@@ -78,365 +78,190 @@ _ATTENTION = (
     "dropout_p: zero, is_causal: bool, *, scale: number?"
 )
 
-# operator -> (arguments, batch rule, in-place variant).
-# Only the loader uses in-place variants: packages cannot name them.
-_ROWS: Mapping[str, tuple[str, Rule, str | None]] = MappingProxyType(
-    {
-        # elementwise, one tensor
-        "aten.relu.default": (_UNARY, rules.elementwise, "relu_.default"),
-        "aten.relu6.default": (_UNARY, rules.elementwise, "relu6_.default"),
-        "aten.sigmoid.default": (
-            _UNARY,
-            rules.elementwise,
-            "sigmoid_.default",
-        ),
-        "aten.hardsigmoid.default": (
-            _UNARY,
-            rules.elementwise,
-            "hardsigmoid_.default",
-        ),
-        "aten.hardswish.default": (
-            _UNARY,
-            rules.elementwise,
-            "hardswish_.default",
-        ),
-        "aten.silu.default": (_UNARY, rules.elementwise, "silu_.default"),
-        "aten.mish.default": (_UNARY, rules.elementwise, "mish_.default"),
-        "aten.tanh.default": (_UNARY, rules.elementwise, "tanh_.default"),
-        "aten.exp.default": (_UNARY, rules.elementwise, "exp_.default"),
-        "aten.log.default": (_UNARY, rules.elementwise, "log_.default"),
-        "aten.sqrt.default": (_UNARY, rules.elementwise, "sqrt_.default"),
-        "aten.rsqrt.default": (_UNARY, rules.elementwise, "rsqrt_.default"),
-        "aten.abs.default": (_UNARY, rules.elementwise, "abs_.default"),
-        "aten.neg.default": (_UNARY, rules.elementwise, "neg_.default"),
-        "aten.erf.default": (_UNARY, rules.elementwise, "erf_.default"),
-        "aten.sin.default": (_UNARY, rules.elementwise, "sin_.default"),
-        "aten.cos.default": (_UNARY, rules.elementwise, "cos_.default"),
-        "aten.floor.default": (_UNARY, rules.elementwise, "floor_.default"),
-        "aten.reciprocal.default": (
-            _UNARY,
-            rules.elementwise,
-            "reciprocal_.default",
-        ),
-        "aten.logical_not.default": (_UNARY, rules.elementwise, None),
-        "aten.gelu.default": (
-            "self: tensor, *, approximate: tanh",
-            rules.elementwise,
-            "gelu_.default",
-        ),
-        "aten.elu.default": (
-            "self: tensor, alpha: number, scale: number, input_scale: number",
-            rules.elementwise,
-            "elu_.default",
-        ),
-        "aten.leaky_relu.default": (
-            "self: tensor, negative_slope: number",
-            rules.elementwise,
-            "leaky_relu_.default",
-        ),
-        "aten.softplus.default": (
-            "self: tensor, beta: number, threshold: number",
-            rules.elementwise,
-            None,
-        ),
-        "aten.hardtanh.default": (
-            "self: tensor, min_val: number, max_val: number",
-            rules.elementwise,
-            "hardtanh_.default",
-        ),
-        "aten.clamp.default": (
-            "self: tensor, min: number?, max: number?",
-            rules.elementwise,
-            "clamp_.default",
-        ),
-        "aten.clamp_min.default": (
-            "self: tensor, min: number",
-            rules.elementwise,
-            "clamp_min_.default",
-        ),
-        "aten.pow.Tensor_Scalar": (
-            "self: tensor, exponent: number",
-            rules.elementwise,
-            None,
-        ),
-        "aten._to_copy.default": (
-            "self: tensor, *, dtype: dtype?",
-            rules.elementwise,
-            None,
-        ),
-        # elementwise, two tensors or a tensor and a number
-        "aten.add.Tensor": (_SCALED_PAIR, rules.elementwise, "add_.Tensor"),
-        "aten.sub.Tensor": (_SCALED_PAIR, rules.elementwise, "sub_.Tensor"),
-        "aten.mul.Tensor": (_PAIR, rules.elementwise, "mul_.Tensor"),
-        "aten.div.Tensor": (_PAIR, rules.elementwise, "div_.Tensor"),
-        "aten.maximum.default": (_PAIR, rules.elementwise, None),
-        "aten.minimum.default": (_PAIR, rules.elementwise, None),
-        "aten.pow.Tensor_Tensor": (
-            "self: tensor, exponent: tensor",
-            rules.elementwise,
-            None,
-        ),
-        "aten.logical_and.default": (_PAIR, rules.elementwise, None),
-        "aten.logical_or.default": (_PAIR, rules.elementwise, None),
-        "aten.eq.Tensor": (_PAIR, rules.elementwise, None),
-        "aten.ne.Tensor": (_PAIR, rules.elementwise, None),
-        "aten.lt.Tensor": (_PAIR, rules.elementwise, None),
-        "aten.le.Tensor": (_PAIR, rules.elementwise, None),
-        "aten.gt.Tensor": (_PAIR, rules.elementwise, None),
-        "aten.ge.Tensor": (_PAIR, rules.elementwise, None),
-        "aten.add.Scalar": (
-            _WITH_SCALED_NUMBER,
-            rules.elementwise,
-            "add_.Scalar",
-        ),
-        "aten.sub.Scalar": (
-            _WITH_SCALED_NUMBER,
-            rules.elementwise,
-            "sub_.Scalar",
-        ),
-        "aten.rsub.Scalar": (_WITH_SCALED_NUMBER, rules.elementwise, None),
-        "aten.mul.Scalar": (_WITH_NUMBER, rules.elementwise, "mul_.Scalar"),
-        "aten.div.Scalar": (_WITH_NUMBER, rules.elementwise, "div_.Scalar"),
-        "aten.eq.Scalar": (_WITH_NUMBER, rules.elementwise, None),
-        "aten.ne.Scalar": (_WITH_NUMBER, rules.elementwise, None),
-        "aten.lt.Scalar": (_WITH_NUMBER, rules.elementwise, None),
-        "aten.le.Scalar": (_WITH_NUMBER, rules.elementwise, None),
-        "aten.gt.Scalar": (_WITH_NUMBER, rules.elementwise, None),
-        "aten.ge.Scalar": (_WITH_NUMBER, rules.elementwise, None),
-        "aten.where.self": (
-            "condition: tensor, self: tensor, other: tensor",
-            rules.elementwise,
-            None,
-        ),
-        "aten.prelu.default": (
-            "self: tensor, weight: tensor",
-            rules.channelwise,
-            None,
-        ),
-        # along dimensions other than the batch
-        "aten.softmax.int": (_SOFTMAX, rules.along, None),
-        "aten.log_softmax.int": (_SOFTMAX, rules.along, None),
-        "aten.flip.default": ("self: tensor, dims: ints", rules.along, None),
-        "aten.roll.default": (
-            "self: tensor, shifts: ints, dims: ints",
-            rules.roll,
-            None,
-        ),
-        "aten.cat.default": ("tensors: tensors, dim: int", rules.cat, None),
-        "aten.stack.default": (
-            "tensors: tensors, dim: int",
-            rules.stack,
-            None,
-        ),
-        "aten.pad.default": (
-            "self: tensor, pad: ints, *, value: number?",
-            rules.pad,
-            None,
-        ),
-        "aten.reflection_pad1d.default": (_REFLECT, rules.pad, None),
-        "aten.reflection_pad2d.default": (_REFLECT, rules.pad, None),
-        "aten.mean.dim": (_REDUCE_DTYPE, rules.reduce, None),
-        "aten.sum.dim_IntList": (_REDUCE_DTYPE, rules.reduce, None),
-        CUMSUM: (
-            "self: tensor, dim: int, *, dtype: dtype?",
-            rules.along,
-            None,
-        ),
-        "aten.argmax.default": (
-            "self: tensor, dim: int, keepdim: bool",
-            rules.reduce,
-            None,
-        ),
-        "aten.amax.default": (_REDUCE, rules.reduce, None),
-        "aten.amin.default": (_REDUCE, rules.reduce, None),
-        "aten.logsumexp.default": (_REDUCE, rules.reduce, None),
-        "aten.linalg_vector_norm.default": (
-            "self: tensor, ord: number, dim: ints, keepdim: bool, *, "
-            "dtype: dtype?",
-            rules.reduce,
-            None,
-        ),
-        # convolution, pooling, resampling: images [batch, channels, ...]
-        "aten.conv1d.default": (_CONV, rules.conv, None),
-        "aten.conv2d.default": (_CONV, rules.conv, None),
-        "aten.conv3d.default": (_CONV, rules.conv, None),
-        "aten.conv_transpose2d.input": (
-            "input: tensor, weight: tensor, bias: tensor?, stride: ints, "
-            "padding: ints, output_padding: ints, groups: int, "
-            "dilation: ints",
-            rules.conv,
-            None,
-        ),
-        "aten.max_pool1d.default": (_MAX_POOL, rules.columns, None),
-        "aten.max_pool2d.default": (_MAX_POOL, rules.image, None),
-        "aten.max_pool3d.default": (_MAX_POOL, rules.volume, None),
-        "aten.avg_pool2d.default": (_AVG_POOL, rules.image, None),
-        "aten.avg_pool3d.default": (_AVG_POOL, rules.volume, None),
-        "aten.adaptive_avg_pool2d.default": (_ADAPTIVE, rules.image, None),
-        "aten.adaptive_avg_pool3d.default": (_ADAPTIVE, rules.volume, None),
-        "aten.upsample_nearest2d.default": (
-            "self: tensor, output_size: ints, scales_h: number?, "
-            "scales_w: number?",
-            rules.image,
-            None,
-        ),
-        "aten.upsample_bilinear2d.default": (
-            "self: tensor, output_size: ints, align_corners: bool, "
-            "scales_h: number?, scales_w: number?",
-            rules.image,
-            None,
-        ),
-        "aten.upsample_bicubic2d.default": (
-            "self: tensor, output_size: ints, align_corners: bool, "
-            "scales_h: number?, scales_w: number?",
-            rules.image,
-            None,
-        ),
-        "aten.im2col.default": (
-            "self: tensor, kernel_size: ints, dilation: ints, padding: ints, "
-            "stride: ints",
-            rules.image,
-            None,
-        ),
-        "aten.col2im.default": (
-            "self: tensor, output_size: ints, kernel_size: ints, "
-            "dilation: ints, padding: ints, stride: ints",
-            rules.columns,
-            None,
-        ),
-        "aten.pixel_shuffle.default": (
-            "self: tensor, upscale_factor: int",
-            rules.image,
-            None,
-        ),
-        "aten._native_batch_norm_legit_no_training.default": (
-            _BATCH_NORM,
-            rules.channelwise,
-            None,
-        ),
-        "aten.group_norm.default": (
-            "input: tensor, num_groups: int, weight: tensor?, "
-            "bias: tensor?, eps: float, cudnn_enabled: bool",
-            rules.channelwise,
-            None,
-        ),
-        "aten.layer_norm.default": (
-            "input: tensor, normalized_shape: ints, weight: tensor?, "
-            "bias: tensor?, eps: float, cudnn_enable: bool",
-            rules.layer_norm,
-            None,
-        ),
-        "aten.rms_norm.default": (
-            "input: tensor, normalized_shape: ints, weight: tensor?, "
-            "eps: number?",
-            rules.layer_norm,
-            None,
-        ),
-        # lookups; shapes.py checks their indices
-        EMBEDDING: (
-            "weight: tensor, indices: tensor",
-            rules.embedding,
-            None,
-        ),
-        "aten.index_select.default": (
-            "self: tensor, dim: int, index: tensor",
-            rules.along,
-            None,
-        ),
-        "aten.gather.default": (
-            "self: tensor, dim: int, index: tensor",
-            rules.gather,
-            None,
-        ),
-        # products
-        "aten.linear.default": (
-            "input: tensor, weight: tensor, bias: tensor?",
-            rules.linear,
-            None,
-        ),
-        "aten.matmul.default": (_PAIR, rules.matmul, None),
-        "aten.bmm.default": ("self: tensor, mat2: tensor", rules.matmul, None),
-        "aten.scaled_dot_product_attention.default": (
-            _ATTENTION,
-            rules.attention,
-            None,
-        ),
-        # views
-        "aten.reshape.default": (
-            "self: tensor, shape: size",
-            rules.reshape,
-            None,
-        ),
-        "aten.expand.default": (
-            "self: tensor, size: size",
-            rules.expand,
-            None,
-        ),
-        "aten.permute.default": (
-            "self: tensor, dims: ints",
-            rules.permute,
-            None,
-        ),
-        "aten.transpose.int": (
-            "self: tensor, dim0: int, dim1: int",
-            rules.transpose,
-            None,
-        ),
-        "aten.unsqueeze.default": (
-            "self: tensor, dim: int",
-            rules.unsqueeze,
-            None,
-        ),
-        "aten.squeeze.dims": ("self: tensor, dim: ints", rules.squeeze, None),
-        "aten.select.int": (
-            "self: tensor, dim: int, index: int",
-            rules.select,
-            None,
-        ),
-        "aten.slice.Tensor": (
-            "self: tensor, dim: int, start: int, end: int, step: int",
-            rules.along,
-            None,
-        ),
-        "aten.unfold.default": (
-            "self: tensor, dimension: int, size: int, step: int",
-            rules.unfold,
-            None,
-        ),
-        "aten.contiguous.default": (_UNARY, rules.elementwise, None),
-    }
+# Arguments, batch rule, operators.  Names have the overload "default" unless
+# they state another; "!": the operator has an in-place variant, which only the
+# loader uses, as packages cannot name it.
+_ROWS: tuple[tuple[str, Rule, str], ...] = (
+    # elementwise, one tensor
+    (
+        _UNARY,
+        rules.elementwise,
+        "relu! relu6! sigmoid! hardsigmoid! hardswish! silu! mish! tanh! "
+        "exp! log! sqrt! rsqrt! abs! neg! erf! sin! cos! floor! "
+        "reciprocal! logical_not",
+    ),
+    ("self: tensor, *, approximate: tanh", rules.elementwise, "gelu!"),
+    (
+        "self: tensor, alpha: number, scale: number, input_scale: number",
+        rules.elementwise,
+        "elu!",
+    ),
+    ("self: tensor, negative_slope: number", rules.elementwise, "leaky_relu!"),
+    (
+        "self: tensor, beta: number, threshold: number",
+        rules.elementwise,
+        "softplus",
+    ),
+    (
+        "self: tensor, min_val: number, max_val: number",
+        rules.elementwise,
+        "hardtanh!",
+    ),
+    ("self: tensor, min: number?, max: number?", rules.elementwise, "clamp!"),
+    ("self: tensor, min: number", rules.elementwise, "clamp_min!"),
+    ("self: tensor, exponent: number", rules.elementwise, "pow.Tensor_Scalar"),
+    ("self: tensor, *, dtype: dtype?", rules.elementwise, "_to_copy"),
+    # elementwise, two tensors or a tensor and a number
+    (_SCALED_PAIR, rules.elementwise, "add.Tensor! sub.Tensor!"),
+    (
+        _PAIR,
+        rules.elementwise,
+        "mul.Tensor! div.Tensor! maximum minimum logical_and logical_or "
+        "eq.Tensor ne.Tensor lt.Tensor le.Tensor gt.Tensor ge.Tensor",
+    ),
+    ("self: tensor, exponent: tensor", rules.elementwise, "pow.Tensor_Tensor"),
+    (
+        _WITH_SCALED_NUMBER,
+        rules.elementwise,
+        "add.Scalar! sub.Scalar! rsub.Scalar",
+    ),
+    (
+        _WITH_NUMBER,
+        rules.elementwise,
+        "mul.Scalar! div.Scalar! eq.Scalar ne.Scalar lt.Scalar le.Scalar "
+        "gt.Scalar ge.Scalar",
+    ),
+    (
+        "condition: tensor, self: tensor, other: tensor",
+        rules.elementwise,
+        "where.self",
+    ),
+    ("self: tensor, weight: tensor", rules.channelwise, "prelu"),
+    # along dimensions other than the batch
+    (_SOFTMAX, rules.along, "softmax.int log_softmax.int"),
+    ("self: tensor, dims: ints", rules.along, "flip"),
+    ("self: tensor, shifts: ints, dims: ints", rules.roll, "roll"),
+    ("tensors: tensors, dim: int", rules.cat, "cat"),
+    ("tensors: tensors, dim: int", rules.stack, "stack"),
+    ("self: tensor, pad: ints, *, value: number?", rules.pad, "pad"),
+    (_REFLECT, rules.pad, "reflection_pad1d reflection_pad2d"),
+    (_REDUCE_DTYPE, rules.reduce, "mean.dim sum.dim_IntList"),
+    ("self: tensor, dim: int, *, dtype: dtype?", rules.along, "cumsum"),
+    ("self: tensor, dim: int, keepdim: bool", rules.reduce, "argmax"),
+    (_REDUCE, rules.reduce, "amax amin logsumexp"),
+    (
+        "self: tensor, ord: number, dim: ints, keepdim: bool, *, "
+        "dtype: dtype?",
+        rules.reduce,
+        "linalg_vector_norm",
+    ),
+    # convolution, pooling, resampling: images [batch, channels, ...]
+    (_CONV, rules.conv, "conv1d conv2d conv3d"),
+    (
+        "input: tensor, weight: tensor, bias: tensor?, stride: ints, "
+        "padding: ints, output_padding: ints, groups: int, dilation: ints",
+        rules.conv,
+        "conv_transpose2d.input",
+    ),
+    (_MAX_POOL, rules.columns, "max_pool1d"),
+    (_MAX_POOL, rules.image, "max_pool2d"),
+    (_MAX_POOL, rules.volume, "max_pool3d"),
+    (_AVG_POOL, rules.image, "avg_pool2d"),
+    (_AVG_POOL, rules.volume, "avg_pool3d"),
+    (_ADAPTIVE, rules.image, "adaptive_avg_pool2d"),
+    (_ADAPTIVE, rules.volume, "adaptive_avg_pool3d"),
+    (
+        "self: tensor, output_size: ints, scales_h: number?, "
+        "scales_w: number?",
+        rules.image,
+        "upsample_nearest2d",
+    ),
+    (
+        "self: tensor, output_size: ints, align_corners: bool, "
+        "scales_h: number?, scales_w: number?",
+        rules.image,
+        "upsample_bilinear2d upsample_bicubic2d",
+    ),
+    (
+        "self: tensor, kernel_size: ints, dilation: ints, padding: ints, "
+        "stride: ints",
+        rules.image,
+        "im2col",
+    ),
+    (
+        "self: tensor, output_size: ints, kernel_size: ints, "
+        "dilation: ints, padding: ints, stride: ints",
+        rules.columns,
+        "col2im",
+    ),
+    ("self: tensor, upscale_factor: int", rules.image, "pixel_shuffle"),
+    (_BATCH_NORM, rules.channelwise, "_native_batch_norm_legit_no_training"),
+    (
+        "input: tensor, num_groups: int, weight: tensor?, bias: tensor?, "
+        "eps: float, cudnn_enabled: bool",
+        rules.channelwise,
+        "group_norm",
+    ),
+    (
+        "input: tensor, normalized_shape: ints, weight: tensor?, "
+        "bias: tensor?, eps: float, cudnn_enable: bool",
+        rules.layer_norm,
+        "layer_norm",
+    ),
+    (
+        "input: tensor, normalized_shape: ints, weight: tensor?, eps: number?",
+        rules.layer_norm,
+        "rms_norm",
+    ),
+    # lookups; shapes.py checks their indices
+    ("weight: tensor, indices: tensor", rules.embedding, "embedding"),
+    ("self: tensor, dim: int, index: tensor", rules.along, "index_select"),
+    ("self: tensor, dim: int, index: tensor", rules.gather, "gather"),
+    # products
+    ("input: tensor, weight: tensor, bias: tensor?", rules.linear, "linear"),
+    (_PAIR, rules.matmul, "matmul"),
+    ("self: tensor, mat2: tensor", rules.matmul, "bmm"),
+    (_ATTENTION, rules.attention, "scaled_dot_product_attention"),
+    # views
+    ("self: tensor, shape: size", rules.reshape, "reshape"),
+    ("self: tensor, size: size", rules.expand, "expand"),
+    ("self: tensor, dims: ints", rules.permute, "permute"),
+    ("self: tensor, dim0: int, dim1: int", rules.transpose, "transpose.int"),
+    ("self: tensor, dim: int", rules.unsqueeze, "unsqueeze"),
+    ("self: tensor, dim: ints", rules.squeeze, "squeeze.dims"),
+    ("self: tensor, dim: int, index: int", rules.select, "select.int"),
+    (
+        "self: tensor, dim: int, start: int, end: int, step: int",
+        rules.along,
+        "slice.Tensor",
+    ),
+    (
+        "self: tensor, dimension: int, size: int, step: int",
+        rules.unfold,
+        "unfold",
+    ),
+    (_UNARY, rules.elementwise, "contiguous"),
 )
 
-VIEWS = frozenset(
-    f"aten.{name}"
-    for name in (
-        "reshape.default",
-        "expand.default",
-        "permute.default",
-        "transpose.int",
-        "unsqueeze.default",
-        "squeeze.dims",
-        "select.int",
-        "slice.Tensor",
-        "unfold.default",
-        "contiguous.default",
-        "_to_copy.default",
-    )
+
+def op_names(words: str) -> frozenset[str]:
+    """Returns full names of operators, whose default overload is "default"."""
+    return frozenset(map(full_name, words.split()))
+
+
+def full_name(word: str) -> str:
+    return f"aten.{word}" if "." in word else f"aten.{word}.default"
+
+
+VIEWS = op_names(
+    "reshape expand permute transpose.int unsqueeze squeeze.dims select.int "
+    "slice.Tensor unfold contiguous _to_copy"
 )
 """Operators whose result may share memory with their input."""
 
-PRODUCTS = frozenset(
-    f"aten.{name}"
-    for name in (
-        "conv1d.default",
-        "conv2d.default",
-        "conv3d.default",
-        "conv_transpose2d.input",
-        "linear.default",
-        "matmul.default",
-        "bmm.default",
-        "scaled_dot_product_attention.default",
-    )
+PRODUCTS = op_names(
+    "conv1d conv2d conv3d conv_transpose2d.input linear matmul bmm "
+    "scaled_dot_product_attention"
 )
 """Operators restricted to one floating-point type at a time.
 
@@ -455,18 +280,13 @@ INDICES: Mapping[str, tuple[str, str]] = MappingProxyType(
 )
 """Operators that read entries by number: names of their table and indices."""
 
-OVERLAPPING = frozenset({"aten.expand.default", "aten.unfold.default"})
+OVERLAPPING = op_names("expand unfold")
 """Views in which several entries may lie at one address."""
 
-SELECTIONS = (VIEWS - {"aten._to_copy.default"}) | {
-    "aten.flip.default",
-    "aten.roll.default",
-    "aten.cat.default",
-    "aten.stack.default",
-}
+SELECTIONS = VIEWS - op_names("_to_copy") | op_names("flip roll cat stack")
 """Operators that move entries but never change them."""
 
-COMMUTATIVE = frozenset({"aten.add.Tensor", "aten.mul.Tensor"})
+COMMUTATIVE = op_names("add.Tensor mul.Tensor")
 """Operators whose tensors can be swapped with a bit-identical result."""
 
 
@@ -500,12 +320,15 @@ class Operator:
 @functools.cache
 def operators() -> Mapping[str, Operator]:
     """Returns the table by operator name, such as ``aten.relu.default``."""
-    return MappingProxyType(
-        {
-            name: Operator(name, _parameters(text), rule, inplace)
-            for name, (text, rule, inplace) in _ROWS.items()
-        }
-    )
+    table = {}
+    for arguments, rule, words in _ROWS:
+        for word in words.split():
+            name = full_name(word.removesuffix("!"))
+            packet, overload = name.removeprefix("aten.").split(".")
+            inplace = f"{packet}_.{overload}" if word.endswith("!") else None
+            parameters = _parameters(arguments)
+            table[name] = Operator(name, parameters, rule, inplace)
+    return MappingProxyType(table)
 
 
 def _parameters(text: str) -> tuple[Parameter, ...]:

@@ -26,6 +26,7 @@ from hapi_splitter.graph.operators import (
     DTYPE_NAMES,
     EMBEDDING,
     VIEWS,
+    op_names,
     operators,
 )
 from hapi_splitter.graph.program import INPUT, Call
@@ -33,13 +34,7 @@ from hapi_splitter.graph.program import INPUT, Call
 _MARGIN_DIVISOR = 64
 """1 / this is added to a prediction."""
 _MARGIN_BYTES = 1 << 18
-_MAY_COPY = frozenset(
-    {
-        "aten.reshape.default",
-        "aten.contiguous.default",
-        "aten._to_copy.default",
-    }
-)
+_MAY_COPY = op_names("reshape contiguous _to_copy")
 """Views that copy tensors in another memory format or dtype."""
 _WITHOUT_COPIES = frozenset({by.elementwise, by.cat, by.stack})
 """Rules of operators that read tensors in any memory format."""
