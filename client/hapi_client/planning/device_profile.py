@@ -29,7 +29,8 @@ from hapi_splitter.encodings import decode, encode
 from hapi_splitter.host_limits import allowed_cores, allowed_memory_bytes
 from hapi_splitter.planner.costs import CutFacts, SampleCosts, candidate_cuts
 from hapi_splitter.planner.problem import Route
-from hapi_splitter.profiling.profiler import prefix_outputs, profile_model
+from hapi_splitter.profiling.node_timer import prefix_outputs
+from hapi_splitter.profiling.profiler import profile_model
 
 
 @dataclass(frozen=True)

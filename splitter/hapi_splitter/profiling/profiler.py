@@ -31,19 +31,9 @@ from hapi_splitter.profiling.memory_model import (
 from hapi_splitter.profiling.node_timer import (
     Clock,
     TimedWalk,
-    prefix_outputs,
     ready_to_run,
     timer_for,
 )
-
-__all__ = [
-    "peak_bytes_by_cut",
-    "prefix_outputs",
-    "profile_model",
-    "profile_region",
-    "reference_seconds",
-    "throughput_knee",
-]
 
 LARGEST_BATCH: Mapping[str, int] = MappingProxyType({"cpu": 16, "cuda": 64})
 """Largest batch of a forward pass, by kind of device.

@@ -13,18 +13,25 @@ from hapi_protocol.profiles import BatchProfile, ModelProfile
 from hapi_splitter.freezing.split_model import split
 from hapi_splitter.inputs.image_decode import decode_image
 from hapi_splitter.inputs.image_transform import ImageTransform
-from hapi_splitter.inputs.reference_image import HEIGHT, WIDTH, reference_image
+from hapi_splitter.inputs.reference_image import (
+    HEIGHT,
+    WIDTH,
+    reference_image,
+    reference_seconds,
+)
 from hapi_splitter.numerics import numerics_tag
 from hapi_splitter.profiling import profiler as profile
 from hapi_splitter.profiling.memory_model import memory_requirement
-from hapi_splitter.profiling.node_timer import TimedWalk, timer_for
+from hapi_splitter.profiling.node_timer import (
+    TimedWalk,
+    prefix_outputs,
+    timer_for,
+)
 from hapi_splitter.profiling.profiler import (
     MAX_PASSES,
     peak_bytes_by_cut,
-    prefix_outputs,
     profile_model,
     profile_region,
-    reference_seconds,
     throughput_knee,
 )
 from networks import small_network, small_transform
