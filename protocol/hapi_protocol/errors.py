@@ -35,73 +35,6 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-CODES: Mapping[str, int] = MappingProxyType(
-    {
-        "bad_annotation": 400,
-        "bad_model": 400,
-        "bad_cut": 400,
-        "unknown_encoding": 400,
-        "unknown_transform": 400,
-        "unknown_numerics": 400,
-        "bad_samples": 400,
-        "bad_range": 400,
-        "bad_cache": 400,
-        "bad_request": 400,
-        "range_not_allowed": 400,
-        "conditional_not_allowed": 400,
-        "manifest_not_allowed": 400,
-        "bad_names": 400,
-        "unauthorized": 401,
-        "forbidden": 403,
-        "compute_not_allowed": 403,
-        "multi_not_allowed": 403,
-        "not_found": 404,
-        "method_not_allowed": 405,
-        "model_needed": 409,
-        "digest_mismatch": 409,
-        "model_changed": 409,
-        "job_conflict": 409,
-        "source_changed": 412,
-        "object_too_large": 413,
-        "package_too_large": 413,
-        "request_too_large": 413,
-        "cut_out_of_range": 422,
-        "samples_out_of_range": 422,
-        "unsupported_object": 422,
-        "unsupported_transform": 422,
-        "unsupported_numerics": 422,
-        "empty_shard": 422,
-        "damaged_shard": 422,
-        "limit_exceeded": 422,
-        "bad_package": 422,
-        "package_is_manifest": 422,
-        "does_not_fit": 422,
-        "share_exceeded": 429,
-        "internal": 500,
-        "worker_unavailable": 503,
-        "queue_full": 503,
-        "draining": 503,
-        "service_unavailable": 503,
-        "source_damaged": 503,
-        "too_slow": 504,
-        "truncated": 0,
-        "bad_index": 0,
-        "keys_changed": 0,
-        "missing_label": 0,
-        "bad_sample": 0,
-        "unknown_freeze": 0,
-        "cannot_freeze": 0,
-        "cannot_trace": 0,
-        "unknown_op": 0,
-        "not_connected": 0,
-        "no_hapi": 0,
-        "unsupported_version": 0,
-        "bad_configuration": 0,
-        "bad_state": 0,
-    }
-)
-"""HTTP status of each code; 0 for errors of the client library."""
-
 MAX_BODY_BYTES = 64 * 1024
 """Maximum length of an error body; a longer one is not parsed."""
 
@@ -275,56 +208,72 @@ class FreezeError(ClientError):
     """The model cannot be split at the requested place."""
 
 
-_BY_STATUS: Mapping[int, type[HapiError]] = MappingProxyType(
-    {
-        0: ClientError,
-        400: AnnotationError,
-        401: RightsError,
-        403: RightsError,
-        404: NotFoundError,
-        405: MethodError,
-        409: ConflictError,
-        412: SourceChangedError,
-        413: TooLargeError,
-        422: UnsupportedError,
-        429: ShareError,
-        500: InternalError,
-        503: UnavailableError,
-        504: TooSlowError,
-    }
+_STATUSES: tuple[tuple[int, type[HapiError], str], ...] = (
+    (
+        0,
+        ClientError,
+        "keys_changed bad_sample not_connected no_hapi unsupported_version "
+        "bad_configuration bad_state",
+    ),
+    (0, TruncatedStreamError, "truncated"),
+    (0, DataIndexError, "bad_index"),
+    (0, LabelError, "missing_label"),
+    (0, FreezeError, "unknown_freeze cannot_freeze cannot_trace unknown_op"),
+    (
+        400,
+        AnnotationError,
+        "bad_request bad_annotation bad_model bad_cut unknown_encoding "
+        "unknown_transform unknown_numerics bad_samples bad_range bad_cache "
+        "range_not_allowed conditional_not_allowed manifest_not_allowed "
+        "bad_names",
+    ),
+    (401, RightsError, "unauthorized"),
+    (403, RightsError, "forbidden compute_not_allowed multi_not_allowed"),
+    (404, NotFoundError, "not_found"),
+    (405, MethodError, "method_not_allowed"),
+    (
+        409,
+        ConflictError,
+        "job_conflict model_needed digest_mismatch model_changed",
+    ),
+    (412, SourceChangedError, "source_changed"),
+    (
+        413,
+        TooLargeError,
+        "object_too_large package_too_large request_too_large",
+    ),
+    (
+        422,
+        UnsupportedError,
+        "unsupported_object cut_out_of_range samples_out_of_range "
+        "unsupported_transform unsupported_numerics empty_shard "
+        "damaged_shard limit_exceeded",
+    ),
+    (422, PackageError, "bad_package package_is_manifest"),
+    (422, DoesNotFitError, "does_not_fit"),
+    (429, ShareError, "share_exceeded"),
+    (500, InternalError, "internal"),
+    (
+        503,
+        UnavailableError,
+        "service_unavailable worker_unavailable queue_full draining "
+        "source_damaged",
+    ),
+    (504, TooSlowError, "too_slow"),
 )
-_BY_CODE: Mapping[str, type[HapiError]] = MappingProxyType(
-    {
-        "does_not_fit": DoesNotFitError,
-        "bad_package": PackageError,
-        "package_is_manifest": PackageError,
-        "truncated": TruncatedStreamError,
-        "bad_index": DataIndexError,
-        "missing_label": LabelError,
-        "unknown_freeze": FreezeError,
-        "cannot_freeze": FreezeError,
-        "cannot_trace": FreezeError,
-        "unknown_op": FreezeError,
-    }
+"""Status, class, and codes.  The first code of a status stands for answers
+that are not ours."""
+CODES: Mapping[str, int] = MappingProxyType(
+    {c: status for status, _, codes in _STATUSES for c in codes.split()}
 )
-_CODE_OF_STATUS: Mapping[int, str] = MappingProxyType(
-    {
-        400: "bad_request",
-        401: "unauthorized",
-        403: "forbidden",
-        404: "not_found",
-        405: "method_not_allowed",
-        409: "job_conflict",
-        412: "source_changed",
-        413: "object_too_large",
-        416: "bad_range",
-        422: "unsupported_object",
-        429: "share_exceeded",
-        498: "share_exceeded",
-        500: "internal",
-        503: "service_unavailable",
-        504: "too_slow",
-    }
+"""HTTP status of each code; 0 for errors of the client library."""
+_CLASSES = MappingProxyType(
+    {c: kind for _, kind, codes in _STATUSES for c in codes.split()}
+)
+_CODE_OF_STATUS = MappingProxyType(
+    {status: code for code, status in [*CODES.items()][::-1]}
+    # Status of Swift for ranges out of range, and for its rate limits.
+    | {416: "bad_range", 498: "share_exceeded"}
 )
 
 
@@ -336,8 +285,17 @@ def make_error(code: str, message: str, **facts: Any) -> HapiError:
         message: message of the :class:`HapiError`.
         **facts: keyword arguments of :class:`HapiError`.
     """
-    kind = _BY_CODE.get(code) or _BY_STATUS[CODES[code]]
-    return kind(code, message, **facts)
+    return _CLASSES[code](code, message, **facts)
+
+
+def cannot_freeze(message: str) -> FreezeError:
+    """Makes the error of a model that cannot be split as requested."""
+    return FreezeError("cannot_freeze", message)
+
+
+def bad_package(message: str) -> PackageError:
+    """Makes the error of bytes that are no model package."""
+    return PackageError("bad_package", message)
 
 
 def error_from_body(

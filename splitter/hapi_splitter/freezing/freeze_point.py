@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import nn
 
-from hapi_protocol.errors import FreezeError
+from hapi_protocol.errors import FreezeError, cannot_freeze
 from hapi_splitter.freezing.boundaries import (
     Boundaries,
     FreezePoint,
@@ -57,8 +57,7 @@ class FreezePoints:
             self._check_exact(spec, ends, end)
         if not points:
             live = ", ".join(map(self._describe, self._run.live(end)))
-            raise FreezeError(
-                "cannot_freeze",
+            raise cannot_freeze(
                 f"freeze {spec.text!r}: the tensors that are needed after it "
                 f"({live or 'none'}) cannot be sent as batches of samples; "
                 f"nearest valid freeze points: {nearest(end, self._valid)}",
@@ -83,16 +82,14 @@ class FreezePoints:
         )
         model = type(self._model).__name__
         if first is None:
-            raise FreezeError(
-                "cannot_freeze",
+            raise cannot_freeze(
                 f"freeze 'auto': no parameter that {model} uses has "
                 "requires_grad, so that there is nothing to train; set it on "
                 "those to train, or name a module",
             )
         deepest = self._deepest(first)
         if deepest is None:
-            raise FreezeError(
-                "cannot_freeze",
+            raise cannot_freeze(
                 f"freeze 'auto': no module of {model} ends before its first "
                 "trainable parameter is used; set requires_grad_(False) on "
                 "those to freeze, or name a module",
@@ -178,8 +175,7 @@ class FreezePoints:
         }
         kept = frontier.kept(hooked)
         if kept is not None:
-            raise FreezeError(
-                "cannot_freeze",
+            raise cannot_freeze(
                 f"a tensor that {kept!r} computes is kept after the forward, "
                 "by a forward hook or in an attribute, where a loss may read "
                 "it; frozen modules do not run in training, so that it would "
@@ -215,8 +211,7 @@ class FreezePoints:
                 raise self._unknown(name)
             num_calls = len(self._run.spans.get(name, ()))
             if num_calls > 1 and not spec.exact:
-                raise FreezeError(
-                    "cannot_freeze",
+                raise cannot_freeze(
                     f"freeze {name!r}: it runs {num_calls} times in one "
                     "forward; name a module that runs once, such as "
                     f"{nearest(ends[name], self._valid)}",
@@ -284,8 +279,7 @@ class FreezePoints:
             if spec.from_function
             else "add them to the list, or freeze nothing after them"
         )
-        raise FreezeError(
-            "cannot_freeze",
+        raise cannot_freeze(
             f"freeze: {later!r} is frozen, but trained modules run before "
             f"its end: {names}; {remedy}. A single name freezes everything "
             f"before its end; nearest: "
@@ -306,8 +300,7 @@ class FreezePoints:
                 continue
             is_both = min(reads)[0] <= step < max(r for _, r in reads)
             if is_both and self._parameters[names[0]].requires_grad:
-                raise FreezeError(
-                    "cannot_freeze",
+                raise cannot_freeze(
                     f"freeze {freeze!r}: parameter {names[0]!r} is used "
                     "before and after it, and cannot be both frozen and "
                     "trained; freeze elsewhere, or set requires_grad_(False) "
@@ -336,8 +329,7 @@ class FreezePoints:
             earlier = "freeze nothing"
         shown = ", ".join(map(repr, trainable[:_MAX_NAMES]))
         more = len(trainable) - _MAX_NAMES
-        raise FreezeError(
-            "cannot_freeze",
+        raise cannot_freeze(
             f"freeze {freeze!r}: {len(trainable)} trainable parameters are "
             f"used before its end and would not be trained ({shown}"
             f"{f' and {more} more' if more > 0 else ''}); {earlier}, or set "
@@ -355,8 +347,7 @@ class FreezePoints:
         """
         name = self._deepest(self._head())
         if name is None:
-            raise FreezeError(
-                "cannot_freeze",
+            raise cannot_freeze(
                 f"{type(self._model).__name__} has no freeze point before its "
                 "last linear layer; name a module",
             )

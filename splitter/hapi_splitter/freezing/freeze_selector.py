@@ -16,7 +16,7 @@ from typing import TypeAlias, Union
 
 from torch import nn
 
-from hapi_protocol.errors import FreezeError
+from hapi_protocol.errors import FreezeError, cannot_freeze
 
 Freeze: TypeAlias = Union[  # noqa: UP007 (evaluated by Python 3.10)
     str, Sequence[str], Callable[[str, nn.Module], bool]
@@ -135,8 +135,7 @@ def _selected_names(
         if any(True for _ in module.parameters(recurse=False))
     }
     if not any(is_selected.values()):
-        raise FreezeError(
-            "cannot_freeze",
+        raise cannot_freeze(
             f"freeze(name, module) is true for none of the {len(is_selected)} "
             f"modules of {type(model).__name__} that have parameters",
         )

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hapi_protocol.errors import FreezeError
+from hapi_protocol.errors import cannot_freeze
 from hapi_splitter.freezing.code_form import is_librarys
 from hapi_splitter.freezing.model_checks import (
     SplitWarning,
@@ -125,8 +125,7 @@ class FrozenAttributes:
             change = f"from {_text(before)} to {_text(now)}"
             if now is before:
                 change = "by a write to its numbers"
-            raise FreezeError(
-                "cannot_freeze",
+            raise cannot_freeze(
                 f"{label!r}, which the frozen module {name!r} can read, has "
                 f"changed since the split, {change}, but features are "
                 f"computed with what it was then; {_REMEDY}",
@@ -150,8 +149,7 @@ class FrozenAttributes:
         ):
             name, now = module[0], type(module[1])
             if now is not kind:
-                raise FreezeError(
-                    "cannot_freeze",
+                raise cannot_freeze(
                     f"{name!r} was a {kind.__name__} when the model was "
                     f"split, and is a {now.__name__} now; {_REMEDY}",
                 )
@@ -164,8 +162,7 @@ class FrozenAttributes:
                     and not is_answer(vars(owner)[key])
                 )
                 if is_read and CHECKPOINTING not in key:
-                    raise FreezeError(
-                        "cannot_freeze",
+                    raise cannot_freeze(
                         f"'{name}.{key}' was set after the split, which the "
                         "frozen module reads or calls; features are computed "
                         f"without it; {_REMEDY}",

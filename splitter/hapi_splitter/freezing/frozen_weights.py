@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hapi_protocol.errors import FreezeError
+from hapi_protocol.errors import cannot_freeze
 from hapi_splitter.freezing.frozen_attributes import FrozenAttributes
 from hapi_splitter.package.weights import tensor_bytes
 
@@ -109,8 +109,7 @@ class FrozenWeights:
                 if any(tensor is fixed for fixed in self._fixed)
                 and tensor.requires_grad
             ]
-            raise FreezeError(
-                "cannot_freeze",
+            raise cannot_freeze(
                 f"{_listed(names)}: requires_grad was set after the split, "
                 "but the layer is frozen and would not be trained; split the "
                 "model again with an earlier freeze point",
@@ -130,8 +129,7 @@ class FrozenWeights:
             if not _is_same(now, before, checksum)
         ]
         if changed:
-            raise FreezeError(
-                "cannot_freeze",
+            raise cannot_freeze(
                 f"{_listed(changed)}: written to after the split, but "
                 "features are computed from the weights that the model had "
                 "then; load weights first, then split the model (again)",

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from hapi_protocol.errors import FreezeError
+from hapi_protocol.errors import FreezeError, cannot_freeze
 from hapi_splitter.freezing.code_form import is_librarys
 from hapi_splitter.user_code import failed_line
 
@@ -35,14 +35,12 @@ def check_splittable(model: nn.Module) -> None:
     kind = type(model).__name__
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if is_lazy(tensor):
-            raise FreezeError(
-                "cannot_freeze",
+            raise cannot_freeze(
                 f"{name!r} of {kind} has no shape yet (a lazy module); run "
                 "the model once on a batch, then split it",
             )
         if tensor.is_inference() and isinstance(tensor, nn.Parameter):
-            raise FreezeError(
-                "cannot_freeze",
+            raise cannot_freeze(
                 f"{name!r} of {kind} was made under torch.inference_mode(), "
                 "so that torch can neither export nor train it; build the "
                 "model outside of it, or replace the parameter by "
@@ -50,15 +48,13 @@ def check_splittable(model: nn.Module) -> None:
             )
         # Not by its class, whose import takes most of a second.
         if hasattr(tensor, "device_mesh") or "_flat_param" in name:
-            raise FreezeError(
-                "cannot_freeze",
+            raise cannot_freeze(
                 f"{name!r} of {kind} is distributed, by FSDP or tensor "
                 "parallelism; split the model first, then distribute the "
                 "tail: fully_shard(tail)",
             )
         if tensor.is_meta:
-            raise FreezeError(
-                "cannot_freeze",
+            raise cannot_freeze(
                 f"{name!r} of {kind} has no data (it is on the meta device, "
                 "as after accelerate's cpu_offload or init_empty_weights); "
                 "load the model's weights to one device, then split it",
@@ -68,8 +64,7 @@ def check_splittable(model: nn.Module) -> None:
         model
     )
     if is_exported or isinstance(model, torch.jit.ScriptModule):
-        raise FreezeError(
-            "cannot_freeze",
+        raise cannot_freeze(
             f"the model is a {kind}, the result of torch.jit or torch.export, "
             "which calls no modules by their Python code; give the original "
             "model",
@@ -107,8 +102,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
         model, nn.DataParallel | nn.parallel.DistributedDataParallel
     ):
         wrapper = type(model).__name__
-        raise FreezeError(
-            "cannot_freeze",
+        raise cannot_freeze(
             f"the model is wrapped in {wrapper}; give its .module, and wrap "
             f"the tail: {wrapper}(tail)",
         )

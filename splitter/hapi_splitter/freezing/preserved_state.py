@@ -31,7 +31,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from hapi_protocol.errors import FreezeError
+from hapi_protocol.errors import cannot_freeze
 from hapi_splitter.freezing.code_form import (
     codes_in,
     functions_in,
@@ -269,8 +269,7 @@ class _Unread:
         return self
 
     def __next__(self) -> Any:
-        raise FreezeError(
-            "cannot_freeze",
+        raise cannot_freeze(
             f"the forward reads the {self._kind} {self._name!r} of the model, "
             "which a split cannot put back to where it was; make it a list, "
             "or an object that can be copied",

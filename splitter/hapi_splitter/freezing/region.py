@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hapi_protocol.errors import FreezeError
+from hapi_protocol.errors import cannot_freeze
 from hapi_splitter.freezing.stand_ins import TensorForm
 from hapi_splitter.freezing.tensor_positions import TensorPosition, watch
 from hapi_splitter.graph.operators import HALVES
@@ -184,8 +184,7 @@ def _converted(part: torch.Tensor, form: TensorForm) -> torch.Tensor:
         FreezeError: ``cannot_freeze`` for integers that float32 rounds.
     """
     if not form.dtype.is_floating_point and part.abs().max() >= _MAX_INTEGER:
-        raise FreezeError(
-            "cannot_freeze",
+        raise cannot_freeze(
             f"the model reads an integer of {part.abs().max():.0f} after the "
             f"freeze point; it travels as float32, which is exact below "
             f"{_MAX_INTEGER} only; freeze after the layers that read it",

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from hapi_protocol.errors import FreezeError
+from hapi_protocol.errors import FreezeError, cannot_freeze
 from hapi_splitter.freezing.model_run import name_of
 from hapi_splitter.freezing.stand_in_tensor import StandInTensor, replaced
 from hapi_splitter.freezing.stand_ins import (
@@ -312,7 +312,7 @@ class Replay:
         )
 
     def _failed(self, message: str) -> FreezeError:
-        error = FreezeError("cannot_freeze", message)
+        error = cannot_freeze(message)
         self.failure = self.failure or error
         return error
 

@@ -30,7 +30,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hapi_protocol.errors import FreezeError, PackageError
+from hapi_protocol.errors import FreezeError, PackageError, cannot_freeze
 from hapi_splitter.cuts import FrozenGraph, cuttable
 from hapi_splitter.freezing import two_modules
 from hapi_splitter.freezing.boundaries import Boundaries, FreezePoint
@@ -389,8 +389,7 @@ class _Splitter:
             results = [region(self._samples[1].clone()) for _ in range(2)]
         first, second = (same(features, result.detach()) for result in results)
         if not first or not second:
-            raise FreezeError(
-                "cannot_freeze",
+            raise cannot_freeze(
                 f"freeze {spec.text!r}: the frozen modules, in eval mode, "
                 "compute something else "
                 + (
@@ -426,8 +425,7 @@ class _Splitter:
                 f"{str(error)[:500]}"
             )
         if problem is not None:
-            raise FreezeError(
-                "cannot_freeze",
+            raise cannot_freeze(
                 f"freeze {spec.text!r}: {problem}; or give two modules "
                 "(frozen, tail) instead of the model: the second takes the "
                 "first one's output",
@@ -526,14 +524,12 @@ def _frozen_graph(
         ]
         if "would mix samples" in error.message:
             lines.append(", so that features would depend on the batch")
-        raise FreezeError(
-            "cannot_freeze",
+        raise cannot_freeze(
             f"freeze {freeze!r}: packages cannot hold {error.message}"
             f"{''.join(lines)}; freeze before it, or use other operators",
         ) from error
     if not cuttable(values[-1]):
-        raise FreezeError(
-            "cannot_freeze",
+        raise cannot_freeze(
             f"freeze {freeze!r}: the tensor after {exported.names[-1]!r} is "
             "not a batch of floating-point samples and cannot be sent",
         )
@@ -557,8 +553,7 @@ def _sample_form(
             tuple(DEFAULT_SAMPLE_SHAPE if shape is None else shape)
         )
     if shape is not None and tuple(shape) != transform.output_shape:
-        raise FreezeError(
-            "cannot_freeze",
+        raise cannot_freeze(
             f"sample_shape {tuple(shape)} is not the transform's output "
             f"shape, {transform.output_shape}",
         )

@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn.modules import module as module_hooks
 from torch.utils import _pytree as pytree
 
-from hapi_protocol.errors import FreezeError
+from hapi_protocol.errors import cannot_freeze
 from hapi_splitter.freezing.frozen_attributes import FrozenAttributes
 from hapi_splitter.freezing.module_answers import HOOKS, answered
 from hapi_splitter.freezing.region import unpacked
@@ -162,8 +162,7 @@ class TailRunner:
             raise replay.failure  # the model's code has caught it
         if not replay.has_entered:
             last = self._plan.positions[-1]
-            raise FreezeError(
-                "cannot_freeze",
+            raise cannot_freeze(
                 f"this forward of {type(self._model).__name__} did not run "
                 f"{last.module!r}, where the frozen part ends, so that the "
                 "features have no effect; freeze an earlier module",
@@ -198,8 +197,7 @@ class TailRunner:
         if self._before is None:
             self._before = before
         if self._before != before:
-            raise FreezeError(
-                "cannot_freeze",
+            raise cannot_freeze(
                 "layers before the freeze point have been replaced, added or "
                 "removed after the split; split the model again",
             )
@@ -218,8 +216,7 @@ class TailRunner:
         restore_modes()
         position = self._plan.positions[-1]
         if _is_repeated(position):
-            raise FreezeError(
-                "cannot_freeze",
+            raise cannot_freeze(
                 "gradient checkpointing would repeat the frozen "
                 f"module {position.module!r} in the backward pass; "
                 "switch it off where the frozen part ends",

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hapi_protocol.errors import FreezeError
+from hapi_protocol.errors import cannot_freeze
 from hapi_splitter.freezing.model_checks import check_splittable, not_running
 
 DESCRIPTION = "(frozen, tail)"
@@ -27,14 +27,12 @@ def check_two_modules(
         or len(modules) != 2
         or not all(isinstance(module, nn.Module) for module in modules)
     ):
-        raise FreezeError(
-            "cannot_freeze",
+        raise cannot_freeze(
             f"model must be a module, or two modules {DESCRIPTION}, not "
             f"{modules!r:.80}",
         )
     if freeze is not None:
-        raise FreezeError(
-            "cannot_freeze",
+        raise cannot_freeze(
             f"freeze {freeze!r:.80} cannot be combined with two modules "
             f"{DESCRIPTION}; leave it out",
         )
@@ -52,8 +50,7 @@ def _check_shared(frozen: nn.Module, tail: nn.Module) -> None:
     }
     for name, parameter in tail.named_parameters(remove_duplicate=False):
         if id(parameter) in frozen_names:
-            raise FreezeError(
-                "cannot_freeze",
+            raise cannot_freeze(
                 f"the tail's parameter {name!r} is the frozen module's "
                 f"{frozen_names[id(parameter)]!r}; it cannot be both frozen "
                 "and trained",
@@ -74,8 +71,7 @@ def check_result(frozen: nn.Module, example: torch.Tensor) -> torch.Tensor:
         name = f"the frozen module {type(frozen).__name__}"
         raise not_running(name, {0: example}, error) from error
     if not isinstance(result, torch.Tensor):
-        raise FreezeError(
-            "cannot_freeze",
+        raise cannot_freeze(
             f"the frozen module {type(frozen).__name__} returns a "
             f"{type(result).__name__}, and only one tensor can be sent; wrap "
             "it in a module that returns that tensor",
@@ -99,8 +95,7 @@ def check_accepts(
         with torch.no_grad():
             return tail(features)
     except Exception as error:  # the user's own code
-        raise FreezeError(
-            "cannot_freeze",
+        raise cannot_freeze(
             f"the tail {type(tail).__name__} does not accept the frozen "
             f"module's output, {dtype} samples of shape {shape}: "
             f"{str(error)[:500]}",

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from hapi_protocol.errors import FreezeError, PackageError
+from hapi_protocol.errors import FreezeError, PackageError, cannot_freeze
 from hapi_splitter.graph.batch_constants import (
     BatchConstants,
     has_symbols,
@@ -130,8 +130,7 @@ class _Translation:
             target = targets.get(node.name)
             if node.op == "placeholder" and target in changed:
                 name = relative(str(target), self._inner)
-                raise FreezeError(
-                    "cannot_freeze",
+                raise cannot_freeze(
                     f"the frozen region uses its {name!r}, which it changes "
                     "in every forward; freeze before it",
                 )
@@ -154,8 +153,7 @@ class _Translation:
         stored = source[target]
         if not isinstance(stored, torch.Tensor):
             name = relative(target, self._inner)
-            raise FreezeError(
-                "cannot_freeze",
+            raise cannot_freeze(
                 f"the frozen region uses {name!r}, a "
                 f"{type(stored).__name__}, and packages hold tensors only; "
                 "freeze before it",
@@ -329,9 +327,7 @@ class _Translation:
 
     def _finish(self, output: Any) -> ExportedRegion:
         if not isinstance(output, _Result):
-            raise FreezeError(
-                "cannot_freeze", "nothing is computed before the freeze point"
-            )
+            raise cannot_freeze("nothing is computed before the freeze point")
         used_calls, used_weights = self._used(output)
         first = len(used_weights) + 1
         ids: dict[Any, int] = {_Input(): INPUT}

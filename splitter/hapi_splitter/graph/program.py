@@ -16,7 +16,7 @@ from typing import Any, TypeAlias, Union
 
 import torch
 
-from hapi_protocol.errors import PackageError
+from hapi_protocol.errors import bad_package
 from hapi_splitter.graph.operators import DTYPE_NAMES, DTYPES, operators
 
 INPUT = 0
@@ -120,16 +120,18 @@ def program_from_json(document: Any, max_calls: int) -> Program:
         PackageError: naming the call and what is wrong with it.
     """
     if not isinstance(document, dict) or set(document) != {"weights", "calls"}:
-        raise _error("graph.json must be an object of 'weights' and 'calls'")
+        raise bad_package(
+            "graph.json must be an object of 'weights' and 'calls'"
+        )
     num_weights, calls = document["weights"], document["calls"]
     if type(num_weights) is not int or not 0 <= num_weights <= max_calls:
-        raise _error(
+        raise bad_package(
             f"'weights' must be 0 to {max_calls}, not {num_weights!r:.40}"
         )
     if not isinstance(calls, list) or not calls:
-        raise _error("'calls' must be a list of at least one call")
+        raise bad_package("'calls' must be a list of at least one call")
     if len(calls) > max_calls:
-        raise _error(
+        raise bad_package(
             f"{len(calls)} calls in the graph, more than the limit of "
             f"{max_calls} nodes"
         )
@@ -149,34 +151,36 @@ def read_call(entry: Any, node: int) -> Call:
         PackageError: naming the call and what is wrong with it.
     """
     if not isinstance(entry, list) or len(entry) != 3:
-        raise _error(f"call {node} is not a list of id, operator, arguments")
+        raise bad_package(
+            f"call {node} is not a list of id, operator, arguments"
+        )
     identifier, op, args = entry
     if type(identifier) is not int or identifier != node:
-        raise _error(
+        raise bad_package(
             f"call {node} has the id {identifier!r:.40}; ids must be "
             "consecutive integers"
         )
     operator = operators().get(op) if isinstance(op, str) else None
     if operator is None:
-        raise _error(f"call {node}: operator {op!r:.80} is not in the table")
+        raise bad_package(
+            f"call {node}: operator {op!r:.80} is not in the table"
+        )
     if not isinstance(args, list) or len(args) != len(operator.parameters):
-        raise _error(
+        raise bad_package(
             f"call {node}: {op} takes {len(operator.parameters)} arguments"
         )
     read = []
     for parameter, value in zip(operator.parameters, args, strict=True):
         try:
-            read.append(_READERS[parameter.kind](value, node))
+            is_none = value is None and parameter.kind.endswith("?")
+            kind = parameter.kind.removesuffix("?")
+            read.append(None if is_none else _READERS[kind](value, node))
         except _Mismatch as error:
-            raise _error(
+            raise bad_package(
                 f"call {node}: argument {parameter.name!r} of {op} must be "
                 f"{error}, not {value!r:.80}"
             ) from None
     return Call(op, tuple(read))
-
-
-def _error(message: str) -> PackageError:
-    return PackageError("bad_package", message)
 
 
 class _Mismatch(Exception):
@@ -195,18 +199,10 @@ def _tensors(value: Any, node: int) -> tuple[Ref, ...]:
     raise _Mismatch("a list of ids of earlier tensors")
 
 
-def _optional_tensor(value: Any, node: int) -> Ref | None:
-    return None if value is None else _tensor(value, node)
-
-
 def _int(value: Any, node: int) -> int:
     if type(value) is int and abs(value) < _MAX_INT:
         return value
     raise _Mismatch("an integer of at most 62 bits")
-
-
-def _optional_int(value: Any, node: int) -> int | None:
-    return None if value is None else _int(value, node)
 
 
 def _ints(value: Any, node: int) -> tuple[int, ...]:
@@ -241,10 +237,6 @@ def _float(value: Any, node: int) -> float:
     raise _Mismatch("a finite number")
 
 
-def _optional_number(value: Any, node: int) -> int | float | None:
-    return None if value is None else _number(value, node)
-
-
 def _bool(value: Any, node: int) -> bool:
     if isinstance(value, bool):
         return value
@@ -257,9 +249,7 @@ def _zero(value: Any, node: int) -> float:
     raise _Mismatch("0 (anything else draws random numbers)")
 
 
-def _optional_dtype(value: Any, node: int) -> torch.dtype | None:
-    if value is None:
-        return None
+def _dtype(value: Any, node: int) -> torch.dtype:
     if isinstance(value, str) and value in DTYPES:
         return DTYPES[value]
     raise _Mismatch(f"null or one of {', '.join(DTYPES)}")
@@ -271,18 +261,15 @@ _MAX_LIST = 4096
 _READERS: Mapping[str, Callable[[Any, int], Argument]] = MappingProxyType(
     {
         "tensor": _tensor,
-        "tensor?": _optional_tensor,
         "tensors": _tensors,
         "int": _int,
-        "int?": _optional_int,
         "ints": _ints,
         "size": _size,
         "float": _float,
         "number": _number,
-        "number?": _optional_number,
         "bool": _bool,
         "tanh": _bool,
         "zero": _zero,
-        "dtype?": _optional_dtype,
+        "dtype": _dtype,
     }
 )

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from hapi_protocol.errors import PackageError
+from hapi_protocol.errors import PackageError, bad_package
 from hapi_splitter.graph.batch_independence import (
     BatchPosition,
     Bound,
@@ -137,9 +137,7 @@ def infer(
                 run[node] = run_call(call, run, batch)
             except _CANNOT_RUN as error:
                 reason = str(error).partition("\n")[0][:200]
-                raise PackageError(
-                    "bad_package", f"{where}: cannot run: {reason}"
-                ) from None
+                raise bad_package(f"{where}: cannot run: {reason}") from None
         _check_product(operator.name, bound, where)
         _check_cumsum(operator.name, runs[0][node].dtype, where)
         values[node] = _value(operator, bound, [r[node] for r in runs], where)
@@ -246,9 +244,7 @@ def _value(
     try:
         batch = operator.rule(bound)
     except MixesSamplesError as error:
-        raise PackageError(
-            "bad_package", f"{where}: would mix samples: {error}"
-        ) from None
+        raise bad_package(f"{where}: would mix samples: {error}") from None
     shape = list(results[0].shape)
     if batch is not None:
         shape[batch.dim] = batch.coefficient
@@ -257,8 +253,7 @@ def _value(
         if batch is not None:
             expected[batch.dim] *= size
         if expected != list(result.shape):
-            raise PackageError(
-                "bad_package",
+            raise bad_package(
                 f"{where}: shape {list(result.shape)} for a batch of {size}, "
                 f"expected {expected}",
             )
@@ -271,8 +266,7 @@ def _value(
 
 def _check_dtype(dtype: torch.dtype, where: str) -> None:
     if dtype not in DTYPE_NAMES:
-        raise PackageError(
-            "bad_package",
+        raise bad_package(
             f"{where}: tensors of {dtype} are not supported; use "
             f"{', '.join(DTYPE_NAMES.values())}",
         )
@@ -291,8 +285,7 @@ def _check_product(op: str, bound: Bound, where: str) -> None:
     first = next(iter(dtypes.values()))
     for name, dtype in dtypes.items():
         if dtype not in FLOATS or dtype != first:
-            raise PackageError(
-                "bad_package",
+            raise bad_package(
                 f"{where}: its argument {name!r} is of {dtype}; products "
                 "take tensors that are all float32, all bfloat16 or all "
                 "float16",
@@ -301,8 +294,7 @@ def _check_product(op: str, bound: Bound, where: str) -> None:
 
 def _check_cumsum(op: str, dtype: torch.dtype, where: str) -> None:
     if op == CUMSUM and dtype.is_floating_point:
-        raise PackageError(
-            "bad_package",
+        raise bad_package(
             f"{where}: cumulative sums of {dtype} are not supported; torch "
             "has no deterministic kernel for GPUs; use integers or bools",
         )
@@ -326,9 +318,7 @@ def _check_lookup(
     :mod:`hapi_splitter.graph.index_bounds`.
     """
     if number > MAX_LOOKUPS:
-        raise PackageError(
-            "bad_package", f"{where}: more than {MAX_LOOKUPS} lookups"
-        )
+        raise bad_package(f"{where}: more than {MAX_LOOKUPS} lookups")
     weight, indices = bound["weight"], bound["indices"]
     is_table = not weight.data and weight.ndim == 2 and weight.shape[0] > 0
     if not is_table or indices.dtype != torch.int64:
@@ -356,8 +346,7 @@ def _unchecked(indices: Value, where: str) -> PackageError:
         known = ""
     else:
         known = f", from {indices.bounds[0]} to {indices.bounds[1]}"
-    return PackageError(
-        "bad_package",
+    return bad_package(
         f"{where}: it must look up unchanged int64 ids of the input, at most "
         f"{MAX_IDS} per sample, in a constant table of rows, or int64 indices "
         "whose computation limits them to the table, such as clamp; the range "
@@ -371,14 +360,12 @@ def _check_limits(
     if limits is None:
         return
     if value.num_bytes > limits.sample_bytes:
-        raise PackageError(
-            "bad_package",
+        raise bad_package(
             f"{where}: a tensor of {value.num_bytes} bytes per sample exceeds "
             f"the limit of {limits.sample_bytes}",
         )
     if flops > limits.sample_flops:
-        raise PackageError(
-            "bad_package",
+        raise bad_package(
             f"{where}: exceeds the limit of {limits.sample_flops} "
             "floating-point operations per sample",
         )

@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from hapi_protocol.errors import PackageError
+from hapi_protocol.errors import PackageError, bad_package
 from hapi_splitter.package.strict_json import parse_json
 
 FORMAT = 5
@@ -130,4 +130,4 @@ def are_sizes(values: Any) -> bool:
 
 
 def _error(reason: str) -> PackageError:
-    return PackageError("bad_package", f"not a model package: {reason}")
+    return bad_package(f"not a model package: {reason}")

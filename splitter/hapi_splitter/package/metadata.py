@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hapi_protocol.errors import PackageError
+from hapi_protocol.errors import bad_package
 from hapi_splitter.package.header import (
     MAX_DIMS,
     Header,
@@ -78,9 +78,8 @@ class PackageMetadata:
             *(KeyError, IndexError, AttributeError),
             *(TypeError, ValueError, OverflowError),
         ) as error:
-            raise PackageError(
-                "bad_package",
-                f"not a model package: unexpected fields: {error!r:.200}",
+            raise bad_package(
+                f"not a model package: unexpected fields: {error!r:.200}"
             ) from error
 
     @classmethod

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hapi_protocol.errors import PackageError
+from hapi_protocol.errors import bad_package
 from hapi_splitter.cuts import CUT_NAME, Cut, FrozenGraph
 from hapi_splitter.graph.program import program_from_json
 from hapi_splitter.graph.shapes import ShapeLimits, infer
@@ -91,13 +91,15 @@ def load_package(
     view = _map(data) if isinstance(data, Path) else memoryview(data)
     view = view.cast("B")
     if len(view) > limits.package_bytes:
-        raise _error(
+        raise bad_package(
             f"the package has {len(view)} bytes, more than the limit of "
             f"{limits.package_bytes}"
         )
     actual = hashlib.sha256(view).hexdigest()
     if digest is not None and digest != actual:
-        raise _error(f"the package has the digest {actual}, not {digest:.80}")
+        raise bad_package(
+            f"the package has the digest {actual}, not {digest:.80}"
+        )
     header = parse_header(view, limits.header_bytes)
     return _read(header, view[header.end :], limits, actual)
 
@@ -115,9 +117,9 @@ def _read(
 ) -> FrozenGraph:
     hapi = header.hapi
     if not isinstance(hapi, dict) or hapi.get("format") != FORMAT:
-        raise _error(f"hapi.json: its format is not {FORMAT}")
+        raise bad_package(f"hapi.json: its format is not {FORMAT}")
     if set(hapi) != _HAPI_FIELDS:
-        raise _error(f"hapi.json must have {sorted(_HAPI_FIELDS)}")
+        raise bad_package(f"hapi.json must have {sorted(_HAPI_FIELDS)}")
     sample = _read_sample(hapi["sample"])
     transform = _read_transform(hapi["transform"], sample)
     program = program_from_json(header.graph, limits.nodes)
@@ -127,7 +129,7 @@ def _read(
     weights = read_weights(header.tensors, data, program.num_weights)
     parameters = sum(weight.numel() for weight in weights.values())
     if parameters > limits.parameters:
-        raise _error(
+        raise bad_package(
             f"{parameters} parameters, more than the limit of "
             f"{limits.parameters}"
         )
@@ -136,7 +138,7 @@ def _read(
     frozen = FrozenGraph(program, weights, values, names, transform, digest)
     _check_cuts(hapi["cuts"], frozen.cuts)
     if not frozen.cuts or frozen.cuts[-1].node != program.output:
-        raise _error(
+        raise bad_package(
             f"its output, tensor {program.output}, must be a batch of "
             "floating-point samples that depend on the input"
         )
@@ -150,7 +152,7 @@ def _read_sample(shape: Any) -> tuple[int, ...]:
         and all(type(size) is int and 0 < size <= 1 << 20 for size in shape)
     )
     if not is_valid:
-        raise _error(f"hapi.json: invalid sample shape {shape!r:.80}")
+        raise bad_package(f"hapi.json: invalid sample shape {shape!r:.80}")
     return tuple(shape)
 
 
@@ -162,9 +164,9 @@ def _read_transform(
     try:
         transform = transform_from_json(document)
     except ValueError as error:
-        raise _error(f"hapi.json, transform: {error}") from None
+        raise bad_package(f"hapi.json, transform: {error}") from None
     if transform.output_shape != sample:
-        raise _error(
+        raise bad_package(
             f"hapi.json: the transform yields {transform.output_shape}, the "
             f"model takes {sample}"
         )
@@ -178,7 +180,7 @@ def _read_names(names: Any, count: int) -> Sequence[str]:
         and all(isinstance(n, str) and CUT_NAME.fullmatch(n) for n in names)
     )
     if not is_valid:
-        raise _error(
+        raise bad_package(
             f"hapi.json: 'names' must be {count} names of letters, digits, "
             "dots and underscores"
         )
@@ -187,16 +189,12 @@ def _read_names(names: Any, count: int) -> Sequence[str]:
 
 def _check_cuts(recorded: Any, cuts: Sequence[Cut]) -> None:
     if not isinstance(recorded, list) or len(recorded) != len(cuts):
-        raise _error(
+        raise bad_package(
             f"hapi.json must record {len(cuts)} cuts, those of the graph"
         )
     for row, cut in zip(recorded, cuts, strict=True):
         if row != cut_row(cut):
-            raise _error(
+            raise bad_package(
                 f"hapi.json records {row!r:.120} for cut {cut.index}, "
                 f"expected {cut_row(cut)}"
             )
-
-
-def _error(message: str) -> PackageError:
-    return PackageError("bad_package", message)

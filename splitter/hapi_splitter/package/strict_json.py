@@ -6,7 +6,7 @@ import json
 import math
 from typing import Any
 
-from hapi_protocol.errors import PackageError
+from hapi_protocol.errors import bad_package
 
 MAX_DIGITS = 20
 """Longest integer; those of 64 bits are shorter."""
@@ -33,13 +33,9 @@ def parse_json(data: bytes | str, name: str) -> Any:
             parse_int=_bounded,
         )
     except RecursionError:
-        raise PackageError(
-            "bad_package", f"{name} is nested too deeply"
-        ) from None
+        raise bad_package(f"{name} is nested too deeply") from None
     except ValueError as error:
-        raise PackageError(
-            "bad_package", f"{name} is not acceptable JSON: {error}"
-        ) from None
+        raise bad_package(f"{name} is not acceptable JSON: {error}") from None
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -30,8 +30,8 @@ import torch
 from hapi_protocol.errors import (
     DoesNotFitError,
     HapiError,
-    PackageError,
     UnavailableError,
+    bad_package,
     make_error,
 )
 from hapi_splitter.cuts import CallMemory, FrozenGraph
@@ -190,9 +190,7 @@ def _run(
         if answer and answer.keys() & {"digest", "code"}:
             return answer
         if status != -signal.SIGKILL:
-            raise PackageError(
-                "bad_package", _refusal(output, status, seconds)
-            )
+            raise bad_package(_refusal(output, status, seconds))
         # No limit of the process ends it so.
         reason = "its process was killed (SIGKILL), maybe for lack of memory"
     raise UnavailableError(
@@ -242,8 +240,7 @@ def probe_batchwise(frozen: FrozenGraph) -> dict[int, CallMemory]:
         if not torch.allclose(
             together, features, rtol=rtol, atol=atol, equal_nan=True
         ):
-            raise PackageError(
-                "bad_package",
+            raise bad_package(
                 f"the package is refused: its samples give other features "
                 f"{how} than together",
             )

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from hapi_protocol.errors import PackageError
+from hapi_protocol.errors import PackageError, bad_package
 from hapi_splitter.package.header import (
     MAX_DIMS,
     are_sizes,
@@ -144,4 +144,4 @@ def _check_spans(spans: list[tuple[int, int]], length: int) -> None:
 
 
 def _error(message: str) -> PackageError:
-    return PackageError("bad_package", f"weights of the package: {message}")
+    return bad_package(f"weights of the package: {message}")
