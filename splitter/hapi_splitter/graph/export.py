@@ -9,7 +9,7 @@ batch. The remaining calls are translated one by one.
 from __future__ import annotations
 
 import operator as operator_module
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,12 +38,12 @@ from hapi_splitter.graph.operators import operators
 from hapi_splitter.graph.program import (
     INPUT,
     Affine,
-    Argument,
     Call,
     Program,
     Ref,
     read_call,
 )
+from hapi_splitter.graph.program_builder import ProgramBuilder
 from hapi_splitter.user_code import traced_line
 
 
@@ -86,10 +86,7 @@ class _Translation:
         self._constants: dict[fx.Node, Any] = {}
         self._batch_constants = BatchConstants(self._constants, size_of)
         self._known: dict[fx.Node, Any] = {}
-        self._weights: list[torch.Tensor] = []
-        self._memories: set[int] = set()
-        self._calls: list[tuple[str, tuple[Any, ...]]] = []
-        self._origins: list[fx.Node] = []
+        self._builder = ProgramBuilder()
 
     def region(self) -> ExportedRegion:
         *nodes, output = self._exported.graph.nodes
@@ -102,7 +99,13 @@ class _Translation:
                 self._placeholder(node)
             elif node.op == "call_function":
                 self._call(node)
-        return self._finish(self._known.get(results[-1]))
+        result = self._known.get(results[-1])
+        if not isinstance(result, Ref) or not self._builder.is_call(result):
+            raise cannot_freeze("nothing is computed before the freeze point")
+        program, weights, origins = self._builder.program(result)
+        _check(program, origins)
+        traces = [origin.meta.get("stack_trace") or "" for origin in origins]
+        return ExportedRegion(program, weights, call_names(origins), traces)
 
     def _needed(self, result: fx.Node) -> set[fx.Node]:
         """Returns the nodes that a result is computed from.
@@ -141,7 +144,7 @@ class _Translation:
             if getattr(spec.arg, "name", None) != node.name:
                 continue
             if spec.kind is torch.export.graph_signature.InputKind.USER_INPUT:
-                self._known[node] = _Input()
+                self._known[node] = Ref(INPUT)
             else:
                 self._constants[node] = self._stored(spec.target)
 
@@ -252,7 +255,7 @@ class _Translation:
         if isinstance(argument, Rewritten):
             return self._emit(node, argument)
         if isinstance(argument, torch.Tensor):
-            return self._store(argument)
+            return self._builder.store(argument)
         if isinstance(argument, list | tuple):
             return tuple(self._resolved(node, item) for item in argument)
         return self._argument(argument)
@@ -275,17 +278,8 @@ class _Translation:
 
     def _weight(self, node: fx.Node, tensor: torch.Tensor) -> Any:
         if node not in self._known:
-            self._known[node] = self._store(tensor)
+            self._known[node] = self._builder.store(tensor)
         return self._known[node]
-
-    def _store(self, tensor: torch.Tensor) -> Any:
-        memory = tensor.untyped_storage().data_ptr()
-        if memory in self._memories:
-            # Tensors of a package cannot share memory.
-            tensor = tensor.clone()
-        self._memories.add(memory)
-        self._weights.append(tensor)
-        return _Weight(len(self._weights) - 1)
 
     def _batch_constant(self, node: fx.Node) -> Any:
         """Adds a weight that is expanded once per sample."""
@@ -320,85 +314,25 @@ class _Translation:
         sizes = (*before, Affine(count), *after)
         return self._add(node, "aten.reshape.default", (copies, sizes))
 
-    def _add(self, node: fx.Node, op: str, args: tuple[Any, ...]) -> Any:
-        self._calls.append((op, args))
-        self._origins.append(node)
-        return _Result(len(self._calls) - 1)
-
-    def _finish(self, output: Any) -> ExportedRegion:
-        if not isinstance(output, _Result):
-            raise cannot_freeze("nothing is computed before the freeze point")
-        used_calls, used_weights = self._used(output)
-        first = len(used_weights) + 1
-        ids: dict[Any, int] = {_Input(): INPUT}
-        ids |= {_Weight(w): i for i, w in enumerate(used_weights, 1)}
-        ids |= {_Result(c): i for i, c in enumerate(used_calls, first)}
-        calls = tuple(
-            Call(op, tuple(_numbered(argument, ids) for argument in args))
-            for op, args in (self._calls[c] for c in used_calls)
-        )
-        weights = {i: self._weights[w] for i, w in enumerate(used_weights, 1)}
-        program = Program(len(weights), calls)
-        self._check(program, used_calls)
-        origins = [self._origins[c] for c in used_calls]
-        traces = [origin.meta.get("stack_trace") or "" for origin in origins]
-        return ExportedRegion(program, weights, call_names(origins), traces)
-
-    def _check(self, program: Program, used_calls: Sequence[int]) -> None:
-        """Refuses calls that a package could not hold."""
-        entries = program.to_json()["calls"]
-        for index, entry in enumerate(entries):
-            try:
-                read_call(entry, program.first_call + index)
-            except PackageError as error:
-                node = self._origins[used_calls[index]]
-                if _computes_with_batch(program.calls[index]):
-                    raise _depends_on_batch(node) from error
-                raise FreezeError(
-                    "unknown_op",
-                    f"in {_where(node)}: {error.message}; freeze before it, "
-                    "or use other operators",
-                    details={"op": entry[1]},
-                ) from error
-
-    def _used(self, output: Any) -> tuple[list[int], list[int]]:
-        calls: set[int] = set()
-        weights: set[int] = set()
-        pending: list[Any] = [output]
-        while pending:
-            item = pending.pop()
-            if isinstance(item, tuple):
-                pending.extend(item)
-            elif isinstance(item, _Weight):
-                weights.add(item.index)
-            elif isinstance(item, _Result) and item.index not in calls:
-                calls.add(item.index)
-                pending.append(self._calls[item.index][1])
-        return sorted(calls), sorted(weights)
+    def _add(self, node: fx.Node, op: str, args: tuple[Any, ...]) -> Ref:
+        return self._builder.add(node, Call(op, args))
 
 
-@dataclass(frozen=True)
-class _Input:
-    """The input batch."""
-
-
-@dataclass(frozen=True)
-class _Weight:
-    index: int
-
-
-@dataclass(frozen=True)
-class _Result:
-    index: int
-
-
-def _numbered(argument: Any, ids: Mapping[Any, int]) -> Argument:
-    if isinstance(argument, _Input | _Weight | _Result):
-        return Ref(ids[argument])
-    if isinstance(argument, tuple):
-        return tuple(_numbered(item, ids) for item in argument)
-    plain: Argument = argument
-    return plain
+def _check(program: Program, origins: Sequence[fx.Node]) -> None:
+    """Refuses calls that a package could not hold."""
+    entries = program.to_json()["calls"]
+    for call, entry, node in zip(program.calls, entries, origins, strict=True):
+        try:
+            read_call(entry, entry[0])
+        except PackageError as error:
+            if _computes_with_batch(call):
+                raise _depends_on_batch(node) from error
+            raise FreezeError(
+                "unknown_op",
+                f"in {_where(node)}: {error.message}; freeze before it, "
+                "or use other operators",
+                details={"op": call.op},
+            ) from error
 
 
 def _bound(node: fx.Node) -> dict[str, Any]:
