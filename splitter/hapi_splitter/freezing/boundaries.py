@@ -14,11 +14,11 @@ from torch import nn
 from hapi_splitter.freezing.frontier import Frontier, Shapes
 from hapi_splitter.freezing.model_run import (
     ALIAS,
-    ModelRun,
     ModuleEvent,
     Operation,
     Recorded,
 )
+from hapi_splitter.freezing.run_pair import RunPair
 from hapi_splitter.freezing.stand_ins import TensorForm
 from hapi_splitter.freezing.tensor_positions import TensorPosition
 
@@ -105,35 +105,28 @@ class Boundaries:
 
     Args:
         model: the model of the records.
-        runs: records of forwards of two batch sizes, in eval mode.
-        batches: the two batch sizes.
+        pair: records of forwards of two batch sizes, in eval mode.
 
     Attributes:
         model: the model of the records.
         run: record of the first batch size.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        runs: Sequence[ModelRun],
-        batches: Sequence[int],
-    ) -> None:
+    def __init__(self, model: nn.Module, pair: RunPair) -> None:
         self.model = model
-        self.run = runs[0]
-        self._runs = runs
-        self._batches = batches
+        self.run = pair.first
+        self._pair = pair
         self._frontiers: dict[int, Frontier] = {}
 
     def frontier(self, step: int) -> Frontier:
         """Returns the module calls that end before a step."""
         if step not in self._frontiers:
-            self._frontiers[step] = Frontier(self._runs, self._batches, step)
+            self._frontiers[step] = Frontier(self._pair, step)
         return self._frontiers[step]
 
     def proven_frontier(self, step: int, shapes: Shapes) -> Frontier:
         """Returns those whose results have shapes known by an export."""
-        return Frontier(self._runs, self._batches, step, shapes)
+        return Frontier(self._pair, step, shapes)
 
     def after(self, end: int) -> list[FreezePoint]:
         """Returns the freeze points at or after a step, the best first.
@@ -221,7 +214,7 @@ class Boundaries:
     ) -> TensorPosition | None:
         """Returns a position for features; None if no batch can be sent."""
         event = self.run.events[step]
-        described = self.frontier(step).described(event)
+        described = self._pair.described(event)
         form = described[indexes[0]] if len(described) > indexes[0] else None
         if not isinstance(form, TensorForm) or not form.is_batch:
             return None

@@ -23,6 +23,7 @@ from hapi_splitter.freezing.model_checks import (
     is_users_hook,
 )
 from hapi_splitter.freezing.model_run import Operation
+from hapi_splitter.freezing.skipped_steps import SkippedSteps
 from hapi_splitter.freezing.tail_call import TailPlan
 
 _MAX_NAMES = 4
@@ -118,7 +119,7 @@ class FreezePoints:
         frontier = self._boundaries.proven_frontier(point.step, shapes)
         self._check_kept(frontier)
         begin = next(iter(self._run.events.values()))
-        steps, entries = frontier.skipped(
+        steps, entries = SkippedSteps(frontier).without(
             [position.number for position in point.positions]
         )
         inside = [f"{module}." for module in frontier.replaced_modules]

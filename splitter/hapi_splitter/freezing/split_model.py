@@ -65,6 +65,7 @@ from hapi_splitter.freezing.region import (
     cast_input,
 )
 from hapi_splitter.freezing.replay import StepMemory
+from hapi_splitter.freezing.run_pair import RunPair
 from hapi_splitter.freezing.split_cache import CachedSplit, SplitCache
 from hapi_splitter.freezing.split_store import disk_store
 from hapi_splitter.freezing.tail import Tail
@@ -281,8 +282,9 @@ class _Splitter:
         self._progress("recording forwards")
         with self._state.preserved():
             self._model.eval()
-            runs = [self._record(samples) for samples in self._samples]
-        return FreezePoints(Boundaries(self._model, runs, _BATCHES))
+            first, second = map(self._record, self._samples)
+        pair = RunPair(first, second, _BATCHES)
+        return FreezePoints(Boundaries(self._model, pair))
 
     def agrees(self, cached: CachedSplit, cache: SplitCache) -> bool:
         """Compares a cached split with the model, or discards it."""
