@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 import torch
@@ -16,32 +15,21 @@ from hapi_splitter.freezing.boundaries import (
     indexes_of,
 )
 from hapi_splitter.freezing.freeze_selector import FreezeSpec, nearest, similar
-from hapi_splitter.freezing.frontier import Frontier, Shapes
-from hapi_splitter.freezing.model_checks import (
-    SplitWarning,
-    hooks_of,
-    is_users_hook,
-)
-from hapi_splitter.freezing.model_run import Operation
-from hapi_splitter.freezing.skipped_steps import SkippedSteps
-from hapi_splitter.freezing.tail_call import TailPlan
-
-_MAX_NAMES = 4
+from hapi_splitter.freezing.model_tensors import ModelTensors
 
 
 class FreezePoints:
-    """The freeze points of a model, by what its user asks for."""
+    """The freeze points of a model, by what its user asks for.
+
+    Attributes:
+        boundaries: where its frozen part can end.
+        tensors: its parameters and buffers.
+    """
 
     def __init__(self, boundaries: Boundaries) -> None:
-        self._boundaries = boundaries
+        self.boundaries = boundaries
         self._model, self._run = boundaries.model, boundaries.run
-        self._names: dict[int, list[str]] = {}
-        for named in (
-            self._model.named_parameters,
-            self._model.named_buffers,
-        ):
-            for name, tensor in named(remove_duplicate=False):
-                self._names.setdefault(id(tensor), []).append(name)
+        self.tensors = ModelTensors(self._model, self._run)
 
     def find(self, spec: FreezeSpec) -> list[FreezePoint]:
         """Returns the freeze points of a specification, the best first.
@@ -53,18 +41,19 @@ class FreezePoints:
         """
         ends = self._spec_ends(spec)
         end = max(ends.values())
-        points = self._boundaries.after(end)
+        points = self.boundaries.after(end)
         if spec.exact and not self._sends_exactly(spec, points):
-            self._check_exact(spec, ends, end)
+            self.tensors.check_exact(spec, ends, end, self._nearest)
         if not points:
             live = ", ".join(map(self._describe, self._run.live(end)))
             raise cannot_freeze(
                 f"freeze {spec.text!r}: the tensors that are needed after it "
                 f"({live or 'none'}) cannot be sent as batches of samples; "
-                f"nearest valid freeze points: {nearest(end, self._valid)}",
+                f"nearest valid freeze points: {self._nearest(end)}",
             )
-        self._check_shared(spec.text, points[-1].step)
-        self._check_trainable(spec.text, points[-1].step)
+        step = points[-1].step
+        self.tensors.check_shared(spec.text, step)
+        self.tensors.check_trainable(spec.text, step, self.automatic)
         return points
 
     def automatic(self) -> str:
@@ -73,14 +62,7 @@ class FreezePoints:
         Raises:
             FreezeError: ``cannot_freeze`` if there is none.
         """
-        first = min(
-            (
-                self._run.reads[name][0]
-                for name, parameter in self._parameters.items()
-                if parameter.requires_grad and name in self._run.reads
-            ),
-            default=None,
-        )
+        first = self.tensors.first_trainable()
         model = type(self._model).__name__
         if first is None:
             raise cannot_freeze(
@@ -97,116 +79,14 @@ class FreezePoints:
             )
         return deepest
 
-    def plan(
-        self,
-        point: FreezePoint,
-        spec: FreezeSpec,
-        shapes: Shapes,
-        merged: Set[str] = frozenset(),
-    ) -> TailPlan:
-        """Returns the model's forward after a point, as plain values.
-
-        Args:
-            point: where the frozen part ends.
-            spec: what the user asks for.
-            shapes: shapes of the results of modules, as the export shows them.
-            merged: names of tensors that the mode changes.
-
-        Raises:
-            FreezeError: ``cannot_freeze`` if frozen modules leave something
-                behind that the tail would not renew.
-        """
-        frontier = self._boundaries.proven_frontier(point.step, shapes)
-        self._check_kept(frontier)
-        begin = next(iter(self._run.events.values()))
-        steps, entries = SkippedSteps(frontier).without(
-            [position.number for position in point.positions]
-        )
-        inside = [f"{module}." for module in frontier.replaced_modules]
-        frozen = set()
-        for names in self._names.values():
-            reads = [self._run.reads[n] for n in names if n in self._run.reads]
-            if any(last > point.step for _, last in reads):
-                continue
-            is_covered = spec.exact and any(map(spec.covers, names))
-            is_inside = any(name.startswith(tuple(inside)) for name in names)
-            if reads or is_covered or is_inside:
-                frozen.update(names)
-        return TailPlan(
-            point.positions,
-            entries,
-            steps,
-            frontier.stand_ins(begin),
-            begin.spec,
-            tuple(dict.fromkeys(e.module for e in frontier.begins.values())),
-            tuple(sorted(frontier.run_modules)),
-            tuple(
-                name
-                for name in sorted(frozen & self._parameters.keys())
-                if not name.startswith(tuple(inside))
-            ),
-            frozenset(frozen),
-            tuple(self._watched(frozen - merged, tuple(inside))),
-        )
-
-    def _watched(
-        self, frozen: Set[str], inside: tuple[str, ...]
-    ) -> Iterator[str]:
-        """Yields the names of frozen tensors that may not change.
-
-        The code before the freeze point may count in buffers of its own, and
-        caches may be filled that nothing reads as they are.
-        """
-        for name in sorted(frozen):
-            is_read = name in self._run.reads
-            # Statistics are written without a sign of it but for this one.
-            is_count = name.endswith("num_batches_tracked")
-            if name in self._parameters or (
-                name.startswith(inside) and (is_read or is_count)
-            ):
-                yield name
-
-    def _check_kept(self, frontier: Frontier) -> None:
-        """Refuses hooks and attributes of frozen modules that keep tensors,
-        and warns of other hooks of the user's."""
-        hooked = {
-            name
-            for name in frontier.replaced_modules
-            if self._modules[name]._forward_hooks
-        }
-        kept = frontier.kept(hooked)
-        if kept is not None:
-            raise cannot_freeze(
-                f"a tensor that {kept!r} computes is kept after the forward, "
-                "by a forward hook or in an attribute, where a loss may read "
-                "it; frozen modules do not run in training, so that it would "
-                "stay what it was; remove the hook or the attribute, or "
-                f"freeze before {kept!r}",
-            )
-        others = [
-            name
-            for replaced in frontier.replaced_modules
-            for name, module in self._modules[replaced].named_modules(
-                prefix=replaced
-            )
-            if any(map(is_users_hook, hooks_of(module)))
-        ]
-        if others:
-            warnings.warn(
-                f"hooks of the frozen module {others[0]!r} do not run in "
-                "training: what they return is in the features, but what "
-                "else they do is not done; remove them if a loss or a report "
-                "needs that",
-                SplitWarning,
-                stacklevel=2,
-            )
-
     def _spec_ends(self, spec: FreezeSpec) -> dict[str, int]:
         ends = {}
         for name in spec.names:
             if name in self._ends:
                 ends[name] = self._ends[name]
-            elif name in self._run.reads and self._is_of_container(name):
+            elif name in self._run.reads and self.tensors.is_of_container(
+                name
+            ):
                 ends[name] = self._run.reads[name][1]
             elif not spec.from_function:
                 raise self._unknown(name)
@@ -215,15 +95,11 @@ class FreezePoints:
                 raise cannot_freeze(
                     f"freeze {name!r}: it runs {num_calls} times in one "
                     "forward; name a module that runs once, such as "
-                    f"{nearest(ends[name], self._valid)}",
+                    f"{self._nearest(ends[name])}",
                 )
         if not ends:
             raise self._unknown(spec.names[0])
         return ends
-
-    def _is_of_container(self, name: str) -> bool:
-        owner = self._modules[name.rpartition(".")[0]]
-        return owner is self._model or any(True for _ in owner.children())
 
     @cached_property
     def _modules(self) -> Mapping[str, nn.Module]:
@@ -253,94 +129,6 @@ class FreezePoints:
             for point in points
         )
 
-    def _check_exact(
-        self, spec: FreezeSpec, ends: dict[str, int], end: int
-    ) -> None:
-        """Refuses other modules with parameters before the end."""
-        others: dict[str, int] = {}
-        for step, event in enumerate(self._run.steps[: end + 1]):
-            if not isinstance(event, Operation):
-                continue
-            for name in sorted(event.parameters):
-                is_statistic = name.endswith("running_mean")
-                is_parameter = name in self._parameters
-                # Functions are not called for modules without parameters.
-                counts = is_parameter or (
-                    is_statistic and not spec.from_function
-                )
-                if counts and not any(map(spec.covers, self._aliases(name))):
-                    others.setdefault(spec.outside(name), step)
-        if not others:
-            return
-        first = min(others, key=others.__getitem__)
-        later = next(n for n, e in ends.items() if e >= others[first])
-        names = ", ".join(repr(name) for name in others)
-        remedy = (
-            "freeze them too, or nothing after them"
-            if spec.from_function
-            else "add them to the list, or freeze nothing after them"
-        )
-        raise cannot_freeze(
-            f"freeze: {later!r} is frozen, but trained modules run before "
-            f"its end: {names}; {remedy}. A single name freezes everything "
-            f"before its end; nearest: "
-            f"{nearest(others[first], self._valid)}",
-        )
-
-    def _aliases(self, name: str) -> list[str]:
-        return next(names for names in self._names.values() if name in names)
-
-    @cached_property
-    def _parameters(self) -> Mapping[str, nn.Parameter]:
-        return dict(self._model.named_parameters(remove_duplicate=False))
-
-    def _check_shared(self, freeze: str, step: int) -> None:
-        for names in self._names.values():
-            reads = [self._run.reads[n] for n in names if n in self._run.reads]
-            if not reads or names[0] not in self._parameters:
-                continue
-            is_both = min(reads)[0] <= step < max(r for _, r in reads)
-            if is_both and self._parameters[names[0]].requires_grad:
-                raise cannot_freeze(
-                    f"freeze {freeze!r}: parameter {names[0]!r} is used "
-                    "before and after it, and cannot be both frozen and "
-                    "trained; freeze elsewhere, or set requires_grad_(False) "
-                    "on it",
-                )
-
-    def _check_trainable(self, freeze: str, step: int) -> None:
-        """Refuses trainable parameters among parameters that are not.
-
-        A model whose parameters all have ``requires_grad`` says nothing about
-        what to train, also not if only its position tables are fixed.
-        """
-        trainable, has_frozen = [], False
-        for name, parameter in self._parameters.items():
-            if self._run.reads.get(name, (step + 1, 0))[0] > step:
-                continue
-            if parameter.requires_grad:
-                trainable.append(name)
-            else:
-                has_frozen |= not self._is_table(name)
-        if not trainable or not has_frozen:
-            return
-        try:
-            earlier = f"freeze {self.automatic()!r}, the last module before it"
-        except FreezeError:
-            earlier = "freeze nothing"
-        shown = ", ".join(map(repr, trainable[:_MAX_NAMES]))
-        more = len(trainable) - _MAX_NAMES
-        raise cannot_freeze(
-            f"freeze {freeze!r}: {len(trainable)} trainable parameters are "
-            f"used before its end and would not be trained ({shown}"
-            f"{f' and {more} more' if more > 0 else ''}); {earlier}, or set "
-            "requires_grad_(False) on them",
-        )
-
-    def _is_table(self, name: str) -> bool:
-        owner = self._model.get_submodule(name.rpartition(".")[0])
-        return isinstance(owner, nn.Embedding) or self._is_of_container(name)
-
     def default_freeze(self) -> str:
         """Returns the last freezable module before the last Linear.
 
@@ -361,7 +149,7 @@ class FreezePoints:
         only if one never is enough, as with ids that a model reads again.
         """
         best: tuple[int, int, int, str] | None = None
-        for points_at in (self._boundaries.single, self._boundaries.several):
+        for points_at in (self.boundaries.single, self.boundaries.several):
             for name, end in self._ends.items():
                 module = self._model.get_submodule(name)
                 if end >= limit or not any(True for _ in module.parameters()):
@@ -415,8 +203,11 @@ class FreezePoints:
         return {
             name: end
             for name, end in self._ends.items()
-            if self._boundaries.after(end)
+            if self.boundaries.after(end)
         }
+
+    def _nearest(self, step: int) -> str:
+        return nearest(step, self._valid)
 
     def _describe(self, number: int) -> str:
         for event in self._run.events.values():

@@ -71,6 +71,7 @@ from hapi_splitter.freezing.split_store import disk_store
 from hapi_splitter.freezing.tail import Tail
 from hapi_splitter.freezing.tail_call import TailPlan, frozen_modules
 from hapi_splitter.freezing.tail_check import TailCheck, same
+from hapi_splitter.freezing.tail_planner import plan_tail
 from hapi_splitter.graph.export import ExportedRegion, export_region
 from hapi_splitter.graph.shapes import infer
 from hapi_splitter.inputs.named_arrays import NamedArrays
@@ -333,7 +334,14 @@ class _Splitter:
         for point in self.points.find(spec):
             try:
                 graph, features, weights, shapes = self._graph(point, spec)
-                plan = self.points.plan(point, spec, shapes, self._merged)
+                plan = plan_tail(
+                    self.points.boundaries,
+                    self.points.tensors,
+                    point,
+                    spec,
+                    shapes,
+                    self._merged,
+                )
                 self._check_tail(plan, features[0], spec)
                 self._check_features(plan, features[1], spec)
                 plan = replace(plan, random_module=self._random_module(point))
