@@ -15,34 +15,31 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from torch.nn.functional import interpolate
 
 from hapi_protocol.json_messages import strict_fields
-from hapi_protocol.samples import IMAGE, Medium, SampleError
+from hapi_protocol.samples import IMAGE, Medium
 from hapi_protocol.transforms import Training
 from hapi_splitter.inputs.augmentation import MAX_AUGMENTED_SIDE, Augmentation
-
-MAX_RESIZED_PIXELS = 1 << 26
-"""Most pixels after each of the two passes of a resize, first of the width,
-then of the height.  They grow with the aspect ratio."""
+from hapi_splitter.inputs.image_resize import (
+    MAX_BYTE,
+    ImageResize,
+    is_antialiased,
+)
 
 MAX_SIDE = 4096
 """Largest ``resize_size`` and ``crop_size``."""
-
-MAX_BYTE = 255
 
 _INTERPOLATIONS = ("nearest", "nearest-exact", "bilinear", "bicubic") + (
     # Older releases of torch have none.
     ("lanczos",) if hasattr(torch.ops.aten, "_upsample_lanczos2d_aa") else ()
 )
-_ANTIALIASED = ("bilinear", "bicubic", "lanczos")
 _MEMBER = re.compile(r"[^./\s][^/\s]{0,255}")
 _FITS = (None, "cover", "contain")
 _EXIF = ("ignore", "turn")
@@ -119,20 +116,14 @@ class ImageTransform:
     exif: str = "ignore"
 
     def __post_init__(self) -> None:
-        for name in ("resize_size", "crop_size"):
-            _check_size(name, getattr(self, name))
-        if len({*self._crop_sides}) == 1:
-            # Equal transforms have equal JSON.
-            object.__setattr__(self, "crop_size", self._crop_sides[0])
-        for name in ("mean", "std"):
-            _check_channels(name, getattr(self, name))
+        for name, is_valid, allowed in _CHECKS:
+            value = getattr(self, name)
+            if not is_valid(value):
+                raise ValueError(
+                    f"{name} must be {allowed}, not {value!r:.80}"
+                )
         if not np.asarray(self.std, np.float32).all():
             raise ValueError(f"std must not be zero, it is {self.std}")
-        if self.interpolation not in _INTERPOLATIONS:
-            raise ValueError(
-                f"interpolation must be one of {', '.join(_INTERPOLATIONS)}, "
-                f"not {self.interpolation!r:.80}"
-            )
         if self.interpolation == "lanczos" and not (
             self.antialias and self.integer_resize
         ):
@@ -140,38 +131,16 @@ class ImageTransform:
                 "interpolation is lanczos, which needs antialias and "
                 "integer_resize"
             )
-        if self.fit not in _FITS:
-            raise ValueError(
-                f"fit must be null, 'cover' or 'contain', not {self.fit!r:.80}"
-            )
-        if not _are_integers(self.fill, 3, 0, MAX_BYTE):
-            raise ValueError(
-                f"fill must be three bytes, 0 to {MAX_BYTE}, not "
-                f"{self.fill!r:.80}"
-            )
-        for name in ("antialias", "integer_resize", "floor_crop"):
-            if not isinstance(getattr(self, name), bool):
-                raise ValueError(
-                    f"{name} must be true or false, not"
-                    f" {getattr(self, name)!r:.80}"
-                )
-        if self.exif not in _EXIF:
-            raise ValueError(
-                f"exif must be 'ignore' or 'turn', not {self.exif!r:.80}"
-            )
-        if self.member is not None:
-            if not _MEMBER.fullmatch(str(self.member)):
-                raise ValueError(
-                    "member must be an extension such as jpg or left.jpg, "
-                    f"not {self.member!r:.80}"
-                )
-            # Equal transforms have equal JSON.
-            object.__setattr__(self, "member", self.member.lower())
         if self.augmentation and max(self._crop_sides) > MAX_AUGMENTED_SIDE:
             raise ValueError(
                 f"crop_size must be 1 to {MAX_AUGMENTED_SIDE} pixels with an "
                 f"augmentation, not {self.crop_size}"
             )
+        # Equal transforms have equal JSON.
+        if len({*self._crop_sides}) == 1:
+            object.__setattr__(self, "crop_size", self._crop_sides[0])
+        if self.member is not None:
+            object.__setattr__(self, "member", self.member.lower())
 
     @classmethod
     def from_preset(cls, preset: Any) -> ImageTransform:
@@ -268,21 +237,10 @@ class ImageTransform:
 
     def resizing_bytes(self, height: int, width: int) -> int:
         """Upper bound of the memory of :meth:`sample` for such an image."""
+        num_bytes = ImageResize(self).num_bytes
         if self.turns:
-            return max(
-                self._resizing_bytes(height, width),
-                self._resizing_bytes(width, height),
-            )
-        return self._resizing_bytes(height, width)
-
-    def _resizing_bytes(self, height: int, width: int) -> int:
-        sides = self._resized_sides(height, width)
-        num_pixels = max(height, sides[0]) * sides[1] + sides[0] * sides[1]
-        num_pixels = min(num_pixels, 2 * MAX_RESIZED_PIXELS)
-        if self.integer_resize:
-            return 3 * num_pixels
-        # Floats; the image is converted as a whole.
-        return 12 * (height * width + num_pixels)
+            return max(num_bytes(height, width), num_bytes(width, height))
+        return num_bytes(height, width)
 
     def sample(
         self, image: torch.Tensor, key: str, training: Training | None
@@ -300,8 +258,7 @@ class ImageTransform:
         """
         if training is None:
             return self(image)
-        pixels = self.training_pixels(image, key, training)
-        return self._normalize(pixels.to(torch.float32))
+        return self._normalize(self.training_pixels(image, key, training))
 
     def training_pixels(
         self, image: torch.Tensor, key: str, training: Training
@@ -315,7 +272,7 @@ class ImageTransform:
             raise ValueError("this transform has no augmentation")
         drawn = self.augmentation.draw(training, key, *image.shape[-2:])
         return drawn.apply(
-            image, self._crop_sides, self.interpolation, self._is_antialiased
+            image, self._crop_sides, self.interpolation, is_antialiased(self)
         )
 
     def __call__(self, image: torch.Tensor) -> torch.Tensor:
@@ -323,110 +280,19 @@ class ImageTransform:
 
         Raises:
             SampleError: if the resize would need more than
-                :data:`MAX_RESIZED_PIXELS` pixels.
+                :data:`~hapi_splitter.inputs.image_resize.MAX_RESIZED_PIXELS`.
         """
-        height, width = image.shape[-2:]
-        sides = self._resized_sides(height, width)
-        num_pixels = max(height, sides[0]) * sides[1]
-        if num_pixels > MAX_RESIZED_PIXELS:
-            raise SampleError(
-                f"an image of {width}x{height} pixels would be resized to "
-                f"{sides[1]}x{sides[0]} with {num_pixels} pixels after one "
-                f"pass, more than {MAX_RESIZED_PIXELS}"
-            )
-        if self.integer_resize:
-            pixels = self._crop(self._resize(image[None], *sides))[0]
-            return self._normalize(pixels.to(torch.float32))
-        floats = image[None].to(torch.float32)
-        pixels = self._resize_floats(floats, *sides)[0].round()
-        if self.interpolation == "bicubic":
-            pixels.clamp_(0, MAX_BYTE)
-        return self._normalize(pixels)
+        return self._normalize(ImageResize(self).pixels(image))
 
     def _normalize(self, pixels: torch.Tensor) -> torch.Tensor:
         mean, std = _channels(self.mean), _channels(self.std)
-        return pixels.div_(MAX_BYTE).sub_(mean).div_(std)
-
-    def _resize_floats(
-        self, pixels: torch.Tensor, height: int, width: int
-    ) -> torch.Tensor:
-        """Resizes and crops floats; the result is not yet rounded.
-
-        The preset rounds the whole resized image to bytes before its crop,
-        which gives the same values.
-        """
-        columns = self._crop_sides[1]
-        if self._is_antialiased and 1 < columns < width:
-            # torch resizes one side after the other as well. Here columns
-            # outside the crop are skipped in between. A single column is
-            # excluded because torch would take it for a row.
-            pixels = self._resize(pixels, pixels.shape[-2], width)
-            pixels = self._narrow_to_middle(pixels, -1, columns)
-            width = columns
-        return self._crop(self._resize(pixels, height, width))
-
-    def _resize(
-        self, pixels: torch.Tensor, height: int, width: int
-    ) -> torch.Tensor:
-        if pixels.shape[-2:] == (height, width):
-            return pixels
-        return interpolate(
-            pixels,
-            (height, width),
-            mode=self.interpolation,
-            antialias=self._is_antialiased,
-        )
-
-    @property
-    def _is_antialiased(self) -> bool:
-        return self.antialias and self.interpolation in _ANTIALIASED
+        floats = pixels.to(torch.float32)
+        return floats.div_(MAX_BYTE).sub_(mean).div_(std)
 
     @property
     def _crop_sides(self) -> tuple[int, int]:
-        return _sides(self.crop_size)
-
-    def _resized_sides(self, height: int, width: int) -> tuple[int, int]:
-        """Returns height and width after the resize.
-
-        Without ``fit``, the longer side is rounded down like torchvision's.
-        """
-        target = _sides(self.resize_size)
-        if self.fit is not None:
-            ratios = (height / target[0], width / target[1])
-            ratio = min(ratios) if self.fit == "cover" else max(ratios)
-            return max(round(height / ratio), 1), max(round(width / ratio), 1)
-        if isinstance(self.resize_size, tuple):
-            return target
-        shorter, longer = sorted((height, width))
-        side = int(target[0] * longer / shorter)
-        return (target[0], side) if height <= width else (side, target[0])
-
-    def _crop(self, pixels: torch.Tensor) -> torch.Tensor:
-        """Crops the centre and adds borders like torchvision.
-
-        Args:
-            pixels: ``[1, 3, H, W]``.
-        """
-        rows, columns = self._crop_sides
-        pixels = self._narrow_to_middle(pixels, -2, rows)
-        pixels = self._narrow_to_middle(pixels, -1, columns)
-        height, width = pixels.shape[-2:]
-        if (height, width) == (rows, columns):
-            return pixels
-        colour = torch.tensor(self.fill, dtype=pixels.dtype).view(1, 3, 1, 1)
-        bordered = colour.repeat(1, 1, rows, columns)
-        top, left = (rows - height) // 2, (columns - width) // 2
-        bordered[..., top : top + height, left : left + width] = pixels
-        return bordered
-
-    def _narrow_to_middle(
-        self, pixels: torch.Tensor, dim: int, size: int
-    ) -> torch.Tensor:
-        excess = pixels.shape[dim] - size
-        if excess <= 0:
-            return pixels
-        start = excess // 2 if self.floor_crop else round(excess / 2)
-        return pixels.narrow(dim, start, size)
+        size = self.crop_size
+        return size if isinstance(size, tuple) else (size, size)
 
 
 @functools.lru_cache(maxsize=64)
@@ -442,18 +308,10 @@ def _size(sizes: Sequence[int]) -> Size:
     return height, width
 
 
-def _sides(size: Size) -> tuple[int, int]:
-    return size if isinstance(size, tuple) else (size, size)
-
-
-def _check_size(name: str, size: Any) -> None:
-    if not _are_integers(
+def _is_size(size: Any) -> bool:
+    return _are_integers(
         size if isinstance(size, tuple) else (size, size), 2, 1, MAX_SIDE
-    ):
-        raise ValueError(
-            f"{name} must be 1 to {MAX_SIDE} pixels, or height and width, not "
-            f"{size!r:.80}"
-        )
+    )
 
 
 def _are_integers(values: Any, count: int, low: int, high: int) -> bool:
@@ -464,14 +322,45 @@ def _are_integers(values: Any, count: int, low: int, high: int) -> bool:
     )
 
 
-def _check_channels(name: str, values: Any) -> None:
-    is_valid = (
+def _are_channels(values: Any) -> bool:
+    return (
         isinstance(values, tuple)
         and len(values) == 3
         and all(type(v) in (int, float) for v in values)
         and all(abs(v) < 1e6 and math.isfinite(v) for v in values)
     )
-    if not is_valid:
-        raise ValueError(
-            f"{name} must be three finite numbers, not {values!r:.80}"
-        )
+
+
+def _is_flag(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+_SIZES = f"1 to {MAX_SIDE} pixels, or height and width"
+_FLAGS = "true or false"
+_CHECKS: tuple[tuple[str, Callable[[Any], Any], str], ...] = (
+    ("resize_size", _is_size, _SIZES),
+    ("crop_size", _is_size, _SIZES),
+    ("mean", _are_channels, "three finite numbers"),
+    ("std", _are_channels, "three finite numbers"),
+    (
+        "interpolation",
+        _INTERPOLATIONS.__contains__,
+        f"one of {', '.join(_INTERPOLATIONS)}",
+    ),
+    ("fit", _FITS.__contains__, "null, 'cover' or 'contain'"),
+    (
+        "fill",
+        lambda value: _are_integers(value, 3, 0, MAX_BYTE),
+        f"three bytes, 0 to {MAX_BYTE}",
+    ),
+    ("antialias", _is_flag, _FLAGS),
+    ("integer_resize", _is_flag, _FLAGS),
+    ("floor_crop", _is_flag, _FLAGS),
+    ("exif", _EXIF.__contains__, "'ignore' or 'turn'"),
+    (
+        "member",
+        lambda value: value is None or _MEMBER.fullmatch(str(value)),
+        "an extension such as jpg or left.jpg",
+    ),
+)
+"""Fields, functions that return True for valid values, and these in words."""
