@@ -4,34 +4,39 @@ import os
 
 import pytest
 
+from hapi_splitter import host_limits
 from hapi_splitter.host_limits import allowed_cores, allowed_memory_bytes
 
 AFFINITY = len(os.sched_getaffinity(0))
 
 
-def control_groups(folder, line, limits):
-    """Returns the membership file and the groups' mount point."""
-    groups = folder / "groups"
-    for name, text in limits.items():
-        path = groups / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    membership = folder / "membership"
-    membership.write_text(line)
-    return membership, groups
+@pytest.fixture
+def control_groups(tmp_path, monkeypatch):
+    """Returns a function that makes the process's control groups."""
+    groups, membership = tmp_path / "groups", tmp_path / "membership"
+    monkeypatch.setattr(host_limits, "_MEMBERSHIP", membership)
+    monkeypatch.setattr(host_limits, "_GROUPS", groups)
+
+    def make(line, limits):
+        membership.write_text(line)
+        for name, text in limits.items():
+            path = groups / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+
+    return make
 
 
-def test_quota_limits_the_cores_up_to_the_affinity(tmp_path):
+def test_quota_limits_the_cores_up_to_the_affinity(control_groups):
     line = "1:cpu:/\n0::/pod/box\n"
     for quota, cores in (("50000", 0.5), ("100000000", AFFINITY)):
-        limits = {"pod/box/cpu.max": f"{quota} 100000\n"}
-        assert allowed_cores(*control_groups(tmp_path, line, limits)) == cores
+        control_groups(line, {"pod/box/cpu.max": f"{quota} 100000\n"})
+        assert allowed_cores() == cores
 
 
 @pytest.mark.parametrize(("pod", "box"), [("20000", "max"), ("max", "20000")])
-def test_lowest_limit_of_nested_groups_applies(tmp_path, pod, box):
-    paths = control_groups(
-        tmp_path,
+def test_lowest_limit_of_nested_groups_applies(control_groups, pod, box):
+    control_groups(
         "0::/pod/box\n",
         {
             "pod/cpu.max": f"{pod} 100000\n",
@@ -40,8 +45,8 @@ def test_lowest_limit_of_nested_groups_applies(tmp_path, pod, box):
             "pod/box/memory.max": "2000\n",
         },
     )
-    assert allowed_cores(*paths) == 0.2
-    assert allowed_memory_bytes(*paths) == 2000
+    assert allowed_cores() == 0.2
+    assert allowed_memory_bytes() == 2000
 
 
 @pytest.mark.parametrize(
@@ -54,9 +59,9 @@ def test_lowest_limit_of_nested_groups_applies(tmp_path, pod, box):
         ("0::/../other\n", {"memory.max": "max\n"}),
     ],
 )
-def test_without_limits_affinity_applies(tmp_path, line, limits):
-    paths = control_groups(tmp_path, line, limits)
-    assert allowed_cores(*paths) == AFFINITY
+def test_without_limits_affinity_applies(control_groups, line, limits):
     host = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    assert allowed_memory_bytes(*paths) == host
-    assert allowed_memory_bytes(tmp_path / "none", tmp_path) == host
+    assert allowed_memory_bytes() == host  # without a list of groups
+    control_groups(line, limits)
+    assert allowed_cores() == AFFINITY
+    assert allowed_memory_bytes() == host
