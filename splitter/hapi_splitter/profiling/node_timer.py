@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import fx
@@ -106,31 +106,25 @@ class TimedWalk(fx.Interpreter):
         return result
 
 
-class Timer(Protocol):
-    """Marks moments of a device's work."""
+class Timer:
+    """Marks moments of a CPU's work, by a clock in seconds."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
 
     def mark(self) -> Any:
         """Now, as the device's work has it."""
+        return self._clock()
 
     def settle(self) -> None:
-        """Returns when the device has done all it was given."""
+        """Returns when the device has done all; a CPU has by then."""
 
     def seconds(self, start: Any, end: Any) -> float:
         """Between two marks, after :meth:`settle`."""
+        return max(float(end - start), 0.0)
 
 
-class _HostTimer:
-    def __init__(self, clock: Clock) -> None:
-        self.mark = clock
-
-    def settle(self) -> None:
-        """A CPU's work is done when the call returns."""
-
-    def seconds(self, start: float, end: float) -> float:
-        return max(end - start, 0.0)
-
-
-class _CudaTimer:
+class _CudaTimer(Timer):
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
@@ -149,7 +143,7 @@ class _CudaTimer:
 
 def timer_for(device: torch.device, clock: Clock) -> Timer:
     """CUDA events on a GPU, ``clock`` (in seconds) on a CPU."""
-    return _CudaTimer(device) if device.type == "cuda" else _HostTimer(clock)
+    return _CudaTimer(device) if device.type == "cuda" else Timer(clock)
 
 
 @contextlib.contextmanager

@@ -19,15 +19,11 @@ from types import MappingProxyType
 
 import torch
 
-from hapi_protocol.errors import DoesNotFitError
 from hapi_protocol.profiles import BatchProfile, ModelProfile
 from hapi_splitter.cuts import FrozenGraph
 from hapi_splitter.inputs.reference_image import reference_seconds
 from hapi_splitter.numerics import numerics_tag
-from hapi_splitter.profiling.memory_model import (
-    memory_requirement,
-    sample_bytes_by_cut,
-)
+from hapi_splitter.profiling.memory_model import sample_bytes_by_cut
 from hapi_splitter.profiling.node_timer import (
     Clock,
     TimedWalk,
@@ -69,7 +65,6 @@ def profile_model(
     digest: str | None = None,
     batches: Sequence[int] | None = None,
     budget_seconds: float = DEFAULT_BUDGET_SECONDS,
-    available_bytes: int | None = None,
     load_seconds: float = 0.0,
 ) -> ModelProfile:
     """Measures all that the planner needs of one tier, in this thread.
@@ -83,11 +78,10 @@ def profile_model(
         digest: digest of the package; None for the region's own.
         batches: as for :func:`profile_region`.
         budget_seconds: as for :func:`profile_region`.
-        available_bytes: as for :func:`profile_region`.
         load_seconds: time to check and load the package, 0 if unknown.
 
     Raises:
-        DoesNotFitError: not even the smallest batch fits.
+        OutOfMemoryError: as :func:`profile_region`.
     """
     on_cpu = device.type == "cpu"
     return ModelProfile(
@@ -103,7 +97,6 @@ def profile_model(
             device,
             batches=batches,
             budget_seconds=budget_seconds,
-            available_bytes=available_bytes,
         ),
         reference_seconds=reference_seconds(frozen.transform),
         load_seconds=load_seconds,
@@ -119,7 +112,6 @@ def profile_region(
     *,
     batches: Sequence[int] | None = None,
     budget_seconds: float = DEFAULT_BUDGET_SECONDS,
-    available_bytes: int | None = None,
     clock: Clock = time.perf_counter,
 ) -> tuple[BatchProfile, ...]:
     """Measures a forward pass to each cut, for several batch sizes.
@@ -132,9 +124,6 @@ def profile_region(
         device: device that runs it.
         batches: batch sizes; None for the defaults of the kind of device.
         budget_seconds: time after which no further pass begins.
-        available_bytes: batches that need more memory, by
-            :mod:`hapi_splitter.profiling.memory_model`, are left out; None for
-            no limit.
         clock: seconds; used for the budget, and on a CPU for the passes.
 
     Returns:
@@ -142,14 +131,12 @@ def profile_region(
         seconds for cut 0 to ``num_cuts``.
 
     Raises:
-        DoesNotFitError: not even the smallest batch fits.
-        OutOfMemoryError: the device has less than ``available_bytes``.
+        OutOfMemoryError: the smallest batch does not fit on the device.
         ValueError: one of ``batches`` is below 1.
     """
     sizes = sorted(set(batches or DEFAULT_BATCHES[device.type]))
     if sizes[0] < 1:
         raise ValueError(f"batches are {batches}; they must be from 1 on")
-    sizes = _that_fit(frozen, sizes, available_bytes)
     deadline = clock() + budget_seconds
     with ready_to_run(device):
         region = _Region(frozen, device, clock)
@@ -206,27 +193,6 @@ def _allocated_bytes(frozen: FrozenGraph, device: torch.device) -> int:
         module(samples)
         torch.cuda.synchronize(device)
         return torch.cuda.max_memory_allocated(device) - before
-
-
-def _that_fit(
-    frozen: FrozenGraph, sizes: list[int], available_bytes: int | None
-) -> list[int]:
-    if available_bytes is None:
-        return sizes
-    needs = memory_requirement(frozen, frozen.num_cuts)
-    fitting = [s for s in sizes if needs.peak_bytes(s) <= available_bytes]
-    if fitting:
-        return fitting
-    needed_bytes = needs.peak_bytes(sizes[0])
-    raise DoesNotFitError(
-        "does_not_fit",
-        f"a forward of {sizes[0]} samples needs {needed_bytes} bytes, and "
-        f"{available_bytes} are available",
-        details={
-            "needed_bytes": needed_bytes,
-            "available_bytes": available_bytes,
-        },
-    )
 
 
 def _first_passes(

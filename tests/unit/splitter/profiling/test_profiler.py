@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from hapi_protocol.errors import DoesNotFitError, UnsupportedError
+from hapi_protocol.errors import UnsupportedError
 from hapi_protocol.profiles import BatchProfile, ModelProfile
 from hapi_splitter.freezing.split_model import split
 from hapi_splitter.inputs.image_decode import decode_image
@@ -162,19 +162,6 @@ def test_shorter_budget_gives_up_batches_but_the_smallest(monkeypatch):
     clock = Passes(monkeypatch, 100.0)
     assert profiled(frozen, 2, 8, budget_seconds=5, clock=clock)[1] == [2]
     assert clock.batches == [2]
-
-
-def test_batches_beyond_the_memory_are_left_out():
-    frozen = small_region()
-    needed = memory_requirement(frozen, frozen.num_cuts).peak_bytes(2)
-    _, found = profiled(frozen, 1, 2, 8, available_bytes=needed)
-    assert found == [1, 2]
-    with pytest.raises(DoesNotFitError) as caught:
-        profiled(frozen, 2, 8, available_bytes=needed - 1)
-    assert caught.value.details == {
-        "needed_bytes": needed,
-        "available_bytes": needed - 1,
-    }
 
 
 def test_device_that_runs_out_of_memory_has_the_smaller_batches(monkeypatch):
