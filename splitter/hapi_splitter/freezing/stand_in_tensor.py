@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -13,6 +13,9 @@ from hapi_splitter.freezing.model_run import (
     name_of,
 )
 from hapi_splitter.freezing.structures import flatten, leaves_in, unflatten
+
+if TYPE_CHECKING:
+    from hapi_splitter.freezing.replay import Replay
 
 _FACTS = frozenset(
     {
@@ -37,25 +40,6 @@ _FACTS = frozenset(
 """Attributes and methods that do not depend on values."""
 
 
-class Steps(Protocol):
-    """Decides about operations on stand-ins.
-
-    Attributes:
-        has_entered: True if all features have entered.
-    """
-
-    @property
-    def has_entered(self) -> bool: ...
-
-    def operation(
-        self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]
-    ) -> Any:
-        """Returns the result of an operation, or raises an error."""
-
-    def refusal(self, name: str, tensor: StandInTensor) -> Exception:
-        """Returns the error of a tensor that an operation reads."""
-
-
 class StandInTensor(torch.Tensor):
     """Stands in for a tensor of the samples that is not computed.
 
@@ -68,14 +52,14 @@ class StandInTensor(torch.Tensor):
         entered: the tensor itself, if it is sent or follows from what is.
     """
 
-    steps: Steps
+    steps: Replay
     number: int
     entered: torch.Tensor | None
 
     @staticmethod
     def __new__(
         cls,
-        steps: Steps,
+        steps: Replay,
         number: int,
         size: Sequence[int],
         stride: Sequence[int] | None,
