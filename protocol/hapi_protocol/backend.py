@@ -73,7 +73,23 @@ STEPS = (
 
 
 @dataclass(frozen=True)
-class JobOrder(JsonMessage):
+class _Order(JsonMessage):
+    """A message with an authorised job."""
+
+    job: JobRequest
+
+    @staticmethod
+    def nested_json(value: Any) -> Any:
+        """JSON form of the job, and of what is in it."""
+        return JobRequest.nested_json(value)
+
+    def check(self) -> None:
+        """Raises FieldError if the fields contradict each other."""
+        self.job.check()
+
+
+@dataclass(frozen=True)
+class JobOrder(_Order):
     """Message of the steps ``job`` and ``bytes``.
 
     Attributes:
@@ -85,18 +101,12 @@ class JobOrder(JsonMessage):
 
     NAME = "job order"
 
-    job: JobRequest
     etag: PossiblyEmpty = ""
     part: ByteRange | None = None
 
-    @staticmethod
-    def nested_json(value: Any) -> Any:
-        """JSON form of the job, and of what is in it."""
-        return JobRequest.nested_json(value)
-
     def check(self) -> None:
         """Raises FieldError if the fields contradict each other."""
-        self.job.check()
+        super().check()
         if self.part is not None and self.part.length_bytes < 1:
             raise FieldError("part", str(self.part))
 
@@ -123,7 +133,7 @@ class StoredObject:
 
 
 @dataclass(frozen=True)
-class ObjectsOrder(JsonMessage):
+class ObjectsOrder(_Order):
     """Message of the step ``objects``.
 
     Attributes:
@@ -133,17 +143,11 @@ class ObjectsOrder(JsonMessage):
 
     NAME = "order of objects"
 
-    job: JobRequest
     objects: tuple[StoredObject, ...]
-
-    @staticmethod
-    def nested_json(value: Any) -> Any:
-        """JSON form of the job, and of what is in it."""
-        return JobRequest.nested_json(value)
 
     def check(self) -> None:
         """Raises FieldError if the fields contradict each other."""
-        self.job.check()
+        super().check()
         if self.job.num_objects != len(self.objects):
             raise FieldError("objects", len(self.objects))
 

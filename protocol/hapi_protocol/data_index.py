@@ -327,17 +327,14 @@ def _runs(
 def _shard_batch(shard: ShardIndex, schema: pa.Schema) -> pa.RecordBatch:
     import pyarrow as pa
 
-    count = len(shard.rows)
-    zeros = pa.array([0] * count, pa.int32())
+    zeros = pa.array([0] * len(shard.rows), pa.int32())
     columns = [
         pa.DictionaryArray.from_arrays(zeros, pa.array([shard.name])),
         pa.DictionaryArray.from_arrays(zeros, pa.array([shard.etag])),
-        pa.array([row.sample for row in shard.rows], pa.int32()),
-        pa.array([row.key for row in shard.rows], pa.utf8()),
-        pa.array([row.offset for row in shard.rows], pa.int64()),
-        pa.array([row.length for row in shard.rows], pa.int64()),
-        pa.array([row.label for row in shard.rows], pa.int64()),
-        pa.array([row.crc32 for row in shard.rows], pa.uint32()),
+        *(
+            pa.array([getattr(r, field.name) for r in shard.rows], field.type)
+            for field in [*schema][2:]
+        ),
     ]
     return pa.record_batch(columns, schema=schema)
 

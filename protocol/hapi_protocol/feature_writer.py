@@ -18,7 +18,6 @@ from hapi_protocol.feature_stream import (
     METADATA_STREAM,
     METADATA_SUMMARY,
     METADATA_TIMINGS,
-    SCALES,
     Row,
 )
 from hapi_protocol.merged_stream import padded
@@ -61,8 +60,6 @@ class FeatureStreamWriter:
         self._schema = schema
         self._is_merged = is_merged
         self._mark = mark
-        self._has_features = "features" in schema.names
-        self._has_scales = "scale" in schema.names
         self._writer = pa.ipc.new_stream(
             _Sink(sink), schema, options=_write_options(schema)
         )
@@ -96,21 +93,13 @@ class FeatureStreamWriter:
         Raises:
             ValueError: rows and features do not match.
         """
-        columns = _row_columns(rows)
-        if self._has_features:
-            columns.append(self._feature_column(rows, features))
-            if self._has_scales:
-                columns += [
-                    self._list_column(name, rows, values)
-                    for name, values in zip(SCALES, (scale, zero), strict=True)
-                ]
-        else:
-            columns += [
-                pa.array([row.offset for row in rows], pa.int64()),
-                pa.array([row.length for row in rows], pa.int64()),
-                pa.array([row.cls for row in rows], pa.utf8()),
-                pa.array([row.crc32 for row in rows], pa.uint32()),
-            ]
+        arrays = {"features": features, "scale": scale, "zero": zero}
+        columns = [
+            self._array_column(field, rows, arrays[field.name])
+            if field.name in arrays
+            else pa.array([getattr(r, field.name) for r in rows], field.type)
+            for field in self._schema
+        ]
         batch = pa.record_batch(columns, schema=self._schema)
         metadata = _json_metadata(METADATA_TIMINGS, timings)
         if self._mark is None:
@@ -172,18 +161,15 @@ class FeatureStreamWriter:
             schema=_storage_schema(self._schema),
         ).cast(self._schema)
 
-    def _feature_column(
-        self, rows: Sequence[Row], features: npt.NDArray[Any] | None
-    ) -> pa.ExtensionArray:
-        tensor = self._schema.field("features").type
-        storage = _lists("features", rows, features, tensor, tensor.shape)
-        return pa.ExtensionArray.from_storage(tensor, storage)
-
-    def _list_column(
-        self, name: str, rows: Sequence[Row], values: npt.NDArray[Any] | None
-    ) -> pa.FixedSizeListArray:
-        kind = self._schema.field(name).type
-        return _lists(name, rows, values, kind, (kind.list_size,))
+    @staticmethod
+    def _array_column(
+        field: pa.Field, rows: Sequence[Row], values: npt.NDArray[Any] | None
+    ) -> pa.Array:
+        kind = field.type
+        if not isinstance(kind, pa.BaseExtensionType):
+            return _lists(field.name, rows, values, kind, (kind.list_size,))
+        storage = _lists(field.name, rows, values, kind, kind.shape)
+        return pa.ExtensionArray.from_storage(kind, storage)
 
 
 def _lists(
@@ -229,16 +215,6 @@ def _storage(schema: pa.Schema) -> list[pa.Field]:
 
 def _storage_schema(schema: pa.Schema) -> pa.Schema:
     return pa.schema(_storage(schema), metadata=schema.metadata)
-
-
-def _row_columns(rows: Sequence[Row]) -> list[pa.Array]:
-    return [
-        pa.array([row.index for row in rows], pa.int32()),
-        pa.array([row.key for row in rows], pa.utf8()),
-        pa.array([row.label for row in rows], pa.int64()),
-        pa.array([row.meta for row in rows], pa.utf8()),
-        pa.array([row.error for row in rows], pa.utf8()),
-    ]
 
 
 def _json_metadata(key: bytes, value: Any) -> dict[bytes, bytes] | None:

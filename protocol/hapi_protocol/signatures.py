@@ -32,6 +32,16 @@ MAX_AGE_SECONDS = 60.0
 """Largest difference of the clocks of proxy and object server, with the time
 that a request is under way."""
 
+_HEADERS = {
+    "timestamp": HEADER_TIMESTAMP,
+    "policy_index": HEADER_POLICY,
+    "step": HEADER_STEP,
+    "version": HEADER_VERSION,
+    "address": HEADER_ADDRESS,
+    "nonce": HEADER_NONCE,
+}
+"""Headers of the fields of a request."""
+
 
 @dataclass(frozen=True)
 class SignedRequest:
@@ -69,12 +79,7 @@ class SignedRequest:
     def headers(self, key: bytes) -> dict[str, str]:
         """Headers that carry the request, signed with a key."""
         return {
-            HEADER_TIMESTAMP: self.timestamp,
-            HEADER_POLICY: self.policy_index,
-            HEADER_STEP: self.step,
-            HEADER_VERSION: self.version,
-            HEADER_ADDRESS: self.address,
-            HEADER_NONCE: self.nonce,
+            **{header: getattr(self, n) for n, header in _HEADERS.items()},
             HEADER_SIGNATURE: self.signature(key),
             HEADER_MESSAGE_BYTES: str(len(self.message)),
         }
@@ -90,16 +95,8 @@ class SignedRequest:
             header: returns the value of a header, or an empty text.
             message: its message.
         """
-        return cls(
-            address=header(HEADER_ADDRESS),
-            path=path,
-            step=header(HEADER_STEP),
-            version=header(HEADER_VERSION),
-            policy_index=header(HEADER_POLICY),
-            timestamp=header(HEADER_TIMESTAMP),
-            nonce=header(HEADER_NONCE),
-            message=message,
-        )
+        texts = {name: header(key) for name, key in _HEADERS.items()}
+        return cls(path=path, message=message, **texts)
 
 
 class Verifier:
