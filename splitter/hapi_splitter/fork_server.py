@@ -62,8 +62,12 @@ class _Running:
     control: socket.socket
 
     def end(self) -> str:
-        """Kills it, and returns its status and its last message."""
-        self.process.kill()
+        """Kills it, and returns its status and its last message.
+
+        Its children are in its process group, and may be stopped.
+        """
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
         errors = self.process.communicate()[1]
         self.control.close()
         return f"status {self.process.returncode}: {last_line(errors)}"
