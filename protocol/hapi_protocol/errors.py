@@ -36,7 +36,8 @@ from types import MappingProxyType
 from typing import Any
 
 MAX_BODY_BYTES = 64 * 1024
-"""Maximum length of an error body; a longer one is not parsed."""
+"""Maximum length of an error body; a longer one is not parsed.  Ours have some
+hundred bytes, so that a proxy's page costs no more than this."""
 
 
 _CODE_LABEL = "code "

@@ -15,7 +15,7 @@ from enum import IntEnum
 from hapi_protocol.errors import HapiError, error_from_body
 
 MAX_FRAME_BYTES = 16 << 20
-"""Profiles are the largest."""
+"""Profiles are the largest: ``profiles.MAX_PROFILE_BYTES``."""
 _HEAD = struct.Struct("!BI")
 
 

@@ -67,6 +67,8 @@ CACHE_STATES = (CACHE_OFF, CACHE_HIT, CACHE_MISS, CACHE_STORE)
 cached."""
 
 MAX_CUT = 1_000_000
+"""Only a bound of the parser: packages have at most 20,000 calls, and a cut
+beyond those of its model is refused later."""
 MAX_INDEX = 2**31 - 1
 """Sample indices travel as int32."""
 

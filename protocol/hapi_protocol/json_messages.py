@@ -30,6 +30,8 @@ from hapi_protocol.errors import AnnotationError
 from hapi_protocol.versions import API_VERSION, check_worker_version
 
 MAX_MESSAGE_BYTES = 64 * 1024
+"""A job for one object has about 20 kB at most: two paths (Swift allows 256 +
+256 + 1024 bytes, which JSON may escape to six times as many), 64 checksums."""
 
 _Message = TypeVar("_Message", bound="JsonMessage")
 _T = TypeVar("_T")

@@ -23,7 +23,8 @@ from hapi_protocol.summary import Summary
 from hapi_protocol.tee_stream import bad_stream
 
 SUMMARY_BYTES = 1024
-"""Length of a padded summary."""
+"""Length of a padded summary: it has nine numbers of at most 20 digits, an
+ETag and their names, about half."""
 
 _SUMMARY_START = b'{"rows": '
 

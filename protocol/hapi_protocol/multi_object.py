@@ -28,7 +28,9 @@ ENTRY_EXTENSION = "json"
 BYTES_EXTENSION = "img"
 
 _MAX_ENTRY_BYTES = 64 * 1024
+"""An entry has a name of at most 1024 bytes (Swift's limit) and an error."""
 _SKIP_BYTES = 256 * 1024
+"""Length of the pieces in which objects are skipped; any bounds memory."""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ from itertools import pairwise
 from hapi_protocol.json_messages import JsonMessage, PossiblyEmpty
 
 MAX_PROFILE_BYTES = 16 * 1024 * 1024
-"""Maximum length of a profile's body."""
+"""Maximum length of a profile's body: 20,000 cuts, the most of a package, with
+four batch sizes and numbers of 20 digits take 2 MB."""
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,8 @@ from hapi_protocol.errors import HapiError, UnavailableError, UnsupportedError
 from hapi_protocol.samples import Sample
 
 RETRY_SECONDS = 1.0
+"""Soon, since another replica is read.  Chosen, not measured: Swift's proxy
+picks replicas at random by default."""
 _MD5 = re.compile("[0-9a-f]{32}")
 
 

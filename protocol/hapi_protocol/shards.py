@@ -59,6 +59,8 @@ class Limits:
     """Limits that are checked before anything is allocated."""
 
     max_member_bytes: int = 64 * 1024 * 1024
+    """Chosen, not measured, as all limits here: far above what data sets have,
+    and low enough for the memory of a worker's jobs."""
     max_sample_bytes: int = 64 * 1024 * 1024
     """Maximum length of all members of a sample together."""
     max_extended_header_bytes: int = 64 * 1024

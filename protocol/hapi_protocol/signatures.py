@@ -28,9 +28,11 @@ from hapi_protocol.backend import (
 )
 
 MIN_KEY_BYTES = 32
+"""Length of the hash's output; shorter keys are discouraged (RFC 2104, 3)."""
 MAX_AGE_SECONDS = 60.0
 """Largest difference of the clocks of proxy and object server, with the time
-that a request is under way."""
+that a request is under way.  Chosen, not measured: hosts with NTP differ by
+milliseconds, and signatures are remembered for this long."""
 
 _HEADERS = {
     "timestamp": HEADER_TIMESTAMP,

@@ -25,7 +25,7 @@ END = b"E"
 KINDS = (BOTH, CLIENT, CACHE, END)
 
 MAX_END_BYTES = 4096
-"""Maximum length of the last frame."""
+"""Maximum length of the last frame, which has one number."""
 
 _HEADER = struct.Struct(">cI")
 

@@ -18,6 +18,7 @@ VERSIONS = (1,)
 """All supported versions, newest first."""
 
 _WORKER_RETRY_SECONDS = 30.0
+"""Chosen, not measured: an operator who updates a host restarts both."""
 
 
 def common_version(section: Mapping[str, Any], proxy: str, client: str) -> int:

@@ -56,16 +56,20 @@ Measured for GETs of 4, 16 and 64 photographs of 108 kB, without the cost of
 their bytes."""
 DEFAULT_PUSH_SECONDS_PER_REQUEST = 0.0124
 """Core-seconds of Swift per annotated GET, which includes authorisation of the
-model and the exchange with the worker."""
+model and the exchange with the worker.  Jobs replace it by what they observe;
+how it was measured is not recorded."""
 
 _CPU = "cpu"
 _MAX_REDUCTION = 8
 """Largest reduction by an encoding: uint8 has a quarter of float32's bytes,
 and compression of sparse features halves them again."""
 _NEAR_HULL = 1.1
-"""Candidates are at most this factor above the convex hull."""
+"""Candidates are at most this factor above the convex hull.  Chosen, not
+measured: a larger one costs measurements of more cuts, which then rarely
+win."""
 _EQUAL_FLOPS = 0.01
-"""Cuts that differ by a smaller fraction of all operations count as equal."""
+"""Cuts that differ by a smaller fraction of all operations count as equal.
+Chosen, not measured: activations and pooling, which are meant, have less."""
 
 
 @dataclass(frozen=True)

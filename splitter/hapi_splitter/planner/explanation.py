@@ -42,7 +42,8 @@ _ACTIVITIES = {
 }
 """Activities of a resource: for streaming, and for a cut."""
 _EQUAL_RATIO = 1.005
-"""Speeds with a smaller ratio are reported as equal."""
+"""Speeds with a smaller ratio are reported as equal: ratios have three digits
+in texts, which would show 1."""
 
 
 def explain(

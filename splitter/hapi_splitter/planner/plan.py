@@ -50,11 +50,15 @@ __all__ = [
 ]
 
 BINDING = 0.999
-"""Utilisation from which a resource counts as a limit."""
+"""Utilisation from which a resource counts as a limit.  Chosen, not measured:
+far above the solver's tolerance of 1e-7, and for people a thousandth is no
+reserve."""
 _LINK_FACTOR = math.sqrt(10.0)
+"""Chosen, not measured: two steps for a power of ten find a crossover between
+the classes of links; each solves the plan again."""
 _NUM_FACTORS = 8
 """Bandwidths from a ten-thousandth to ten thousand times the current one
-(``_LINK_FACTOR ** _NUM_FACTORS``) are tried."""
+(``_LINK_FACTOR ** _NUM_FACTORS``) are tried: no link has more."""
 _NUM_HALVINGS = 10
 """Bisections, for a precision of about a thousandth."""
 

@@ -54,7 +54,8 @@ CLIENT_DEVICE = "client device"
 RESOURCES = (LINK, SERVER_CPU, SERVER_DEVICE, CLIENT_CPU, CLIENT_DEVICE)
 
 UNSEEN_LINK = 1e12
-"""Assumed bytes per second of a link that has not been a limit yet."""
+"""Assumed bytes per second of a link that has not been a limit yet: ten times
+the fastest Ethernet (800 Gbit/s, IEEE 802.3df), so that it is none."""
 
 UNITS = {
     LINK: "bytes/s",

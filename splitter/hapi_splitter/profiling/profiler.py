@@ -47,12 +47,17 @@ DEFAULT_BATCHES: Mapping[str, tuple[int, ...]] = MappingProxyType(
 )
 """Batch sizes that are measured, by kind of device."""
 DEFAULT_BUDGET_SECONDS = 10.0
+"""Chosen, not measured: jobs wait for a profile, or stream meanwhile, and
+clients and workers give budgets of their own."""
 MAX_PASSES = 7
-"""Maximum passes of one batch size; more change the medians little."""
+"""Maximum passes of one batch size.  Chosen, not measured: a median of seven
+ignores three disturbed passes; the budget mostly ends before."""
 KNEE = 0.95
-"""Fraction of the best rate that a smaller batch must reach."""
+"""Fraction of the best rate that a smaller batch must reach.  Chosen, not
+measured: it trades a twentieth of the speed for less memory and latency."""
 _NEXT_BATCH_COST = 1.5
-"""Cost of a new batch size, a warm-up and a pass of two, in passes."""
+"""Cost of a new batch size in passes, each of which runs the region twice: a
+warm-up runs it once, and a pass follows."""
 
 
 def profile_model(
