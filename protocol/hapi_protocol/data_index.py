@@ -272,9 +272,9 @@ class DataIndex:
                     else shard
                     for shard in _group(rows, name)
                 ]
-                for empty in _empty_shards(facts.get("empty", {})):
-                    _check_name(empty.name, name)
-                    shards.append(empty)
+                for shard, etag in facts.get("empty", {}).items():
+                    _check_name(str(shard), name)
+                    shards.append(ShardIndex(str(shard), str(etag), ()))
                 class_names = tuple(map(str, facts.get("class_names", ())))
         except (pa.ArrowException, *_DAMAGE) as error:
             raise _bad_index(name, str(error)) from error
@@ -305,11 +305,6 @@ def _with_etags(shard: ShardIndex, etags: Sequence[object]) -> ShardIndex:
     return replace(
         shard, rows=tuple(replace(row, etag=str(etag)) for row, etag in rows)
     )
-
-
-def _empty_shards(etags: Mapping[str, object]) -> Iterator[ShardIndex]:
-    for name, etag in etags.items():
-        yield ShardIndex(str(name), str(etag), ())
 
 
 def _runs(

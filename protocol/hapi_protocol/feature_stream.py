@@ -109,10 +109,6 @@ class FeatureBatch:
     scale: npt.NDArray[np.float32] | None = None
     zero: npt.NDArray[np.float32] | None = None
 
-    @property
-    def good_rows(self) -> list[Row]:
-        return [row for row in self.rows if row.error is None]
-
 
 def feature_schema(shape: Sequence[int], encoding: str) -> pa.Schema:
     """Schema of a stream of features.

@@ -73,6 +73,10 @@ MAX_INDEX = 2**31 - 1
 """Sample indices travel as int32."""
 
 _DIGITS = re.compile(r"[0-9]{1,18}")
+_SAMPLES = re.compile(r"([0-9]{1,18})-([0-9]{1,18})?")
+_RANGE = re.compile(
+    r"\s*bytes\s*=([0-9]{1,18})-([0-9]{1,18})", re.ASCII | re.IGNORECASE
+)
 _CRC32S = re.compile(r"[0-9a-f]{8}(,[0-9a-f]{8})*")
 
 
@@ -359,11 +363,12 @@ def _parse_samples(
                 "members are in that range",
             )
         return None
-    first, dash, last = value.partition("-")
-    if dash and _DIGITS.fullmatch(first) and _is_valid_last(first, last):
-        samples = SampleRange(int(first), int(last) if last else None)
-        if max(samples.first, samples.last or 0) <= MAX_INDEX:
-            return samples
+    match = _SAMPLES.fullmatch(value)
+    if match:
+        first = int(match[1])
+        last = int(match[2]) if match[2] else None
+        if first <= (first if last is None else last) <= MAX_INDEX:
+            return SampleRange(first, last)
     raise AnnotationError(
         "bad_samples",
         f"{HEADER_SAMPLES} is {value!r}; it must be 'a-b' or 'a-', "
@@ -371,26 +376,13 @@ def _parse_samples(
     )
 
 
-def _is_valid_last(first: str, last: str) -> bool:
-    if not last:
-        return True
-    return bool(_DIGITS.fullmatch(last)) and int(last) >= int(first)
-
-
 def _parse_range(given: Mapping[str, str]) -> ByteRange | None:
     value = given.get(HEADER_RANGE)
     if value is None:
         return None
-    unit, _, span = value.partition("=")
-    first, dash, last = span.partition("-")
-    if (
-        unit.strip().lower() == "bytes"
-        and dash
-        and _DIGITS.fullmatch(first)
-        and _DIGITS.fullmatch(last)
-        and int(first) <= int(last)
-    ):
-        return ByteRange(int(first), int(last))
+    match = _RANGE.fullmatch(value)
+    if match and int(match[1]) <= int(match[2]):
+        return ByteRange(int(match[1]), int(match[2]))
     raise AnnotationError(
         "bad_range",
         f"{HEADER_RANGE} is {value!r}; it must be 'bytes=s-e' with s <= e",
