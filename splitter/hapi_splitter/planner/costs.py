@@ -13,6 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+import numpy as np
+
 from hapi_protocol.data_index import MAX_SPAN_SAMPLES
 from hapi_protocol.encodings import allowed_encodings
 from hapi_protocol.profiles import ModelProfile
@@ -221,7 +223,10 @@ def candidate_cuts(
     below = raw_bytes
     for cut in distinct:
         size = cut.float32_bytes / _MAX_REDUCTION
-        if size < below and size <= _NEAR_HULL * _height(hull, cut.flops):
+        height = np.interp(
+            cut.flops, [x for x, _ in hull], [y for _, y in hull]
+        )
+        if size < below and size <= _NEAR_HULL * height:
             chosen.add(cut.index)
         below = min(below, size)
     return tuple(sorted(chosen))
@@ -449,11 +454,3 @@ def _turns_left(
     a: tuple[float, float], b: tuple[float, float], c: tuple[float, float]
 ) -> bool:
     return (b[0] - a[0]) * (c[1] - a[1]) > (b[1] - a[1]) * (c[0] - a[0])
-
-
-def _height(hull: Sequence[tuple[float, float]], x: float) -> float:
-    """Returns the height of the hull at ``x``."""
-    for (left, low), (right, high) in pairwise(hull):
-        if left <= x <= right:
-            return low + (high - low) * (x - left) / (right - left)
-    return hull[0][1]
