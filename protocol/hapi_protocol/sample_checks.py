@@ -74,10 +74,8 @@ def check_md5(name: str, actual: str, expected: str) -> None:
         UnavailableError: ``source_damaged``.
     """
     if actual != expected:
-        raise damaged_error(
-            name,
-            f"its bytes have the MD5 {actual}, and its ETag is {expected}",
-        )
+        reason = f"its bytes have the MD5 {actual}, and its ETag is {expected}"
+        raise damaged_error(name, reason)
 
 
 def damaged_error(name: str, reason: str) -> HapiError:

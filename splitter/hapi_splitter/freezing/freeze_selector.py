@@ -170,9 +170,7 @@ def similar(name: str, valid: Iterable[str], model: nn.Module) -> str:
     and do not contain the model's last layer.
     """
     names = [path for path in valid if path]
-    sizes = {
-        path: _num_parameters(model.get_submodule(path)) for path in names
-    }
+    sizes = {n: _num_parameters(model.get_submodule(n)) for n in names}
     total = _num_parameters(model)
     (*_, (last, _)) = model.named_modules()
     large = [

@@ -136,9 +136,7 @@ class Frontier:
 
     @property
     def replaced_modules(self) -> list[str]:
-        return list(
-            dict.fromkeys(event.module for event in self.ends.values())
-        )
+        return list(dict.fromkeys(e.module for e in self.ends.values()))
 
     def kept(self, modules_with_hooks: Set[str]) -> str | None:
         """Returns the module of a tensor that would no longer be renewed.

@@ -103,11 +103,9 @@ class FrozenWeights:
         if any(map(_requires_grad, self._fixed)):
             names = [
                 name
-                for name, tensor in zip(
-                    self._names, self._tensors, strict=True
-                )
-                if any(tensor is fixed for fixed in self._fixed)
-                and tensor.requires_grad
+                for name, held in zip(self._names, self._tensors, strict=True)
+                if any(held is fixed for fixed in self._fixed)
+                and held.requires_grad
             ]
             raise cannot_freeze(
                 f"{_listed(names)}: requires_grad was set after the split, "

@@ -116,9 +116,7 @@ class SavedState:
         if self._depth:
             self._attributes.begin()
         elif changed:
-            names = [
-                self._names.get(address, "another") for address in changed
-            ]
+            names = [self._names.get(key, "another") for key in changed]
             logger.info("the model's tensors are put back: %s", names)
 
     def is_changed(self, tensor: torch.Tensor) -> bool:

@@ -380,9 +380,7 @@ class _Splitter:
                 exported, self._form, self._transform, spec.text
             )
             with torch.autocast(device_of(self._model).type, enabled=False):
-                features = [
-                    graph.suffix(0)(samples) for samples in self._samples
-                ]
+                features = [*map(graph.suffix(0), self._samples)]
         return graph, features, exported.weights, shapes
 
     def _check_features(

@@ -76,13 +76,8 @@ class TailPlan:
     @property
     def replaced_modules(self) -> list[str]:
         """Modules that are not run."""
-        return list(
-            dict.fromkeys(
-                step.module
-                for step in self.steps
-                if isinstance(step, ModuleResult)
-            )
-        )
+        replaced = [s for s in self.steps if isinstance(s, ModuleResult)]
+        return list(dict.fromkeys(step.module for step in replaced))
 
 
 class TailRunner:
@@ -231,9 +226,7 @@ class TailRunner:
         Yields:
             A function that restores the modes, for the freeze point.
         """
-        trained = [
-            module for module in self._frozen_modules if module.training
-        ]
+        trained = [m for m in self._frozen_modules if m.training]
         read = [tensor for tensor in self._parameters if tensor.requires_grad]
 
         def restore() -> None:

@@ -130,9 +130,7 @@ class TailCheck:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             actual = _Outcome(self._of_tail, True, features, True)
-        if any(
-            str(warning.message).startswith(_UNTRAINED) for warning in caught
-        ):
+        if any(str(w.message).startswith(_UNTRAINED) for w in caught):
             return (
                 "gradient checkpointing with use_reentrant=True begins at the "
                 "features, which need no gradient, so that its layers would "

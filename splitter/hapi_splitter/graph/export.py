@@ -195,9 +195,7 @@ class _Translation:
         """Evaluates a call that depends only on weights."""
         if not is_fixed(node, self._constants):
             return False
-        if any(
-            _is_symbol(operand.meta["val"]) for operand in node.all_input_nodes
-        ):
+        if any(_is_symbol(n.meta["val"]) for n in node.all_input_nodes):
             return False
         self._constants[node] = self._batch_constants.value(node)
         return True

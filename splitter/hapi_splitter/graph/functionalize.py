@@ -320,6 +320,4 @@ def _shape(node: fx.Node) -> torch.Size:
 
 
 def _tensors(node: fx.Node) -> list[fx.Node]:
-    return [
-        operand for operand in node.all_input_nodes if not is_size(operand)
-    ]
+    return [source for source in node.all_input_nodes if not is_size(source)]

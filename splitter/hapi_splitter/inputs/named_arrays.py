@@ -140,7 +140,7 @@ class NamedArrays(ArrayTransform):
     def _files(self, data: bytes) -> dict[str, bytes]:
         """Returns the content of each array's file, of bounded length."""
         _check_directory(data)
-        contents = {}
+        contents, slack = {}, 2 * MAX_HEADER_BYTES
         try:
             with zipfile.ZipFile(io.BytesIO(data)) as archive:
                 for name, array in self.arrays:
@@ -150,9 +150,7 @@ class NamedArrays(ArrayTransform):
                     )
                     limit = math.prod(array.shape) * width
                     with archive.open(f"{name}.npy") as file:
-                        contents[name] = file.read(
-                            limit + 2 * MAX_HEADER_BYTES
-                        )
+                        contents[name] = file.read(limit + slack)
         except KeyError:
             raise SampleError(
                 f"has no array {name!r}; the model takes "

@@ -102,9 +102,7 @@ class MemoryMeter:
         fitted = {}
         for call in passes[0][1]:
             (constant, per_sample), after = (
-                fit_line(
-                    (batch, measured[call][kind]) for batch, measured in passes
-                )
+                fit_line((batch, run[call][kind]) for batch, run in passes)
                 for kind in (0, 1)
             )
             constant += min(self._weight_bytes(call), MAX_PACKED_BYTES)

@@ -234,9 +234,7 @@ def _describe_link(
 
 
 def _describe_excluded(problem: Problem) -> list[str]:
-    excluded = [
-        option for option in problem.options if not problem.fits(option)
-    ]
+    excluded = [o for o in problem.options if not problem.fits(o)]
     if not excluded:
         return []
     first = min(excluded, key=lambda option: option.key)

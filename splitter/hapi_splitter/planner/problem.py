@@ -198,9 +198,7 @@ class Problem:
     cached_sample_seconds: float = 0.0
 
     def __post_init__(self) -> None:
-        _check_unique(
-            "resource", (resource.name for resource in self.resources)
-        )
+        _check_unique("resource", (r.name for r in self.resources))
         _check_unique("option", (option.label for option in self.options))
         _check_amount(self.num_samples, "the number of samples")
         _check_amount(self.epochs, "the number of epochs")

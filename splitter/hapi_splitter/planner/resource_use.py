@@ -138,6 +138,4 @@ def scaled(
     work: Mapping[str, float], scale: Mapping[str, float]
 ) -> dict[str, float]:
     """Multiplies each component by its factor, by default 1."""
-    return {
-        kind: amount * scale.get(kind, 1.0) for kind, amount in work.items()
-    }
+    return {kind: used * scale.get(kind, 1.0) for kind, used in work.items()}
