@@ -10,6 +10,7 @@ whole region.
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -34,6 +35,7 @@ from hapi_splitter.graph.operators import DTYPE_NAMES, FLOATS, operators
 from hapi_splitter.graph.program import INPUT, Program
 from hapi_splitter.graph.shapes import bind
 from hapi_splitter.inputs.sample_format import InputTransform, SampleForm
+from hapi_splitter.planner.costs import CutFacts
 
 CUT_NAME = re.compile(r"[A-Za-z0-9_.]{1,200}")
 
@@ -53,29 +55,17 @@ class CallMemory(NamedTuple):
     after: LinearBytes
 
 
-@dataclass(frozen=True, slots=True)
-class Cut:
+@dataclass(frozen=True, kw_only=True)
+class Cut(CutFacts):
     """A position at which a frozen region can be cut.
 
-    Args:
-        index: 1 for the first cut, ``num_cuts`` for the whole region.
+    Attributes:
         node: id of the live tensor.
-        op: ATen operator whose output it is.
-        name: module path in the user's model, for people.
-        shape: shape of one sample.
-        dtype: ``float32``, ``bfloat16`` or ``float16``.
         bytes_per_sample: size of the live tensor, unencoded.
-        flops: floating point operations per sample up to the cut.
     """
 
-    index: int
     node: int
-    op: str
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
     bytes_per_sample: int
-    flops: int
 
 
 def find_cuts(
@@ -101,6 +91,7 @@ def find_cuts(
                 op=program.call(node).op,
                 name=names[node - program.first_call],
                 shape=value.shape[1:],
+                float32_bytes=4 * math.prod(value.shape[1:]),
                 dtype=DTYPE_NAMES[value.dtype],
                 bytes_per_sample=value.num_bytes,
                 flops=flops[node - program.first_call],

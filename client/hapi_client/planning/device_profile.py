@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -90,7 +89,7 @@ def _measure(
     encodings: Callable[[str], Sequence[str]],
     cuts: Sequence[int],
 ) -> LocalFacts:
-    facts = cut_facts(region)
+    facts = region.device_graph.cuts
     decoded, decode_seconds = _decode(region, probe)
     chosen = set(candidate_cuts(facts, probe.bytes_each)) | set(cuts)
     features = _features(region, decoded, sorted(chosen))
@@ -141,22 +140,6 @@ def _features(
     return {
         cut: torch.cat([part[cut] for part in parts]).cpu() for cut in cuts
     }
-
-
-def cut_facts(region: FrozenRegion) -> tuple[CutFacts, ...]:
-    """Returns the region's cuts in the planner's terms."""
-    return tuple(
-        CutFacts(
-            index=cut.index,
-            name=cut.name,
-            op=cut.op,
-            shape=tuple(cut.shape),
-            float32_bytes=4 * math.prod(cut.shape),
-            flops=cut.flops,
-            dtype=cut.dtype,
-        )
-        for cut in region.device_graph.cuts
-    )
 
 
 def profile_device(region: FrozenRegion) -> ModelProfile:

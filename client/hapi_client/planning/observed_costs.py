@@ -17,7 +17,6 @@ from hapi_client.model.frozen_region import FrozenRegion
 from hapi_client.planning.cost_estimators import LINK_LIMITED_SHARE
 from hapi_client.planning.device_profile import (
     LocalFacts,
-    cut_facts,
     memory_bytes,
 )
 from hapi_protocol.data_index import Span
@@ -66,7 +65,7 @@ def observed_facts(
     num_samples = sum(len(span.rows) for span in spans)
     num_bytes = sum(span.byte_range.length_bytes for span in spans)
     raw_bytes = num_bytes / num_samples
-    cuts = cut_facts(region)
+    cuts = region.device_graph.cuts
     all_flops = max(1, cuts[-1].flops)
     seconds = (0.0, *(layers * cut.flops / all_flops for cut in cuts))
     sizes = {

@@ -31,7 +31,7 @@ from hapi_client.plan_report.machine_load import (
 from hapi_client.plan_report.plan_study import CachedFeatures, advise
 from hapi_client.plan_report.study_inputs import PlanRequest, train_seconds
 from hapi_client.planning import device_profile
-from hapi_client.planning.device_profile import cut_facts, measure
+from hapi_client.planning.device_profile import measure
 from hapi_client.planning.sample_probe import (
     SAMPLES_PER_SPAN,
     ProbeSamples,
@@ -190,7 +190,7 @@ def test_load_is_zero_if_the_system_does_not_report_it(tmp_path, monkeypatch):
 def test_measured_cut_has_costs_of_all_encodings(region):
     facts = measure(region, reference_samples(region), lambda _: ENCODINGS)
     numbers = list(range(1, region.num_cuts + 1))
-    assert [each.index for each in cut_facts(region)] == numbers
+    assert [each.index for each in region.device_graph.cuts] == numbers
     assert facts.cuts[-1].shape == region.cut_shape(region.num_cuts)
     assert facts.num_probed == 8
     samples = facts.samples
