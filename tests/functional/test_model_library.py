@@ -366,7 +366,7 @@ def test_plan_counts_no_upload_and_names_the_library(
             connection,
             photos,
         )
-        upload_bytes = study.report.problem.upload_bytes
+        upload_bytes = study.report.problem.startup.package_bytes
         text = f"already in the model library, as {package[1:]}"
         assert (text in notes) == (seed == 0)
         assert upload_bytes == (0 if seed == 0 else region.parameter_bytes)

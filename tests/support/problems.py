@@ -24,7 +24,6 @@ def problem_of(
         options=tuple(options),
         num_samples=1,
         epochs=1.0,
-        push_one_off_seconds=0.0,
         server_limit_bytes=0,
         client_limit_bytes=0,
         last_cut=last_cut,

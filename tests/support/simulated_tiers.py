@@ -153,7 +153,6 @@ class SimulatedJob:
             options=tuple(options),
             num_samples=NUM_SAMPLES,
             epochs=self.epochs,
-            push_one_off_seconds=0.0,
             server_limit_bytes=0,
             client_limit_bytes=0,
             last_cut=max(route[0] for route in truth.link),

@@ -38,7 +38,6 @@ def problem_of(
         options=tuple(options),
         num_samples=50_000,
         epochs=1.0,
-        push_one_off_seconds=0.0,
         server_limit_bytes=10,
         client_limit_bytes=10,
         last_cut=last,

@@ -33,7 +33,7 @@ from hapi_protocol.errors import ClientError
 from hapi_protocol.headers import ByteRange, ModelPath
 from hapi_protocol.profiles import ModelProfile
 from hapi_protocol.samples import IMAGE
-from hapi_splitter.planner.costs import StartupCost
+from hapi_splitter.planner.problem import StartupCost
 from hapi_splitter.units import bytes_text, number_text, seconds_text
 
 ASSUMED_LINK = 125e6

@@ -16,10 +16,10 @@ from hapi_protocol.profiles import BatchProfile, ModelProfile
 from hapi_splitter.planner.costs import (
     Conditions,
     SampleCosts,
-    StartupCost,
     build_problem,
 )
 from hapi_splitter.planner.plan import Plan, Problem, solve, streaming_plan
+from hapi_splitter.planner.problem import StartupCost
 from hapi_splitter.units import number_text
 
 logger = logging.getLogger(__name__)

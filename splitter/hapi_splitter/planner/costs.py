@@ -8,7 +8,6 @@ hosts. Factors learned during training correct each cost component separately
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -31,6 +30,7 @@ from hapi_splitter.planner.problem import (
     Problem,
     Resource,
     Route,
+    StartupCost,
 )
 from hapi_splitter.planner.resource_use import (
     CLIENT_DECODING,
@@ -164,31 +164,6 @@ class Conditions:
         return self.server_share * self.num_workers
 
 
-@dataclass(frozen=True)
-class StartupCost:
-    """Startup costs of push-down.
-
-    Attributes:
-        package_bytes: bytes to upload; 0 if the package is in the store.
-        load_seconds: until the worker has checked and loaded it.
-        profile_seconds: until the worker has profiled it.
-        upload_bytes_per_second: limit of the upload; None for the link's.
-    """
-
-    package_bytes: float = 0.0
-    load_seconds: float = 0.0
-    profile_seconds: float = 0.0
-    upload_bytes_per_second: float | None = None
-
-    def seconds(self, link_bytes_per_second: float) -> float:
-        """Returns the total, with an upload over a link."""
-        upload = 0.0
-        if self.package_bytes:
-            rate = self.upload_bytes_per_second or link_bytes_per_second
-            upload = self.package_bytes / min(rate, link_bytes_per_second)
-        return upload + self.load_seconds + self.profile_seconds
-
-
 def candidate_cuts(
     cuts: Sequence[CutFacts], raw_bytes: float
 ) -> tuple[int, ...]:
@@ -279,9 +254,7 @@ def build_problem(
         options=tuple(options),
         num_samples=num_samples,
         epochs=epochs,
-        push_one_off_seconds=startup.seconds(conditions.link_bytes_per_second),
-        upload_bytes=startup.package_bytes,
-        upload_bytes_per_second=startup.upload_bytes_per_second or math.inf,
+        startup=startup,
         server_limit_bytes=server.memory_limit_bytes,
         client_limit_bytes=client.memory_limit_bytes,
         last_cut=len(cuts),

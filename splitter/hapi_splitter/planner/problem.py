@@ -155,6 +155,31 @@ class Option:
 
 
 @dataclass(frozen=True)
+class StartupCost:
+    """Startup costs of push-down.
+
+    Attributes:
+        package_bytes: bytes to upload; 0 if the package is in the store.
+        load_seconds: until the worker has checked and loaded it.
+        profile_seconds: until the worker has profiled it.
+        upload_bytes_per_second: limit of the upload; None for the link's.
+    """
+
+    package_bytes: float = 0.0
+    load_seconds: float = 0.0
+    profile_seconds: float = 0.0
+    upload_bytes_per_second: float | None = None
+
+    def seconds(self, link_bytes_per_second: float) -> float:
+        """Returns the total, with an upload over a link."""
+        upload = 0.0
+        if self.package_bytes:
+            rate = self.upload_bytes_per_second or link_bytes_per_second
+            upload = self.package_bytes / min(rate, link_bytes_per_second)
+        return upload + self.load_seconds + self.profile_seconds
+
+
+@dataclass(frozen=True)
 class Problem:
     """The planner's input: find the mix of options with the shortest time.
 
@@ -164,8 +189,6 @@ class Problem:
         num_samples: size of the data set.
         epochs: remaining epochs of samples that are computed, may be a
             fraction.
-        push_one_off_seconds: startup cost of push-down: upload, loading and
-            profiling of the package; 0 once that is done.
         server_limit_bytes: memory of the server's device; options that need
             more are excluded.
         client_limit_bytes: memory of the client's device; options that need
@@ -175,9 +198,7 @@ class Problem:
             accelerator.
         client_threads: cores that layers use on the client; 0 on an
             accelerator.
-        upload_bytes: bytes of the package; the part of the startup cost that
-            depends on the link.
-        upload_bytes_per_second: limit of the upload.
+        startup: startup cost of push-down; none once that is done.
         cached_samples: further samples, whose features the client has cached.
         cached_sample_seconds: time of one of these, in the training loop.
     """
@@ -186,14 +207,12 @@ class Problem:
     options: tuple[Option, ...]
     num_samples: int
     epochs: float
-    push_one_off_seconds: float
     server_limit_bytes: int
     client_limit_bytes: int
     last_cut: int
     server_threads: int = 0
     client_threads: int = 0
-    upload_bytes: float = 0.0
-    upload_bytes_per_second: float = math.inf
+    startup: StartupCost = StartupCost()
     cached_samples: float = 0.0
     cached_sample_seconds: float = 0.0
 
@@ -202,8 +221,11 @@ class Problem:
         _check_unique("option", (option.label for option in self.options))
         _check_amount(self.num_samples, "the number of samples")
         _check_amount(self.epochs, "the number of epochs")
-        _check_amount(self.push_one_off_seconds, "the startup cost")
-        _check_amount(self.upload_bytes, "the size of the package")
+        startup = self.startup
+        _check_amount(startup.package_bytes, "the size of the package")
+        _check_amount(
+            startup.load_seconds + startup.profile_seconds, "the startup cost"
+        )
         if not any(option.cut == 0 for option in self.options):
             raise ValueError("streaming (cut 0) is not among the options")
         known = {resource.name for resource in self.resources}
@@ -223,6 +245,11 @@ class Problem:
         """Number of samples times remaining epochs."""
         return self.num_samples * self.epochs
 
+    @property
+    def push_one_off_seconds(self) -> float:
+        """Startup cost of push-down: upload, loading and profiling."""
+        return self.startup.seconds(self.capacity(LINK))
+
     def capacity(self, resource: str) -> float:
         """Returns a resource's capacity; infinite if it is not listed."""
         capacities = (r.capacity for r in self.resources if r.name == resource)
@@ -240,20 +267,7 @@ class Problem:
             else resource
             for resource in self.resources
         )
-        upload = self._upload_seconds(bytes_per_second)
-        if upload:
-            upload -= self._upload_seconds(self.capacity(LINK))
-        return replace(
-            self,
-            resources=resources,
-            # Rounding errors must not make it negative.
-            push_one_off_seconds=max(0.0, self.push_one_off_seconds + upload),
-        )
-
-    def _upload_seconds(self, link: float) -> float:
-        if not self.upload_bytes:
-            return 0.0
-        return self.upload_bytes / min(link, self.upload_bytes_per_second)
+        return replace(self, resources=resources)
 
     def seconds(self, option: Option, resource: str) -> float:
         """Returns seconds of a whole resource for one sample."""

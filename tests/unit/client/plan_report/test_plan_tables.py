@@ -19,6 +19,7 @@ from hapi_client.plan_report.plan_tables import (
 )
 from hapi_splitter.planner.costs import CutFacts
 from hapi_splitter.planner.plan import Option, Problem, Resource, solve, stream
+from hapi_splitter.planner.problem import StartupCost
 from hapi_splitter.units import bytes_text, percent_text
 
 NUM_CUTS = 60
@@ -59,7 +60,7 @@ def report():
         options=tuple(options),
         num_samples=50_000,
         epochs=3.0,
-        push_one_off_seconds=4.0,
+        startup=StartupCost(load_seconds=4.0),
         server_limit_bytes=8 * 10**9,
         client_limit_bytes=8 * 10**9,
         last_cut=NUM_CUTS,

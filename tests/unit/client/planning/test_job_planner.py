@@ -34,7 +34,7 @@ from hapi_client.swift.transport import CancelScope
 from hapi_protocol.errors import ClientError
 from hapi_protocol.headers import ModelPath
 from hapi_splitter.planner.plan import Option, solve, streaming_plan
-from hapi_splitter.planner.problem import RAW_ROUTE
+from hapi_splitter.planner.problem import RAW_ROUTE, StartupCost
 from problems import problem_of
 
 
@@ -282,7 +282,7 @@ def test_reason_names_why_push_down_would_not_pay(
     problem = replace(
         problem_of(options, {"client device": 1.0}),
         num_samples=100,
-        push_one_off_seconds=one_off_seconds,
+        startup=StartupCost(load_seconds=one_off_seconds),
     )
     plan = solve(problem)
     gain = speedup_over(streaming_plan(problem), plan)

@@ -9,12 +9,11 @@ from hapi_splitter.planner.costs import (
     Conditions,
     CutFacts,
     SampleCosts,
-    StartupCost,
     build_problem,
     candidate_cuts,
 )
 from hapi_splitter.planner.plan import solve
-from hapi_splitter.planner.problem import UNITS
+from hapi_splitter.planner.problem import UNITS, StartupCost
 
 CUTS = (
     CutFacts(1, "conv", "aten.conv2d.default", (8, 4, 4), 512, 100),
@@ -89,8 +88,7 @@ def test_changed_bandwidth_equals_a_problem_built_with_it(rate):
     changed = build(startup=startup).with_bandwidth(3e6)
     seconds = pytest.approx(built.push_one_off_seconds)
     assert changed.push_one_off_seconds == seconds
-    changed = replace(changed, push_one_off_seconds=1.0)
-    assert changed == replace(built, push_one_off_seconds=1.0)
+    assert changed == built
 
 
 @pytest.mark.parametrize(

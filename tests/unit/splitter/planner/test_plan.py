@@ -23,13 +23,22 @@ from hapi_splitter.planner.plan import (
     static_at,
     stream,
 )
-from hapi_splitter.planner.problem import RESOURCES, UNITS, UNSEEN_LINK
+from hapi_splitter.planner.problem import (
+    RESOURCES,
+    UNITS,
+    UNSEEN_LINK,
+    StartupCost,
+)
 
 CLOSE = 1e-5
 """Relative tolerance, twenty times the cost of a tie."""
 
 amounts = st.floats(-3, 3).map(lambda exponent: 10**exponent)
 ENCODINGS = ("float32", "float16", "uint8;zstd")
+
+
+def startup_of(seconds):
+    return StartupCost(load_seconds=seconds)
 
 
 @st.composite
@@ -60,7 +69,7 @@ def problems(draw):
         options=tuple(options),
         num_samples=draw(st.integers(0, 10**6)),
         epochs=draw(st.floats(0, 50)),
-        push_one_off_seconds=draw(st.just(0.0) | amounts),
+        startup=startup_of(draw(st.just(0.0) | amounts)),
         server_limit_bytes=10,
         client_limit_bytes=10,
         last_cut=9,
@@ -70,7 +79,7 @@ def problems(draw):
 def without_startup_cost(problem):
     """Removes startup costs; some samples remain."""
     return replace(
-        problem, push_one_off_seconds=0.0, num_samples=1000, epochs=1.0
+        problem, startup=StartupCost(), num_samples=1000, epochs=1.0
     )
 
 
@@ -188,7 +197,7 @@ def test_plan_does_not_depend_on_the_unit_of_time(problem, unit):
         resources=tuple(
             replace(r, capacity=r.capacity / unit) for r in problem.resources
         ),
-        push_one_off_seconds=problem.push_one_off_seconds * unit,
+        startup=startup_of(problem.push_one_off_seconds * unit),
     )
     assert solve_fast(other).total_seconds == pytest.approx(
         solve_fast(problem).total_seconds * unit, rel=CLOSE
@@ -213,7 +222,7 @@ def test_plan_does_not_depend_on_the_order_of_options(problem, rng):
 @given(problems(), st.lists(amounts, min_size=2, max_size=4))
 def test_higher_startup_cost_never_helps(problem, costs):
     plans = [
-        solve_fast(replace(problem, push_one_off_seconds=cost))
+        solve_fast(replace(problem, startup=startup_of(cost)))
         for cost in sorted(costs)
     ]
     for cheap, dear in pairwise(plans):
@@ -256,7 +265,7 @@ def test_choice_changes_at_the_crossover_bandwidth(problem):
 
 def is_decisive(problem):
     """Returns True if push-down and streaming differ by more than a tie."""
-    best = solve(replace(problem, push_one_off_seconds=0.0))
+    best = solve(replace(problem, startup=StartupCost()))
     remaining = problem.remaining_samples
     if not best.pushes or not remaining:
         return False
@@ -290,7 +299,7 @@ def case(
         ),
         num_samples=num_samples,
         epochs=1.0,
-        push_one_off_seconds=startup,
+        startup=startup_of(startup),
         server_limit_bytes=10,
         client_limit_bytes=10,
         last_cut=max(cut for cut, _ in pushed),
@@ -350,7 +359,7 @@ def test_plan_streams_below_the_break_even_samples():
     # 60 s / (1/10 s - 1/30 s)
     assert plan.pays_from_samples == pytest.approx(900, rel=1e-4)
     assert any("only from 900 samples" in each for each in plan.reasons)
-    cheap = solve(replace(problem, push_one_off_seconds=0.1))
+    cheap = solve(replace(problem, startup=startup_of(0.1)))
     assert cheap.pays_from_samples == pytest.approx(1.5, rel=1e-4)
     assert any("pays off from 2 samples" in each for each in cheap.reasons)
     more = solve(replace(problem, epochs=2.0))
@@ -472,8 +481,8 @@ def test_reasons_do_not_name_an_unseen_link():
 
 def test_crossover_includes_the_upload_of_the_package():
     cuts = {(3, "float16"): {"link": 0.5}}
-    problem = case(startup=50.0, num_samples=500, cuts=cuts)
-    problem = replace(problem, upload_bytes=5000.0)
+    problem = case(num_samples=500, cuts=cuts)
+    problem = replace(problem, startup=StartupCost(5000.0))
     # At 100 bytes/s streaming takes 0.1 s per sample, and the upload takes as
     # long as all 500 samples. At n bytes/s the upload takes 5000 / n seconds.
     plan = solve(problem)
@@ -491,8 +500,8 @@ def test_crossover_includes_the_upload_of_the_package():
 def test_crossover_is_found_between_links_with_the_same_choice():
     """Push-down pays on very slow and on fast links, but not in between."""
     cuts = {(3, "float16"): {"link": 0.2, "server device": 0.11}}
-    problem = case(link=1e3, startup=0.6, cuts=cuts)
-    problem = replace(problem, upload_bytes=600.0)
+    problem = case(link=1e3, cuts=cuts)
+    problem = replace(problem, startup=StartupCost(600.0))
     links = (1e-3, 10.0, 1e3, 1e6)
     pushed = [solve(problem.with_bandwidth(link)).pushes for link in links]
     assert pushed == [True, False, True, True]
@@ -564,7 +573,7 @@ def test_what_no_plan_can_use_is_refused():
         ({"resources": ()}, "there is no resource"),
         ({"num_samples": -1}, "number of samples must be .*, not -1"),
         ({"epochs": math.nan}, "number of epochs must be .*, not nan"),
-        ({"push_one_off_seconds": math.inf}, "startup cost must .*, not inf"),
+        ({"startup": startup_of(math.inf)}, "startup cost must .*, not inf"),
         ({"last_cut": 2}, "cut 3 · float16 is after the last cut, 2"),
         ({"options": case().options * 2}, "option 'stream' occurs 2 times"),
         ({"options": case().options[1:]}, "streaming .* is not among"),
