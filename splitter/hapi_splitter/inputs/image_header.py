@@ -11,7 +11,7 @@ import io
 import re
 import struct
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -113,18 +113,38 @@ class ImageHeader:
         kind: a key of :data:`FORMATS`.
         width: pixels.
         height: pixels.
-        decoding_bytes: memory of ``decode_image``, its result included.
-        is_large: True if decoding takes more than some 0.1 s of a core, or
-            nobody can tell before.
+        num_parts: segments, chunks, strips or blocks.
+        num_scans: scans of a JPEG.
+        bytes_per_pixel: memory of decoding; 0 for the usual of the format.
+        is_opaque: True if only the decoder can tell what it will cost.
         orientation: EXIF orientation of a JPEG, 1 to 8.
     """
 
     kind: str
     width: int
     height: int
-    decoding_bytes: int
-    is_large: bool
+    num_parts: int = 0
+    num_scans: int = 0
+    bytes_per_pixel: int = 0
+    is_opaque: bool = False
     orientation: int = 1
+
+    @property
+    def decoding_bytes(self) -> int:
+        """Memory of ``decode_image``, its result included."""
+        per_pixel = self.bytes_per_pixel or _BYTES_PER_PIXEL[self.kind]
+        return self.width * self.height * per_pixel
+
+    @property
+    def is_large(self) -> bool:
+        """True if decoding takes more than some 0.1 s of a core, or nobody can
+        tell before."""
+        return (
+            self.is_opaque
+            or self.decoding_bytes > LARGE_BYTES
+            or self.num_parts > LARGE_PARTS
+            or self.num_scans > LARGE_SCANS
+        )
 
 
 def read_header(
@@ -150,61 +170,23 @@ def read_header(
         content = f"of the format {kind.upper()}" if kind else "no image"
         raise SampleError(f"{content}; the allowed formats are {allowed}")
     try:
-        outline = _OUTLINES[kind](data)
+        header = _PARSERS[kind](data)
     except (MemoryError, ImportError, SampleError):
         raise
     except Exception as error:  # Pillow's parsers raise many types
         raise SampleError(
             f"damaged {kind.upper()}: unreadable header"
         ) from error
-    if outline.width * outline.height > max_pixels:
+    if header.width * header.height > max_pixels:
         raise SampleError(
-            f"an image of {outline.width}x{outline.height} pixels is over the "
+            f"an image of {header.width}x{header.height} pixels is over the "
             f"limit of {max_pixels} pixels (max_pixels)"
         )
-    num_bytes = (
-        outline.width
-        * outline.height
-        * (outline.bytes_per_pixel or _BYTES_PER_PIXEL[kind])
-    )
-    return ImageHeader(
-        kind,
-        outline.width,
-        outline.height,
-        num_bytes,
-        outline.is_opaque
-        or num_bytes > LARGE_BYTES
-        or len(data) > LARGE_FILE_BYTES
-        or outline.num_parts > LARGE_PARTS
-        or outline.num_scans > LARGE_SCANS,
-        outline.orientation,
-    )
+    is_opaque = header.is_opaque or len(data) > LARGE_FILE_BYTES
+    return replace(header, is_opaque=is_opaque)
 
 
-@dataclass(frozen=True, slots=True)
-class _Outline:
-    """The facts of a header.
-
-    Args:
-        width: pixels.
-        height: pixels.
-        num_parts: segments, chunks, strips or blocks.
-        num_scans: scans of a JPEG.
-        bytes_per_pixel: memory of decoding; 0 for the usual of the format.
-        is_opaque: True if only the decoder can tell what it will cost.
-        orientation: EXIF orientation of a JPEG, 1 to 8.
-    """
-
-    width: int
-    height: int
-    num_parts: int = 0
-    num_scans: int = 0
-    bytes_per_pixel: int = 0
-    is_opaque: bool = False
-    orientation: int = 1
-
-
-def _jpeg(data: bytes) -> _Outline:
+def _jpeg(data: bytes) -> ImageHeader:
     """Reads width and height, and counts the scans.
 
     Only the image's own segments count: no thumbnail, and nothing that
@@ -237,8 +219,13 @@ def _jpeg(data: bytes) -> _Outline:
     if not all(size):
         raise SampleError("damaged JPEG: unreadable header")
     orientation = tiff_directory.orientation(exif)
-    return _Outline(
-        *size, num_parts, scans, bytes_per_pixel, orientation=orientation
+    return ImageHeader(
+        "jpeg",
+        *size,
+        num_parts,
+        scans,
+        bytes_per_pixel,
+        orientation=orientation,
     )
 
 
@@ -249,7 +236,7 @@ def _check_parts(
         raise SampleError(f"a {kind} of more than {limit} {parts}")
 
 
-def _png(data: bytes) -> _Outline:
+def _png(data: bytes) -> ImageHeader:
     """Reads the size, and counts the chunks (PNG, third edition, 5.3, 11.2.1).
 
     Pillow's parser unpacks profiles and texts of up to 1 MiB when it opens the
@@ -268,12 +255,16 @@ def _png(data: bytes) -> _Outline:
         num_others += kind not in _PNG_PIXELS
         num_profiles += kind == b"iCCP"
     _check_parts(num_profiles, "PNG", "colour profile", 1)
-    return _Outline(
-        width, height, num_parts, is_opaque=num_others > _MANY_PNG_CHUNKS
+    return ImageHeader(
+        "png",
+        width,
+        height,
+        num_parts,
+        is_opaque=num_others > _MANY_PNG_CHUNKS,
     )
 
 
-def _webp(data: bytes) -> _Outline:
+def _webp(data: bytes) -> ImageHeader:
     """Reads the size of the canvas or of the only image (RFC 9649, 2.7; RFC
     6386, 9.1).  Pillow's parser walks through all frames of the file."""
     pillow_parser("webp")
@@ -292,10 +283,10 @@ def _webp(data: bytes) -> _Outline:
             int.from_bytes(start[at : at + 2], "little") & 0x3FFF
             for at in (6, 8)
         )
-    return _Outline(width, height)
+    return ImageHeader("webp", width, height)
 
 
-def _avif(data: bytes) -> _Outline:
+def _avif(data: bytes) -> ImageHeader:
     """Reads the largest size that the file states.
 
     The coded frames may be larger, and libavif looks through all items for
@@ -309,10 +300,10 @@ def _avif(data: bytes) -> _Outline:
     if not sizes:
         raise SampleError("damaged AVIF: unreadable header")
     width, height = max(sizes, key=lambda size: size[0] * size[1])
-    return _Outline(width, height, is_opaque=True)
+    return ImageHeader("avif", width, height, is_opaque=True)
 
 
-def _tiff(data: bytes) -> _Outline:
+def _tiff(data: bytes) -> ImageHeader:
     """Reads the size and counts the strips and tiles of the first page.
 
     Pillow's parser lists them all, and copies the values of each tag, also if
@@ -336,7 +327,8 @@ def _tiff(data: bytes) -> _Outline:
     num_parts = max(
         entries[tag].num_values for tag in _BLOCK_TAGS if tag in entries
     )
-    return _Outline(
+    return ImageHeader(
+        "tiff",
         width,
         height,
         num_parts,
@@ -344,7 +336,7 @@ def _tiff(data: bytes) -> _Outline:
     )
 
 
-def _gif(data: bytes) -> _Outline:
+def _gif(data: bytes) -> ImageHeader:
     """Counts the blocks before the first image (GIF89a, sections 15 to 24).
 
     Raises:
@@ -361,14 +353,14 @@ def _gif(data: bytes) -> _Outline:
             place += 1 + data[place]
             if not data[place - 1]:
                 break
-    return _Outline(*_pillow_size(data, "gif"), blocks)
+    return ImageHeader("gif", *_pillow_size(data, "gif"), blocks)
 
 
-def _bmp(data: bytes) -> _Outline:
-    return _Outline(*_pillow_size(data, "bmp"))
+def _bmp(data: bytes) -> ImageHeader:
+    return ImageHeader("bmp", *_pillow_size(data, "bmp"))
 
 
-_OUTLINES: Mapping[str, Callable[[bytes], _Outline]] = MappingProxyType(
+_PARSERS: Mapping[str, Callable[[bytes], ImageHeader]] = MappingProxyType(
     {
         "jpeg": _jpeg,
         "png": _png,
