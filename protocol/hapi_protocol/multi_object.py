@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from hapi_protocol.errors import AnnotationError
 from hapi_protocol.json_messages import parse_object, read_message_fields
 from hapi_protocol.samples import BLOCK_BYTES
-from hapi_protocol.shards import Readable
+from hapi_protocol.shards import Readable, read_up_to
 
 _NAME = "objects of a job"
 
@@ -179,14 +179,10 @@ class _FrameReader:
             left -= len(self._read(min(left, _SKIP_BYTES)))
 
     def _read(self, size: int) -> bytes:
-        pieces = []
-        while size:
-            piece = self._stream.read(size)
-            if not piece:
-                raise _bad(f"the body ends {size} bytes too early")
-            pieces.append(piece)
-            size -= len(piece)
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        data = read_up_to(self._stream, size)
+        if len(data) < size:
+            raise _bad(f"the body ends {size - len(data)} bytes too early")
+        return data
 
 
 def _parse_entry(text: bytes, index: int) -> ObjectEntry:

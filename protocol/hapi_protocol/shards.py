@@ -54,6 +54,15 @@ class Readable(Protocol):
     def read(self, size: int, /) -> bytes: ...
 
 
+def read_up_to(stream: Readable, size: int) -> bytes:
+    """Reads a number of bytes; fewer only at the end of the stream."""
+    pieces = []
+    while size and (piece := stream.read(size)):
+        pieces.append(piece)
+        size -= len(piece)
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
 @dataclass(frozen=True)
 class Limits:
     """Limits that are checked before anything is allocated."""
@@ -337,20 +346,13 @@ class _MemberReader:
             )
 
     def _read(self, size: int, *, may_be_at_end: bool = False) -> bytes:
-        pieces = []
-        missing = size
-        while missing:
-            piece = self._stream.read(missing)
-            if not piece:
-                break
-            pieces.append(piece)
-            missing -= len(piece)
+        data = read_up_to(self._stream, size)
+        missing = size - len(data)
         if missing and not (may_be_at_end and missing == size):
             raise self._damaged(
                 self.position, f"the shard ends {missing} bytes too early"
             )
-        self.position += size - missing
-        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        self.position += len(data)
         if may_be_at_end:
             self._header = data
         elif self._header is not None:
