@@ -13,7 +13,7 @@ from hapi_protocol.errors import FreezeError
 from hapi_splitter.freezing.split_model import split
 from random_models import MODULES, WIDTH, Counting, RandomModel
 
-SEEDS = 2000 if os.environ.get("HAPI_ALL_MODELS") else 80
+SEEDS = int(os.environ.get("HAPI_RANDOM_MODELS", "80"))
 PER_TEST = 20
 BATCHES = (4, 6, 3, 5, 2)
 

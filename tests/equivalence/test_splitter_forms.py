@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from hapi_splitter.freezing.split_model import default_freeze, split
+from hapi_splitter.freezing.split_model import split
 from hapi_splitter.package.reader import load_package
 from hapi_splitter.package.writer import package_bytes
 
@@ -153,24 +153,3 @@ def test_tail_of_a_branching_model_has_the_models_gradients(form, training):
     assert actual.keys() == expected.keys() != set()
     for name, gradient in expected.items():
         torch.testing.assert_close(actual[name], gradient)
-
-
-@FORMS
-def test_split_does_not_change_mode_or_statistics(form):
-    net = network().train()
-    state = {k: v.clone() for k, v in net.state_dict().items()}
-    tail = parts_of(net, form).tail
-    assert all(module.training for module in net.modules())
-    for key, value in net.state_dict().items():
-        assert torch.equal(value, state[key])
-    assert tail.get_submodule("neck") is net.neck
-
-
-def test_modules_inside_a_branching_module_can_be_frozen():
-    net = network().eval()
-    assert default_freeze(net, sample_shape=SHAPE) == "neck"
-    parts = split(net, "body.conv", sample_shape=SHAPE)
-    samples = torch.randn(5, *SHAPE)
-    with torch.inference_mode():
-        actual = parts.tail(parts.frozen.suffix(0)(samples))
-        torch.testing.assert_close(actual["logits"], net(samples)["logits"])

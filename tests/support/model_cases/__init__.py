@@ -6,23 +6,17 @@ Sizes are small: every operation runs, and the whole table takes minutes.
 from model_cases.around_forward import AROUND
 from model_cases.call_forms import RESULTS
 from model_cases.layer_kinds import KINDS
+from model_cases.library_models import LIBRARY_CASES
 from model_cases.live_tensors import LIVE
-from model_cases.module_chains import CHAINS
 from model_cases.parameter_forms import PARAMETERS
 from model_cases.tail_state import STATE
-from model_cases.timm_models import TIMM_CASES
-from model_cases.torchvision_models import TORCHVISION_CASES
-from model_cases.transformers_models import TRANSFORMERS_CASES
 
 MODEL_CASES = [
-    *TORCHVISION_CASES,
-    *TIMM_CASES,
-    *TRANSFORMERS_CASES,
+    *LIBRARY_CASES,
     *LIVE,
     *KINDS,
     *RESULTS,
     *PARAMETERS,
     *STATE,
     *AROUND,
-    *CHAINS,
 ]

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from model_cases.case import a, r
+from model_cases.case import a
 from model_cases.nets import WIDTH, Net, Tokens, block
 
 
@@ -42,15 +42,6 @@ class DeepSupervision(Net):
         second = self.body(first)
         aux = self.aux(first.mean((2, 3)))
         return {"out": self.logits(second), "aux": aux}
-
-
-class AuxiliaryInTraining(DeepSupervision):
-    def forward(self, x):
-        first = self.stem(x)
-        out = self.logits(self.body(first))
-        if self.training:
-            return out, self.aux(first.mean((2, 3)))
-        return out
 
 
 class Pyramid(nn.Module):
@@ -88,17 +79,6 @@ class LastLayers(Tokens):
             x = each(x)
             seen.append(x[:, 0])
         return self.head(torch.cat(seen[-2:], 1))
-
-
-class NormedLayers(Tokens):
-    """Averages the class tokens of all layers after one shared norm."""
-
-    def forward(self, x):
-        x, seen = self.embedded(x), []
-        for each in self.blocks:
-            x = each(x)
-            seen.append(self.norm(x)[:, 0])
-        return self.head(torch.stack(seen).mean(0))
 
 
 class ScalarMix(Tokens):
@@ -171,18 +151,6 @@ class Listed(nn.Module):
         return {name: head(x) for name, head in self.heads.items()}
 
 
-class Named(Net):
-    def __init__(self):
-        super().__init__()
-        self.parts = nn.ModuleDict({"one": block(), "two": block()})
-
-    def forward(self, x):
-        x = self.stem(x)
-        for name in ("one", "two"):
-            x = self.parts[name](x)
-        return self.logits(x)
-
-
 class MadeInForward(Net):
     def forward(self, x):
         x = x - torch.tensor([0.4, 0.5, 0.6])[None, :, None, None]
@@ -215,29 +183,8 @@ LIVE = [
     *a("late skip", LateSkip, "stem body neck default"),
     *a("skip from the input", InputSkip, "neck"),
     *a("deep supervision", DeepSupervision, "stem body stem+body"),
-    *r(
-        "auxiliary output in training",
-        AuxiliaryInTraining,
-        "body",
-        "cannot_freeze",
-        "reads the result of 'stem' by 'mean'",
-    ),
     *a("pyramid", Pyramid, "stages.0 stages stages.1"),
     *a("last n layers", LastLayers, "blocks.0 blocks.1 blocks"),
-    *r(
-        "norm of all layers",
-        NormedLayers,
-        "blocks.1",
-        "cannot_freeze",
-        "used before and after",
-    ),
-    *r(
-        "norm that runs three times",
-        NormedLayers,
-        "norm",
-        "cannot_freeze",
-        "runs 3 times",
-    ),
     *a("mix of all layers", ScalarMix, "blocks.0 embed"),
     *a("U-Net", UNet, "down deep bottom up"),
     *a(
@@ -246,16 +193,8 @@ LIVE = [
         "default blocks.0 blocks.1 blocks norm embed embed+token+position",
     ),
     *a("shared activation", SharedActivation, "body neck"),
-    *r(
-        "shared trained layer",
-        partial(SharedLayer, True),
-        "body",
-        "cannot_freeze",
-        "used before and after",
-    ),
     *a("shared frozen layer", partial(SharedLayer, False), "body"),
     *a("module list and dictionary", Listed, "steps steps.1 stem default"),
-    *a("dictionary of blocks", Named, "parts.one parts parts.two.1"),
     *a("made in forward", MadeInForward, "stem body default"),
     *a("reads the input", ReadsInput, "stem body neck"),
 ]

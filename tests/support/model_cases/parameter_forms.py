@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 
-from model_cases.case import IDS, a, r
+from model_cases.case import IDS, a
 from model_cases.nets import WIDTH, Net, Tokens
 
 
@@ -157,14 +157,6 @@ PARAMETERS = [
     *a("spectral norm", spectral_norm, "body"),
     *a("old spectral norm", old_spectral_norm, "body"),
     *a("orthogonal", orthogonal, "body"),
-    *r(
-        "tied embedding",
-        Tied,
-        "layers.0",
-        "cannot_freeze",
-        "used before and after",
-        sample=IDS,
-    ),
     *a(
         "tied frozen embedding",
         partial(Tied, False),
@@ -173,29 +165,8 @@ PARAMETERS = [
     ),
     *a("tied in the tail", TiedTail, "body"),
     *a("LoRA after", partial(lora, [1, 2]), "auto blocks.0"),
-    *r(
-        "LoRA before",
-        partial(lora, [0, 1, 2]),
-        "blocks.1",
-        "cannot_freeze",
-        "trainable parameters",
-    ),
     *a("LoRA everywhere", partial(lora, [0, 1, 2]), "auto"),
     *a("prompts after", partial(Prompted, 2), "auto blocks.1"),
-    *r(
-        "prompts before",
-        partial(Prompted, 0),
-        "blocks.1",
-        "cannot_freeze",
-        "trainable",
-    ),
-    *r(
-        "nothing to train",
-        lambda: Net().requires_grad_(False),
-        "auto",
-        "cannot_freeze",
-        "nothing to train",
-    ),
     *a(
         "partly frozen by the user",
         lambda: freeze_first(Net()),

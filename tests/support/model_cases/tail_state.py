@@ -12,7 +12,6 @@ from torch import nn
 from torch.nn import functional as F
 
 from model_cases.case import a, r
-from model_cases.layer_kinds import Layers
 from model_cases.nets import WIDTH, Net, Tokens, block
 
 
@@ -172,20 +171,6 @@ class Island(Net):
                 return self.head(x.float())
 
 
-class AutocastInside(Net):
-    def forward(self, x):
-        with torch.autocast("cpu", torch.bfloat16):
-            return self.logits(self.features(x)).float()
-
-
-class DependsBefore(Net):
-    def forward(self, x):
-        x = self.stem(x)
-        if x.mean() > 0:
-            x = x * 2
-        return self.logits(self.body(x))
-
-
 class DependsAfter(Net):
     def forward(self, x):
         x = self.features(x)
@@ -193,12 +178,6 @@ class DependsAfter(Net):
         if out.mean() > 0:
             out = out * 2
         return out[out.argmax(1) >= 0]
-
-
-class AcrossBatch(Net):
-    def forward(self, x):
-        x = self.stem(x)
-        return self.logits(self.body(x - x.mean(0, keepdim=True)))
 
 
 class Contrastive(Net):
@@ -309,14 +288,6 @@ STATE = [
     *a("stashed tensor", Stashed, "stem body"),
     *a("own running mean", Moving, "body neck"),
     *a("autocast tail with an island", Island, "body"),
-    *r(
-        "autocast inside forward",
-        AutocastInside,
-        "body",
-        "unknown_op",
-        "",
-        later=True,
-    ),
     *a("contrastive tail", Contrastive, "body"),
     *a("experts in the tail", Experts, "body"),
     *a("autograd function in the tail", partial(Custom, False), "body"),
@@ -330,27 +301,5 @@ STATE = [
         "numpy",
     ),
     *a("Fourier transform in the tail", Fourier, "body"),
-    *r("frozen Fourier transform", Fourier, "neck", "unknown_op", "fft"),
-    *r(
-        "branch on values before",
-        DependsBefore,
-        "body",
-        "cannot_trace",
-        "control flow depends on values.*|handmade_models.py, line \\d+",
-    ),
     *a("branch on values after", DependsAfter, "body"),
-    *r(
-        "mean over the batch",
-        AcrossBatch,
-        "body",
-        "cannot_freeze",
-        "would mix samples.*freeze before it",
-    ),
-    *r(
-        "cumulative sum",
-        partial(Layers.of, lambda m, x: x.cumsum(-1)),
-        "layer",
-        "cannot_freeze",
-        "cumulative sums of torch.float32 are not supported",
-    ),
 ]
