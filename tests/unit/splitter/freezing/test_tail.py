@@ -237,14 +237,6 @@ class Aux(Layers):
         return self.head(x)
 
 
-class Noisy(Layers):
-    """A model whose code before its layers changes what comes after."""
-
-    def forward(self, x):
-        factor = 2.0 if self.training else 1.0
-        return self.head(self.layers[1](self.layers[0](x))) * factor
-
-
 class Automatic(nn.Module):
     def __init__(self, trained):
         super().__init__()
@@ -281,20 +273,6 @@ def test_silently_different_trainings_are_refused(model, freeze, message):
     assert caught.value.code == "cannot_freeze"
 
 
-def test_training_changes_what_comes_after_the_frozen_part():
-    model = Noisy()
-    parts = parts_of(model, "layers.0")
-    parts.tail.train()
-    samples = torch.randn(3, 6)
-    actual = parts.tail(parts.frozen.suffix(0)(samples))
-    torch.testing.assert_close(actual, model(samples))
-
-
-def test_auto_freezes_up_to_the_first_trainable_parameter():
-    parts = parts_of(Automatic(("layers.2", "layers.3")), "auto")
-    assert parts.freeze == "layers.1"
-
-
 def test_layers_in_a_row_are_called_directly():
     model = nn.Sequential(
         nn.Linear(6, 6),
@@ -313,33 +291,6 @@ def test_layers_in_a_row_are_called_directly():
     del model.forward
     model.append(nn.Tanh())
     assert torch.equal(parts.tail(features), expected.tanh())
-
-
-class FrozenNorms(nn.Module):
-    """A model whose ``train`` leaves batch norms in eval mode."""
-
-    def __init__(self):
-        super().__init__()
-        self.body = nn.Linear(6, 6)
-        self.norm = nn.BatchNorm1d(6)
-        self.drop = nn.Dropout(0.5)
-
-    def forward(self, x):
-        return self.drop(self.norm(self.body(x)))
-
-    def train(self, mode=True):
-        super().train(mode)
-        self.norm.eval()
-        return self
-
-
-def test_the_models_own_train_sets_the_modes():
-    model = FrozenNorms()
-    model.body.eval()
-    tail = parts_of(model).tail.train()
-    modes = [m.training for m in (model.body, model.norm, model.drop)]
-    assert modes == [False, False, True]
-    assert tail.training
 
 
 class Masked(nn.Module):

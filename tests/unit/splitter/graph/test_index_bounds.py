@@ -401,31 +401,21 @@ class Encoded(nn.Module):
 
 
 PADDING = 1
-ENCODER = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 64,
-}
-SIZES = {
-    "Bert": ENCODER,
-    "Roberta": ENCODER,
-    "Llama": {**ENCODER, "num_key_value_heads": 1},
-    "DistilBert": {"dim": 32, "n_layers": 2, "n_heads": 2, "hidden_dim": 64},
-}
 
 
-@pytest.mark.parametrize("name", SIZES)
-def test_hugging_face_model_is_equivalent_at_every_cut(name):
+def test_model_that_numbers_its_tokens_is_equivalent_at_every_cut():
     transformers = pytest.importorskip("transformers")
-    config = getattr(transformers, f"{name}Config")(
+    config = transformers.RobertaConfig(
         vocab_size=NUM_IDS,
         max_position_embeddings=NUM_TOKENS + 2,
         pad_token_id=PADDING,
-        **SIZES[name],
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
     )
     torch.manual_seed(0)
-    model = getattr(transformers, f"{name}Model")(config).eval()
+    model = transformers.RobertaModel(config).eval()
     parts = split((Encoded(model), nn.Linear(32, 2)), transform=TOKENS)
     region = load_package(package_bytes(parts.frozen))
     ids = region.examples(4)
