@@ -102,15 +102,6 @@ def test_the_link_carries_no_more_than_its_rate(bed):
     assert seconds >= 0.9 * PAYLOAD_BYTES / rate
 
 
-def test_the_rate_changes_while_data_flows(bed):
-    bed.set_link(PAYLOAD_BYTES / 3600)
-    with transfer(bed):
-        bed.set_link(50e6)
-    bed.set_link(None)
-    shaping = bed.client.namespace.run(["tc", "qdisc", "show"])
-    assert "tbf" not in shaping
-
-
 def test_every_process_stays_on_the_core_of_its_tier(bed):
     found = bed.affinities()
     assert found
@@ -121,27 +112,6 @@ def test_every_process_stays_on_the_core_of_its_tier(bed):
     finally:
         end(process)
     assert not {*bed.storage.cores} & {*bed.client.cores}
-
-
-def test_the_tiers_have_a_network_of_their_own(bed):
-    for tier in (bed.storage, bed.client):
-        shown = tier.namespace.run(["ip", "-brief", "address"])
-        names = [line.split()[0] for line in shown.splitlines()]
-        assert names[0] == "lo"
-        assert len(names) == 2
-        assert "127.0.0.1/8" in shown
-    ours = Path("/proc/net/dev").read_text()
-    assert "tier0" not in ours
-
-
-def test_without_namespaces_nothing_can_be_shaped(cores):
-    with testbed.two_tiers(netns=False, **SMALL) as bed:
-        assert not bed.shaped
-        with pytest.raises(testbed.TestbedError, match="--no-netns"):
-            bed.set_link(1e6)
-        assert "127.0.0.1" in bed.client.environment["ST_AUTH"]
-        folder = bed.folder
-    assert not folder.exists()
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """Comparison of runs of Swift's own tests, and fetching these tests."""
 
-import configparser
 import io
 import tarfile
 from functools import partial
@@ -10,9 +9,7 @@ import pytest
 
 from hapi_cluster.configs import pipeline
 from hapi_cluster.settings import ClusterSettings
-from hapi_middleware.config import FilterConfig
 from swift_functional import NotRunError, runs, sdist
-from swift_functional import __main__ as command
 from swift_functional.comparison import (
     SIDES,
     Outcome,
@@ -21,52 +18,9 @@ from swift_functional.comparison import (
     succeeded,
 )
 from swift_functional.layouts import (
-    FILTER_OPTIONS,
     LAYOUTS,
     cluster_settings,
-    config_of_tests,
 )
-
-TEST_FILE = """
-import os, pytest, unittest
-import test.functional
-
-with open(os.environ["SWIFT_TEST_CONFIG_FILE"]) as file:
-    SIDE = file.read()
-
-class TestThings(unittest.TestCase):
-    def test_depends(self):
-        assert SIDE == "without", f"it is {SIDE}"
-
-    @unittest.skip("never")
-    def test_skipped(self):
-        pass
-
-    def test_of_two(self):
-        for number in (1, 2):
-            with self.subTest(number=number):
-                self.assertEqual(number, 1)
-
-    @unittest.expectedFailure
-    def test_expected(self):
-        self.fail("as ever")
-
-@pytest.fixture
-def broken():
-    raise OSError("no fixture")
-
-def test_begins(broken):
-    pass
-
-@pytest.fixture
-def breaks():
-    yield
-    raise OSError("teardown")
-
-@pytest.mark.parametrize("name", ["a.b"])
-def test_fails_and_ends_badly(breaks, name):
-    assert name == "c"
-"""
 
 
 @pytest.fixture
@@ -88,26 +42,6 @@ def run(tmp_path):
         return runs.run_side_by_side(source, places, "swift", arguments)
 
     return run_text
-
-
-def test_outcomes_of_both_sides_are_read(run, monkeypatch):
-    monkeypatch.setenv("SWIFT_TEST_IN_PROCESS", "1")
-    monkeypatch.setenv("PYTEST_ADDOPTS", "--no-such-option")
-    found = run(TEST_FILE)
-    for side, depends in zip(SIDES, ("passed", "failed"), strict=True):
-        outcomes = found[side].outcomes
-        name = "test/functional/test_x.py::"
-        assert {id: each.kind for id, each in outcomes.items()} == {
-            f"{name}TestThings::test_depends": depends,
-            f"{name}TestThings::test_skipped": "skipped",
-            f"{name}TestThings::test_of_two": "failed",
-            f"{name}TestThings::test_expected": "xfailed",
-            f"{name}test_begins": "error",
-            f"{name}test_fails_and_ends_badly[a.b]": "failed",
-        }
-        skipped = outcomes[f"{name}TestThings::test_skipped"]
-        assert skipped.reason == "never"
-    assert run("def test_a(): pass\n", "-k", "none")["with"].outcomes == {}
 
 
 @pytest.mark.parametrize(
@@ -179,32 +113,6 @@ def test_second_outcome_decides_on_differences_and_failures(
         assert getattr(found, name) == (["a"] if named else [])
 
 
-@pytest.mark.parametrize(
-    ("words", "selected", "suites"),
-    [
-        ("", None, command.SUITES),
-        ("--only x", "(x)", command.SUITES),
-        ("--quick", command.NOT_QUICK, command.QUICK),
-        ("--only x --quick", f"(x) and {command.NOT_QUICK}", command.QUICK),
-    ],
-)
-def test_selections_are_passed_and_must_contain_a_test(
-    words, selected, suites, monkeypatch, capsys
-):
-    asked = []
-
-    def compare_layout(layout, source, logs, *selections):
-        asked.append(selections)
-        return []
-
-    monkeypatch.setattr(command, "unpacked_sdist", lambda *_: None)
-    monkeypatch.setattr(command, "compare_layout", compare_layout)
-    status = command.main(["--layout", "plain", *words.split()])
-    assert status == command.EXIT_NOT_RUN
-    assert asked == [(suites, ("-k", selected) if selected else ())]
-    assert "selects no test" in capsys.readouterr().err
-
-
 # --- clusters ---
 
 
@@ -240,33 +148,6 @@ def test_the_clusters_differ_in_the_filter_alone(layout):
     assert settings_of(None) == {**settings, "hapi_filter": False}
 
 
-def test_options_of_the_filter_are_valid_and_not_the_defaults():
-    config = FilterConfig.from_conf({}, FILTER_OPTIONS)
-    changed = {
-        name
-        for name, value in vars(FilterConfig()).items()
-        if getattr(config, name) != value
-    }
-    # The prefix of AUTH_test cannot be another one.
-    assert changed == {*FILTER_OPTIONS} - {"reseller_prefix"}
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_the_file_of_the_tests_leads_to_the_cluster(layout):
-    parser = configparser.ConfigParser()
-    parser.read_string(
-        config_of_tests(layout, "http://127.0.0.1:81/auth/v1.0")
-    )
-    swift, s3 = parser["func_test"], parser["s3api_test"]
-    assert swift["auth_uri"] == "http://127.0.0.1:81/auth/v1.0"
-    assert swift["s3_storage_url"] == s3["endpoint"] == "http://127.0.0.1:81/"
-    names = ("account3", "username3", "password3")
-    assert [swift[n] for n in names] == ["test", "tester3", "testing3"]
-    assert swift["s3_access_key"] == s3["access_key1"] == "test:tester"
-    assert swift["s3_secret_key3"] == s3["secret_key3"] == "testing3"
-    assert s3["s3_acl_tests_enabled"] == LAYOUTS[layout].s3_acl
-
-
 # --- the sdist ---
 
 FILES = ("test/functional/x.py", "etc/proxy-server.conf-sample", "swift/x.py")
@@ -277,15 +158,6 @@ def write_archive(folder, top="swift-1.2.3", files=FILES):
     with tarfile.open(folder / "swift-1.2.3.tar.gz", "w:gz") as tar:
         for name in files:
             tar.addfile(tarfile.TarInfo(f"{top}/{name}"), io.BytesIO())
-
-
-def test_tests_alone_are_unpacked_once(tmp_path):
-    write_archive(tmp_path)
-    for _ in range(2):
-        folder = sdist.unpacked_sdist(tmp_path, "1.2.3")
-        found = [path for path in folder.rglob("*") if path.is_file()]
-        assert {str(f.relative_to(folder)) for f in found} == {*FILES[:2]}
-        (tmp_path / "swift-1.2.3.tar.gz").unlink(missing_ok=True)
 
 
 @pytest.mark.parametrize(
