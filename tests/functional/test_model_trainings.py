@@ -25,7 +25,7 @@ from hapi_client import ArrayTransform, NamedArrays
 from hapi_client.cli.demo.run import largest_difference
 from hapi_client.swift.swift_url import parse_location
 from jobs import upload_shards
-from networks import SMALL_IMAGE, SmallNetwork
+from networks import SMALL_IMAGE
 from photos import shard, tar_of
 
 TOLERANCE = 1e-5
@@ -38,7 +38,6 @@ TEXT = NamedArrays.of(
     attention_mask=ArrayTransform((LENGTH,), "int64"),
 )
 MELS = ArrayTransform((8, 32))
-WAVES = ArrayTransform((800,))
 TINY = {
     "hidden_size": 32,
     "num_hidden_layers": 4,
@@ -58,43 +57,6 @@ class Pooled(nn.Module):
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         return self.head(self.backbone(images).pooler_output)
-
-
-class Distilled(SmallNetwork):
-    """A tail with a teacher, an annealed attribute and random noise."""
-
-    def __init__(self) -> None:
-        super().__init__(CLASSES)
-        self.teacher = nn.Linear(64, CLASSES)
-        self.temperature = 1.0
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        x = torch.flatten(self.pool(self.body(images)), 1)
-        with torch.no_grad():
-            target = self.teacher(x)
-        noise = torch.randn(CLASSES) * random.random()
-        return self.head(x) / self.temperature + target + noise
-
-
-class LayerDropped(nn.Module):
-    """Layers of which training skips some at random."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem = nn.Conv2d(3, 8, 3, stride=4)
-        self.layers = nn.ModuleList(
-            nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.ReLU())
-            for _ in range(5)
-        )
-        self.head = nn.Linear(8, CLASSES)
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        x = self.stem(images)
-        for layer in self.layers:
-            if layer.training and torch.rand(()) < 0.5:
-                continue
-            x = x + layer(x)
-        return self.head(x.mean((2, 3)))
 
 
 def lora() -> nn.Module:
@@ -128,24 +90,6 @@ def bert() -> nn.Module:
     return transformers.BertForSequenceClassification(config)
 
 
-def lora_on_texts() -> nn.Module:
-    return peft.get_peft_model(
-        bert(),
-        peft.LoraConfig(
-            task_type="SEQ_CLS",
-            target_modules=["query", "value"],
-            layers_to_transform=[2, 3],
-        ),
-    )
-
-
-def llama() -> nn.Module:
-    config = transformers.LlamaConfig(
-        **TINY, vocab_size=NUM_IDS, num_labels=CLASSES, pad_token_id=0
-    )
-    return transformers.LlamaForSequenceClassification(config)
-
-
 def whisper() -> nn.Module:
     config = transformers.WhisperConfig(
         d_model=32,
@@ -161,23 +105,6 @@ def whisper() -> nn.Module:
         num_labels=CLASSES,
     )
     return transformers.WhisperForAudioClassification(config)
-
-
-def wav2vec2() -> nn.Module:
-    config = transformers.Wav2Vec2Config(
-        **TINY,
-        conv_dim=[16, 16],
-        conv_kernel=[10, 3],
-        conv_stride=[5, 4],
-        num_feat_extract_layers=2,
-        num_conv_pos_embeddings=8,
-        num_conv_pos_embedding_groups=2,
-        classifier_proj_size=16,
-        layerdrop=0.0,  # a plain script would skip frozen layers too
-        mask_time_prob=0.0,
-        num_labels=CLASSES,
-    )
-    return transformers.Wav2Vec2ForSequenceClassification(config)
 
 
 @dataclass(frozen=True)
@@ -235,10 +162,6 @@ TRAININGS = {
             "backbone.encoder.layers.1",
         ),
     ),
-    "teacher and annealing": Training(Distilled, "body", ("body",)),
-    "LayerDrop": Training(
-        LayerDropped, "layers.1", ("stem", "layers.0", "layers.1")
-    ),
     "LoRA in two blocks": Training(
         lora,
         "auto",
@@ -256,17 +179,6 @@ ON_ARRAYS = {
         ("bert.embeddings", "bert.encoder.layer.0", "bert.encoder.layer.1"),
         TEXT,
     ),
-    "LoRA in two blocks of BERT": Training(
-        lora_on_texts,
-        "auto",
-        (
-            f"{BERT}.embeddings",
-            f"{BERT}.encoder.layer.0",
-            f"{BERT}.encoder.layer.1",
-        ),
-        TEXT,
-    ),
-    "Llama's head": Training(llama, "model", ("model",), TEXT),
     "Whisper at a block": Training(
         whisper,
         "encoder.layers.1",
@@ -278,20 +190,6 @@ ON_ARRAYS = {
             "encoder.layers.1",
         ),
         MELS,
-    ),
-    "wav2vec2 at a block": Training(
-        wav2vec2,
-        "wav2vec2.encoder.layers.1",
-        (
-            "wav2vec2.feature_extractor",
-            "wav2vec2.feature_projection",
-            "wav2vec2.encoder.pos_conv_embed",
-            "wav2vec2.encoder.layer_norm",
-            "wav2vec2.encoder.dropout",
-            "wav2vec2.encoder.layers.0",
-            "wav2vec2.encoder.layers.1",
-        ),
-        WAVES,
     ),
 }
 """Trainings on arrays in place of photos."""
@@ -363,7 +261,6 @@ def losses_of(model, call, batches_of):
         for inputs, labels in batches_of(epoch):
             torch.manual_seed(len(losses))
             random.seed(len(losses))
-            model.temperature = 1.0 + 0.5 * len(losses)
             result = call(inputs)
             logits = getattr(result, "logits", result)
             loss = nn.functional.cross_entropy(logits.float(), labels)
