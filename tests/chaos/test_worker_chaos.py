@@ -30,13 +30,12 @@ from hapi_protocol.feature_reader import read_features
 from hapi_protocol.job_messages import HEADER_IDENTITY, JobGrant
 from hapi_protocol.unix_http import UnixConnection
 from hapi_worker.jobs.admission import PATIENCE_SECONDS
+from local_rows import Rows
 from neighbour import (
     JOB_SECONDS,
     NUM_SAMPLES,
     Neighbour,
     exact_package,
-    rows_of,
-    same,
     small_job,
     small_shard,
 )
@@ -106,8 +105,8 @@ def running(tmp_path_factory):
 def alone(running):
     """The neighbour's rows without other clients."""
     job = small_job("AUTH_neighbour")
-    rows = rows_of(running.run(job, None, small_shard()))
-    assert len(rows[0]) == NUM_SAMPLES
+    rows = Rows.of(running.run(job, None, small_shard()).batches)
+    assert len(rows.facts) == NUM_SAMPLES
     return rows
 
 
@@ -632,9 +631,10 @@ def test_slow_clients_of_two_accounts_leave_a_place_for_a_third(tmp_path):
         before = worker.counts()
         started = time.monotonic()
         job = small_job("AUTH_third")
-        rows = rows_of(worker.run(job, exact_package(), small_shard()))
+        reader = worker.run(job, exact_package(), small_shard())
+        rows = Rows.of(reader.batches)
         assert time.monotonic() - started < PATIENCE_SECONDS + SLACK_SECONDS
-        assert len(rows[0]) == NUM_SAMPLES
+        assert len(rows.facts) == NUM_SAMPLES
         wait_for_count(worker, before, ended("failed", "too_slow"))
         check_log(worker)
 
@@ -659,12 +659,12 @@ class Persistent(threading.Thread):
         while not self._ended.is_set():
             parts = (self._job, exact_package(), small_shard())
             try:
-                rows = rows_of(self._worker.run(*parts))
+                rows = Rows.of(self._worker.run(*parts).batches)
             except (*BROKEN, NotGrantedError):
                 self.ends["broken"] += 1
                 time.sleep(0.05)
                 continue
-            self.ends["whole" if same(rows, self._alone) else "wrong"] += 1
+            self.ends["whole" if rows.is_equal(self._alone) else "wrong"] += 1
 
     def end(self):
         self._ended.set()

@@ -42,6 +42,12 @@ class Rows:
             np.concatenate([b.features for b in batches if b.rows]),
         )
 
+    def is_equal(self, other: Rows) -> bool:
+        """Returns True if all bits are equal."""
+        return self.facts == other.facts and np.array_equal(
+            self.features, other.features
+        )
+
     def assert_equal(self, other: Rows) -> None:
         """Asserts that all bits are equal."""
         assert self.facts == other.facts

@@ -6,24 +6,20 @@ import threading
 import time
 from functools import lru_cache
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import nn
 
-from hapi_protocol.feature_reader import FeatureStreamReader
 from hapi_protocol.job_messages import JobRequest
 from hapi_splitter.freezing.split_model import split
 from hapi_splitter.package.writer import package_bytes
+from local_rows import Rows
+from networks import small_transform
 from photos import shard
-from worker_under_test import Exchange, job_for, small_transform
+from worker_under_test import Exchange, job_for
 
 NUM_SAMPLES = 24
 JOB_SECONDS = 10.0
 """Limit for one of its jobs under load; alone it takes a tenth of a second."""
-
-Rows = tuple[list[tuple[int, str, int | None]], npt.NDArray[np.float32]]
-"""Index, key and label of each row, and the features of all."""
 
 
 class ExactNetwork(nn.Module):
@@ -63,20 +59,6 @@ def small_shard() -> bytes:
 
 def small_job(account: str) -> JobRequest:
     return job_for(small_shard(), exact_package(), charged_account=account)
-
-
-def rows_of(reader: FeatureStreamReader) -> Rows:
-    """Rows and features of a complete stream without error rows."""
-    batches = reader.batches  # type: ignore[attr-defined]
-    rows = [row for batch in batches for row in batch.rows]
-    assert not [row.error for row in rows if row.error]
-    features = np.concatenate([batch.features for batch in batches])
-    return [(row.index, row.key, row.label) for row in rows], features
-
-
-def same(left: Rows, right: Rows) -> bool:
-    """True if all bits are equal."""
-    return left[0] == right[0] and np.array_equal(left[1], right[1])
 
 
 class Neighbour:
@@ -128,5 +110,5 @@ class Neighbour:
         reader = self._exchange.run(job, None, small_shard())
         seconds = time.monotonic() - started
         self.slowest_seconds = max(self.slowest_seconds, seconds)
-        assert same(rows_of(reader), self._alone), "other rows than alone"
+        Rows.of(reader.batches).assert_equal(self._alone)
         self.num_jobs += 1

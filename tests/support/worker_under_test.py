@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from hapi_protocol.errors import HapiError
 from hapi_protocol.feature_reader import FeatureStreamReader, read_features
@@ -30,61 +29,19 @@ from hapi_protocol.job_messages import (
 )
 from hapi_protocol.unix_http import UnixConnection
 from hapi_splitter.fork_server import ForkServer
-from hapi_splitter.freezing.split_model import SplitModel, split
 from hapi_splitter.inputs.image_decode import decode_image
-from hapi_splitter.inputs.image_transform import ImageTransform
 from hapi_splitter.package.reader import load_package
 from hapi_splitter.package.writer import package_pieces
 from hapi_worker.config import WorkerConfig
 from hapi_worker.models.package_loader import PackageLoad
 from hapi_worker.server.service import Service
+from networks import small_parts
 
 TIMEOUT_SECONDS = 60.0
 TRANS_ID = "tx-worker-test"
 
 
-class Residual(nn.Module):
-    """Two convolutions with a residual connection."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.body = nn.Sequential(
-            nn.Conv2d(channels, channels, 3, padding=1, bias=False),
-            nn.BatchNorm2d(channels),
-            nn.ReLU(),
-            nn.Conv2d(channels, channels, 3, padding=1),
-        )
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.relu(x + self.body(x))
-
-
-class SmallResNet(nn.Module):
-    """A residual network of the usual shape, for images of 64 pixels."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem = nn.Conv2d(3, 8, 7, stride=4, padding=3)
-        self.layer1 = Residual(8)
-        self.down = nn.Conv2d(8, 16, 3, stride=2, padding=1)
-        self.layer2 = Residual(16)
-        self.pool = nn.AdaptiveAvgPool2d(1)
-        self.fc = nn.Linear(16, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.layer2(self.down(self.layer1(self.stem(x))))
-        result: torch.Tensor = self.fc(torch.flatten(self.pool(x), 1))
-        return result
-
-
-def small_transform() -> ImageTransform:
-    return ImageTransform(resize_size=72, crop_size=64)
-
-
-@lru_cache(maxsize=4)
-def small_split(seed: int = 0) -> SplitModel:
-    torch.manual_seed(seed)
-    return split(SmallResNet(), "layer2", transform=small_transform())
+small_split = lru_cache(maxsize=4)(small_parts)
 
 
 @lru_cache(maxsize=4)

@@ -10,14 +10,13 @@ from hapi_splitter.freezing.split_model import split
 from hapi_splitter.package.writer import package_pieces
 from hapi_splitter.profiling.memory_model import memory_requirement
 from hapi_worker.execution.forward import encode_rows, run_prefix
+from networks import small_network, small_transform
 from photos import shard, with_corrupt_member
 from worker_under_test import (
-    SmallResNet,
     job_for,
     running_worker,
     small_package,
     small_split,
-    small_transform,
 )
 
 NUM_SAMPLES = 20
@@ -109,10 +108,10 @@ def test_halved_batch_is_encoded_as_a_whole_one(dtype):
 
 def test_clipped_values_are_counted(tmp_path, tar):
     """Weights beyond float16's range make features that saturate."""
-    network = SmallResNet()
+    network = small_network()
     with torch.no_grad():
-        network.stem.weight.mul_(1e6)
-    frozen = split(network, "layer2", transform=small_transform()).frozen
+        network.body[0].weight.mul_(1e6)
+    frozen = split(network, "body", transform=small_transform()).frozen
     package = b"".join(package_pieces(frozen))
     with running_worker(tmp_path) as worker:
         job = job_for(tar, package, encoding="float16;lz4")

@@ -16,12 +16,12 @@ from hapi_protocol.errors import HapiError
 from hapi_protocol.feature_reader import FeatureStreamReader
 from hapi_splitter.freezing.split_model import split
 from hapi_splitter.package.writer import package_pieces
+from networks import small_transform
 from photos import shard
 from worker_under_test import (
     job_for,
     running_worker,
     small_package,
-    small_transform,
 )
 
 NUM_SAMPLES = 19

@@ -14,13 +14,12 @@ from hapi_splitter.freezing.split_model import split
 from hapi_splitter.inputs.augmentation import Augmentation
 from hapi_splitter.package.writer import package_bytes
 from local_rows import Rows, local_rows, received_rows
+from networks import small_network, small_transform
 from photos import shard
 from worker_under_test import (
-    SmallResNet,
     in_two,
     job_for,
     running_worker,
-    small_transform,
 )
 
 NUM_SAMPLES = 21
@@ -39,7 +38,7 @@ AUGMENTATION = Augmentation(
 def parts():
     torch.manual_seed(0)
     transform = replace(small_transform(), augmentation=AUGMENTATION)
-    return split(SmallResNet(), "layer2", transform=transform)
+    return split(small_network(), "body", transform=transform)
 
 
 @lru_cache(maxsize=1)

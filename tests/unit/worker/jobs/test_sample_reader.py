@@ -17,8 +17,9 @@ from hapi_protocol.shards import Limits
 from hapi_worker.execution.decode import image_decoder
 from hapi_worker.jobs.sample_reader import read_samples, read_start
 from hapi_worker.peer import ClientDisconnectedError
+from networks import small_transform
 from photos import tar_of
-from worker_under_test import job_for, small_transform
+from worker_under_test import job_for
 
 MAX_SAMPLES = 3
 LIMITS = Limits(max_member_bytes=5000, max_sample_bytes=5000)
