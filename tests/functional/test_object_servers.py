@@ -20,6 +20,7 @@ import time
 import uuid
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from urllib.parse import quote, unquote
 
@@ -56,7 +57,6 @@ from hapi_protocol.job_messages import JobRequest, ModelIdentity
 from hapi_protocol.profiles import ModelProfile
 from hapi_protocol.shards import iter_samples
 from hapi_protocol.signatures import SignedRequest, read_keys
-from hapi_protocol.unix_http import UnixConnection
 from hapi_splitter.package.writer import digest_of, package_bytes
 from jobs import connected, small_job, upload_shards
 from local_rows import local_rows, received_rows
@@ -68,6 +68,7 @@ from replicas import replicas
 from second_proxy import counted_links, second_proxy
 from slow_link import slow_link
 from waiting import until
+from worker_under_test import Exchange
 
 SETTINGS = {
     "layout": "mixed",
@@ -190,14 +191,20 @@ def computed_on(near, answer):
     ]
 
 
-def assert_near(near, answer):
-    """Asserts good rows, computed on an object server."""
+def assert_rows(near, answer):
+    """Asserts the rows of CONTENT."""
     assert answer.status_code == 200, answer.text[:500]
     rows = received_rows(answer.content)
     rows.assert_equal(local_rows(near.frozen, 1, CONTENT, "any"))
+
+
+def assert_near(near, answer):
+    """Asserts good rows, computed on an object server."""
+    assert_rows(near, answer)
     until(lambda: computed_on(near, answer), 5, lambda: near.log("object"))
 
 
+INDEX = {"X-Hapi-Index": "true", "X-Hapi-Model": None, "X-Hapi-Cut": None}
 REQUESTS = {
     "whole": {},
     "samples": {"X-Hapi-Samples": "1-3"},
@@ -209,12 +216,16 @@ REQUESTS = {
     "no model": {"X-Hapi-Model": f"{PLACE}/equal.tar"},
     "no match": {"If-None-Match": "*"},
     "other version": {"X-Hapi-If-Source-Etag": "0" * 32},
+    "torn": {},
+    "index": INDEX,
+    "torn index": INDEX,
 }
 
 
 @pytest.mark.parametrize("name", REQUESTS)
 def test_answers_equal_those_of_the_proxys_worker(near, name):
-    path = near.put("equal.tar")
+    content = CONTENT[:3000] if name.startswith("torn") else CONTENT
+    path = near.put("equal.tar", content)
     headers = {**ASKED, **REQUESTS[name]}
     for method in ("GET", "HEAD"):
         near_disk = near.owner.request(method, path, headers)
@@ -229,19 +240,6 @@ def test_answers_equal_those_of_the_proxys_worker(near, name):
             again = caller.get(path, {**headers, "If-None-Match": etag})
             assert again.status_code == 304
             assert again.headers["ETag"] == etag
-
-
-def test_index_and_damaged_data_are_answered_equally(near):
-    path = near.put("index.tar")
-    torn = near.put("torn.tar", CONTENT[:3000])
-    for place, headers in (
-        (path, {"X-Hapi-Index": "true"}),
-        (torn, {"X-Hapi-Index": "true"}),
-        (torn, ASKED),
-    ):
-        assert told(near.owner.get(place, headers)) == told(
-            near.by_proxy.get(place, headers)
-        )
 
 
 def test_whole_objects_and_ranges_are_computed_near_the_disk(near):
@@ -315,9 +313,7 @@ def test_each_kind_of_object_gives_the_right_features(
     if kind in ("plain", "symlink"):
         assert_near(near, answer)
     else:
-        received_rows(answer.content).assert_equal(
-            local_rows(near.frozen, 1, CONTENT, "any")
-        )
+        assert_rows(near, answer)
         assert not computed_on(near, answer)
     if kind != "plain":
         etag = near.owner.request("HEAD", f"{path}{query}").headers["ETag"]
@@ -406,6 +402,11 @@ def order_for(name, etag, length, package):
         ),
         etag,
     )
+
+
+def index_job(name, etag, length):
+    job = order_for(name, etag, length, None).job
+    return replace(job, kind="index", cut=0)
 
 
 def package_of(near):
@@ -804,10 +805,7 @@ def test_hung_worker_is_named_and_left_for_another_replica(near):
         for number in range(6):  # some are first asked of this one
             path = near.put(f"hung-{number}.tar")
             answer = near.get(path)
-            assert answer.status_code == 200, answer.text[:500]
-            received_rows(answer.content).assert_equal(
-                local_rows(near.frozen, 1, CONTENT, "any")
-            )
+            assert_rows(near, answer)
             assert computed_on(near, answer) != ["object-2"]
         assert "has not answered for 2 s: it is stopped" in near.log(
             "object-2"
@@ -839,17 +837,25 @@ def test_an_epoch_survives_a_disk_that_is_not_mounted(near, photos, when):
     compute_again(near)
 
 
+@contextmanager
+def limited_files(pid, num_bytes):
+    """Limits the size of a process's files."""
+    limits = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (num_bytes, limits[1]))
+    try:
+        yield
+    finally:
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, limits)
+
+
 def test_worker_with_a_full_disk_is_not_needed(near):
     """It cannot store a new model, with which another place computes."""
     frozen = small_parts(seed=78).frozen
     model = f"{PLACE}/full.hapi"
     near.owner.put(model, package_bytes(frozen))
     expected = local_rows(frozen, 1, CONTENT, "any")
-    victim = near.pid("object-worker")
-    limits = resource.prlimit(victim, resource.RLIMIT_FSIZE)
-    resource.prlimit(victim, resource.RLIMIT_FSIZE, (1000, limits[1]))
     before = uploads(near, "o1.sock")
-    try:
+    with limited_files(near.pid("object-worker"), 1000):
         for number in range(6):  # some are first asked of this one
             path = near.put(f"full-{number}.tar")
             answer = near.get(path, {**ASKED, "X-Hapi-Model": model})
@@ -859,32 +865,29 @@ def test_worker_with_a_full_disk_is_not_needed(near):
         # It is sent the package again after two seconds, then after four.
         assert uploads(near, "o1.sock") - before <= 3
         assert f"does not take the model {model}" in near.log("swift")
-    finally:
-        resource.prlimit(victim, resource.RLIMIT_FSIZE, limits)
     compute_again(near)
+
+
+def exchange(near, socket):
+    return Exchange(str(near.cluster.directory / "run" / socket))
 
 
 def uploads(near, socket):
     """Packages that a worker has been sent."""
-    path = near.cluster.directory / "run" / f"{socket}.admin"
-    connection = UnixConnection(str(path), SECONDS)
-    connection.request("GET", "/metrics")
-    lines = connection.getresponse().read().decode().splitlines()
-    connection.close()
-    name = "hapi_worker_uploads_total"
-    found = [line for line in lines if line.startswith(name)]
-    return sum(float(line.split()[-1]) for line in found)
+    answer = exchange(near, socket).request("GET", "/metrics", admin=True)
+    return sum(
+        float(line.split()[-1])
+        for line in answer.body.decode().splitlines()
+        if line.startswith("hapi_worker_uploads_total")
+    )
 
 
 def test_worker_that_cannot_validate_is_degraded_and_sent_nothing(near):
     """Its host refuses what the validation of any package needs."""
     compute_again(near)
-    victim = near.pid("object-worker")
     port = near.cluster.status()["ports"]["object"]
     conf = near.cluster.directory / "etc" / "proxy-server.conf"
-    limits = resource.prlimit(victim, resource.RLIMIT_FSIZE)
-    resource.prlimit(victim, resource.RLIMIT_FSIZE, (10, limits[1]))
-    try:
+    with limited_files(near.pid("object-worker"), 10):
         [failed] = [e for e in node_findings(conf) if e.state == FAILURE]
         assert failed.check.endswith(f":{port}")
         assert "degraded" in failed.found
@@ -904,8 +907,6 @@ def test_worker_that_cannot_validate_is_degraded_and_sent_nothing(near):
         compute_again(near)
         log = near.log("object")
         assert log.count(f"the worker of 127.0.0.1:{port} is degraded") == 1
-    finally:
-        resource.prlimit(victim, resource.RLIMIT_FSIZE, limits)
     states = [each.state for each in node_findings(conf)]
     assert sorted(states) == sorted([OK, OK, WARNING])
 
@@ -927,21 +928,11 @@ def change_queue(near, seconds):
 
 def take_all_places(near):
     """Takes the account's places at both workers, for some seconds."""
-    job = replace(
-        order_for("/AUTH_test/c/held", "0" * 32, 1, None).job,
-        kind="index",
-        cut=0,
-    )
+    job = index_job("/AUTH_test/c/held", "0" * 32, 1)
     for socket in SOCKETS.values():
         status = 201
         while status == 201:
-            path = near.cluster.directory / "run" / socket
-            connection = UnixConnection(str(path), SECONDS)
-            connection.request("POST", "/jobs", job.to_body())
-            answer = connection.getresponse()
-            answer.read()
-            connection.close()
-            status = answer.status
+            status = exchange(near, socket).ask(job).status
         assert status == 429
 
 
@@ -998,20 +989,13 @@ def test_requests_go_to_the_replica_with_the_shorter_queue(near):
     """Queued jobs at one worker are no reason to wait there."""
     compute_again(near)
     paths = put_on_both_servers(near, "queue", 12)
-    path = str(near.cluster.directory / "run" / SOCKETS["object-worker"])
-    held = []
+    worker = exchange(near, SOCKETS["object-worker"])
     job = replace(
-        order_for("/AUTH_other/c/held", "0" * 32, 1, None).job,
-        kind="index",
-        cut=0,
+        index_job("/AUTH_other/c/held", "0" * 32, 1),
         charged_account="AUTH_other",
     )
     for _ in range(3):  # unused grants last ten seconds
-        connection = UnixConnection(path, SECONDS)
-        connection.request("POST", "/jobs", job.to_body())
-        held.append(connection.getresponse().status)
-        connection.close()
-    assert held == [201] * 3
+        assert worker.ask(job).status == 201
     started = time.monotonic()
     answers = [near.get(path) for path in paths]
     seconds = time.monotonic() - started
@@ -1041,10 +1025,7 @@ def test_missing_replicas_are_left_for_another_place(near):
         each.path.unlink()
         for _ in range(2):
             answer = near.get(path)
-            assert answer.status_code == 200, answer.text[:300]
-            received_rows(answer.content).assert_equal(
-                local_rows(near.frozen, 1, CONTENT, "any")
-            )
+            assert_rows(near, answer)
 
 
 def make_stale(near, path, content):
@@ -1063,18 +1044,14 @@ def make_stale(near, path, content):
     aside.rename(old.path)
 
 
-@pytest.mark.parametrize("samples", [None, "1-3"])
+@pytest.mark.parametrize("samples", [None, (1, 3)])
 def test_stale_replica_does_not_end_an_epoch(near, samples):
     path = near.put("stale.tar", shard(2, seed=6))
     make_stale(near, path, CONTENT)
     etag = hashlib.md5(CONTENT).hexdigest()
     headers = {**ASKED, "X-Hapi-If-Source-Etag": etag}
     if samples:
-        rows = [*iter_samples(io.BytesIO(CONTENT), name="s")]
-        first, last = rows[1], rows[3]
-        end = last.offset + last.length - 1
-        headers["X-Hapi-Samples"] = samples
-        headers["X-Hapi-Range"] = f"bytes={first.offset}-{end}"
+        headers |= span_of(*samples)
     for caller in (near.owner, near.by_proxy):
         for _ in range(20):
             answer = caller.get(path, headers)
@@ -1154,10 +1131,7 @@ def test_damaged_replica_is_put_aside_and_left_for_another_place(near):
     until(refused, SECONDS)
     until(lambda: not damaged.path.exists())
     answer = near.get(path)
-    assert answer.status_code == 200, answer.text[:300]
-    received_rows(answer.content).assert_equal(
-        local_rows(near.frozen, 1, CONTENT, "any")
-    )
+    assert_rows(near, answer)
 
 
 def test_read_of_a_part_leaves_a_damaged_replica_and_puts_it_aside(near):
@@ -1178,10 +1152,7 @@ def test_read_of_a_part_leaves_a_damaged_replica_and_puts_it_aside(near):
     for each in damaged:
         flip(each.path)
     answer = near.get(path, asked)
-    assert answer.status_code == 200, answer.text[:300]
-    received_rows(answer.content).assert_equal(
-        local_rows(near.frozen, 1, CONTENT, "any")
-    )
+    assert_rows(near, answer)
     until(
         lambda: not all(each.path.exists() for each in damaged),
         10,
@@ -1423,14 +1394,7 @@ def test_object_server_answers_others_while_it_reads_a_large_object(near):
     path = near.put("large.tar", content)
     busy = of_computing_servers(near, path)[0]
     etag = near.owner.request("HEAD", path).headers["ETag"]
-    order = replace(
-        order_for(path, etag, len(content), None),
-        job=replace(
-            order_for(path, etag, len(content), None).job,
-            kind="index",
-            cut=0,
-        ),
-    )
+    order = JobOrder(index_job(path, etag, len(content)), etag)
     waits = []
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(
@@ -1478,14 +1442,10 @@ def test_nothing_runs_on_after_the_client_has_gone(near):
 
 def streams(near, worker):
     """Streams that a worker has now."""
-    socket = near.cluster.directory / "run" / SOCKETS[worker]
-    connection = UnixConnection(f"{socket}.admin", SECONDS)
-    try:
-        connection.request("GET", "/status")
-        status = json.loads(connection.getresponse().read())
-        return sum(each["streams"] for each in status["accounts"])
-    finally:
-        connection.close()
+    answer = exchange(near, SOCKETS[worker]).request(
+        "GET", "/status", admin=True
+    )
+    return sum(account["streams"] for account in answer.fields["accounts"])
 
 
 SOCKETS = {"object-worker": "o1.sock", "object-2-worker": "o2.sock"}
