@@ -41,7 +41,7 @@ def outcome(seed):
         return f"refused: {refusal.code}"
     trained = {name for name, _ in parts.tail.named_parameters()}
     samples = [torch.randn(n, WIDTH) for n in BATCHES]
-    features = [parts.frozen.suffix(0)(each).detach() for each in samples]
+    features = [parts.frozen.suffix(0)(batch).detach() for batch in samples]
     expected = train(plain, plain, samples, trained, model.freeze)
     actual = train(model, parts.tail, features, trained, model.freeze)
     for step, (ours, theirs) in enumerate(zip(actual, expected, strict=True)):
@@ -89,14 +89,14 @@ def contents(model):
     tensors = {k: v.numpy().tobytes() for k, v in model.state_dict().items()}
     return {
         **tensors,
-        "modes": [each.training for each in model.modules()],
+        "modes": [module.training for module in model.modules()],
         "attributes": {n: sorted(vars(m)) for n, m in model.named_modules()},
         "generator": model.generator.get_state().tolist(),
         "calls": Counting.calls,
         "seen": [
-            copy.copy(each.seen)
-            for each in model.modules()
-            if isinstance(each, Counting)
+            copy.copy(module.seen)
+            for module in model.modules()
+            if isinstance(module, Counting)
         ],
         "early": model.early,
         "random": [torch.get_rng_state().tolist(), random.getstate()],
@@ -110,6 +110,6 @@ def changes(model, before):
 
 
 def test_outcomes_are_of_both_kinds():
-    found = [outcome(seed) for seed in range(5000, 5000 + 2 * MODULES)]
-    assert any(each == "equal" for each in found)
-    assert any(each.startswith("refused") for each in found)
+    outcomes = [outcome(seed) for seed in range(5000, 5000 + 2 * MODULES)]
+    assert any(text == "equal" for text in outcomes)
+    assert any(text.startswith("refused") for text in outcomes)

@@ -24,8 +24,8 @@ RECORD = ROOT / "benchmarks" / "results" / "two-cores.json"
 
 def test_rounds_are_paired_and_rotated():
     assert interval_of([3.0, 1.0, 2.0, 5.0, 4.0]) == (1.0, 5.0)
-    found = ratio([2.0, 9.0, 4.0], [1.0, 3.0, 4.0])
-    assert (found["median"], found["interval"]) == (2.0, [1.0, 3.0])
+    result = ratio([2.0, 9.0, 4.0], [1.0, 3.0, 4.0])
+    assert (result["median"], result["interval"]) == (2.0, [1.0, 3.0])
     # Contenders with fewer rounds are ignored.
     rates = {"a": [1.0, 1.0], "b": [9.0], "c": [2.0, 0.5]}
     assert fastest(rates, ["a", "b", "c", "absent"]) == "c"
@@ -40,8 +40,8 @@ def test_fairness_is_missed_if_a_guarded_account_starves():
     def rates(cost):
         return {"samples": cost, "cost": cost, "refused": 0}
 
-    alone = {each.name: rates(2.0) for each in scenario.accounts}
-    equal = {each.name: rates(0.5) for each in scenario.accounts}
+    alone = {a.name: rates(2.0) for a in scenario.accounts}
+    equal = {a.name: rates(0.5) for a in scenario.accounts}
     starving = {**equal, scenario.accounts[1].name: rates(0.1)}
     fair = {"alone": alone, "together": equal}
     unfair = {"alone": alone, "together": starving}
@@ -67,15 +67,15 @@ ONLY_WORKERS = Settings(
 @pytest.mark.parametrize(("nodes", "flows"), [(2, 2), (10, 4), (20, 8)])
 def test_simulated_rate_is_that_of_a_closed_network(nodes, flows):
     settings = replace(ONLY_WORKERS, nodes=nodes, flows=flows)
-    found = Simulation(settings, 20_000).run()
+    result = Simulation(settings, 20_000).run()
     spans = flows * nodes
     expected = spans / (spans + nodes - 1)  # Gordon and Newell
-    assert found["share"] == pytest.approx(expected, rel=0.03)
-    assert found["moved"] == 0
+    assert result["share"] == pytest.approx(expected, rel=0.03)
+    assert result["moved"] == 0
 
 
 def epochs(*rates):
-    return [{"samples_per_second": each} for each in rates]
+    return [{"samples_per_second": rate} for rate in rates]
 
 
 def test_grid_verdict_compares_auto_with_the_best_opponent():
@@ -114,7 +114,7 @@ def test_regret_is_missed_only_beyond_its_interval():
 def whole_run(before, *seconds):
     return {
         "before": {"seconds": before},
-        "epochs": [{"seconds": each} for each in seconds],
+        "epochs": [{"seconds": number} for number in seconds],
     }
 
 
@@ -136,10 +136,10 @@ def whole_runs():
 
 
 def test_run_summary_derives_the_seconds_of_longer_runs():
-    found = run_summary.summarise(whole_runs(), (1, 5, 20))
-    epochs = found["epochs"]
+    summary = run_summary.summarise(whole_runs(), (1, 5, 20))
+    epochs = summary["epochs"]
     assert list(epochs) == ["1", "5", "20"]
-    best = [each["best"] for each in epochs.values()]
+    best = [epoch["best"] for epoch in epochs.values()]
     assert best == ["tar-stream", "local-features", "local-features"]
     assert epochs["1"]["auto_over_best"] == 10.0 / 8.0
     assert epochs["5"]["auto_over_best"] == 12.0 / 11.5
@@ -148,10 +148,10 @@ def test_run_summary_derives_the_seconds_of_longer_runs():
     over = epochs["20"]["over"]
     assert over["tar-stream"]["median"] == 18.5 / (8.0 + 19 * 9.0)
     assert over["tar-stream-resized"]["median"] == 18.5 / 20.0
-    speeds = found["later_over_stream_first"]
-    speeds = {tier: each["median"] for tier, each in speeds.items()}
+    speeds = summary["later_over_stream_first"]
+    speeds = {tier: speed["median"] for tier, speed in speeds.items()}
     assert speeds == {"memory": 20.0, "disk": 40.0, "store": 25.0}
-    seconds = {n: x["seconds"] for n, x in found["cumulative"].items()}
+    seconds = {n: x["seconds"] for n, x in summary["cumulative"].items()}
     assert seconds["auto"] == seconds["auto-20"]
     assert seconds["auto-5"] == [8.0, 9.0, 10.0, 11.0, 12.0]
     assert seconds["tar-stream"][2:4] == [26.0, 8.0 + 3 * 9.0]
@@ -168,8 +168,8 @@ def test_goals_of_whole_runs_hold_in_all_cells():
         False,
         True,
     ]
-    for each in cell["epochs"].values():
-        each["auto_over_best"] = 0.75
+    for epoch in cell["epochs"].values():
+        epoch["auto_over_best"] = 0.75
     assert all(runs.goals({"entries": [cell]}).values())
     assert set(runs.goals({"entries": []}).values()) == {None}
 

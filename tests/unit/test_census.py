@@ -40,8 +40,8 @@ def test_small_census_writes_its_table(tmp_path):
     assert freezes == ["features", "vit", "vit.layers.0"]
     assert all(len(row["checked"]) == census.NUM_CUTS for row in rows)
     with table.open(newline="") as file:
-        found = list(csv.DictReader(file))
-    assert [row["result"] for row in found] == ["equal", "equal", "equal"]
+        rows = list(csv.DictReader(file))
+    assert [row["result"] for row in rows] == ["equal", "equal", "equal"]
 
 
 def test_part_that_differs_from_the_model_is_found():

@@ -34,8 +34,8 @@ class Flagged(Net):
 class Checkpointed(Tokens):
     def forward(self, x):
         x = self.embedded(x)
-        for each in self.blocks:
-            x = checkpoint(each, x, use_reentrant=False)
+        for layer in self.blocks:
+            x = checkpoint(layer, x, use_reentrant=False)
         return self.head(self.norm(x).mean(1))
 
 

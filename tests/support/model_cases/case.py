@@ -106,10 +106,10 @@ def accepted(
         sample: see :class:`ModelCase`.
         change: see :class:`ModelCase`.
     """
-    each = freezes.split() if isinstance(freezes, str) else [freezes]
+    points = freezes.split() if isinstance(freezes, str) else [freezes]
     return [
         ModelCase(name, build, _parsed(freeze), sample, change=change)
-        for freeze in each
+        for freeze in points
     ]
 
 

@@ -60,8 +60,10 @@ class Pyramid(nn.Module):
             x = torch.relu(stage(x))
             maps.append(x)
         top = None
-        for lateral, each in zip(self.lateral[::-1], maps[::-1], strict=True):
-            here = lateral(each)
+        for lateral, features in zip(
+            self.lateral[::-1], maps[::-1], strict=True
+        ):
+            here = lateral(features)
             if top is not None:
                 here = here + F.interpolate(top, here.shape[-2:])
             top = here
@@ -75,8 +77,8 @@ class LastLayers(Tokens):
 
     def forward(self, x):
         x, seen = self.embedded(x), []
-        for each in self.blocks:
-            x = each(x)
+        for layer in self.blocks:
+            x = layer(x)
             seen.append(x[:, 0])
         return self.head(torch.cat(seen[-2:], 1))
 
@@ -88,10 +90,10 @@ class ScalarMix(Tokens):
 
     def forward(self, x):
         x, total = self.embedded(x), 0
-        for each, weight in zip(
+        for layer, weight in zip(
             self.blocks, self.weights.softmax(0), strict=True
         ):
-            x = each(x)
+            x = layer(x)
             total = total + weight * x
         return self.head(total.mean(1))
 
@@ -146,7 +148,7 @@ class Listed(nn.Module):
         )
 
     def forward(self, x):
-        x = functools.reduce(lambda y, each: each(y), self.steps, self.stem(x))
+        x = functools.reduce(lambda y, step: step(y), self.steps, self.stem(x))
         x = x.mean((2, 3))
         return {name: head(x) for name, head in self.heads.items()}
 

@@ -60,6 +60,6 @@ class Tokens(nn.Module):
 
     def forward(self, x):
         x = self.embedded(x)
-        for each in self.blocks:
-            x = each(x)
+        for layer in self.blocks:
+            x = layer(x)
         return self.head(self.norm(x)[:, 0])

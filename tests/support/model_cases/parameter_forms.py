@@ -101,9 +101,9 @@ def lora(blocks):
     model = Tokens().requires_grad_(False)
     model.head.requires_grad_(True)
     for number in blocks:
-        each = model.blocks[number]
+        layer = model.blocks[number]
         # Not the layer's own linear: PyTorch's fast path reads its weight.
-        model.blocks[number] = nn.Sequential(each, LoRA(nn.Linear(8, 8)))
+        model.blocks[number] = nn.Sequential(layer, LoRA(nn.Linear(8, 8)))
     return model
 
 
@@ -117,11 +117,11 @@ class Prompted(Tokens):
 
     def forward(self, x):
         x = self.embedded(x)
-        for number, each in enumerate(self.blocks):
+        for number, layer in enumerate(self.blocks):
             if number == self.at:
                 prompt = self.prompt.expand(x.shape[0], -1, -1)
                 x = torch.cat([prompt, x], 1)
-            x = each(x)
+            x = layer(x)
         return self.head(self.norm(x).mean(1))
 
 

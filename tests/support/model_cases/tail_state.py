@@ -81,10 +81,10 @@ def gumbel(x):
 class LayerDrop(Tokens):
     def forward(self, x):
         x = self.embedded(x)
-        for each in self.blocks:
+        for layer in self.blocks:
             if self.training and random.random() < 0.5:
                 continue
-            x = each(x)
+            x = layer(x)
         return self.head(self.norm(x).mean(1))
 
 
