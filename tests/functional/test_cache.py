@@ -14,7 +14,6 @@ from caller import Caller, metrics
 from hapi_client.cli.main import app
 from hapi_client.planning.cache_listing import CacheListing
 from hapi_client.swift.swift_url import Location
-from hapi_protocol.errors import ClientError
 from hapi_protocol.feature_reader import read_features
 from hapi_splitter.planner.problem import RAW_ROUTE, Route
 from hapi_training.loop import train_tail
@@ -430,11 +429,6 @@ def test_a_plan_counts_on_what_is_kept(cluster, connection, tmp_path):
         train_tail(job, epochs=1, learning_rate=0.0)
         assert job.reports[-1].cached_samples == 48
         assert jobs_done(cluster) == before
-
-
-def test_unknown_mode_of_a_job_is_named(connection):
-    with pytest.raises(ClientError, match="store is 'on'; one of off, read"):
-        job_of(connection, "kept/epochs", store="on")
 
 
 @pytest.mark.usefixtures("empty")

@@ -145,10 +145,6 @@ def rows_of(answer):
     return [row for batch in batches for row in batch.rows]
 
 
-def statuses(answer):
-    return [json.loads(row.meta or "")["status"] for row in rows_of(answer)]
-
-
 def plain(caller, name):
     return caller.get(f"{DATA}/{quote(name)}")
 
@@ -233,15 +229,6 @@ def test_container_that_is_not_there_is_not_found(stocked):
     with pytest.raises(RightsError) as caught:
         next(stocked.rows(["0.jpg"], "nowhere"))
     assert caught.value.status == 404
-
-
-def test_anonymous_callers_get_nothing(stocked, shared):
-    with closing(Caller(stocked.cluster, None)) as caller:
-        assert stocked.post(["0.jpg"], caller).status_code == 401
-        shared(".r:*")
-        answer = stocked.post(["0.jpg"], caller)
-
-    assert answer.json()["code"] == "compute_not_allowed"
 
 
 def test_container_is_never_changed(stocked):
