@@ -1,4 +1,4 @@
-"""Equivalence of models that branch on sizes, whole and as two modules."""
+"""Equivalence of a model that branches on sizes with its two modules."""
 
 import pytest
 import torch
@@ -93,9 +93,7 @@ def network():
     return net
 
 
-def parts_of(net, form):
-    if form == "name":
-        return split(net, "body", sample_shape=SHAPE)
+def parts_of(net):
     return split((Body(net), Head(net)), sample_shape=SHAPE)
 
 
@@ -108,13 +106,9 @@ def gradients(net):
     }
 
 
-FORMS = pytest.mark.parametrize("form", ["name", "two modules"])
-
-
-@FORMS
-def test_branching_model_is_equivalent_at_every_cut(form):
+def test_branching_model_is_equivalent_at_every_cut():
     net = network().eval()
-    parts = parts_of(net, form)
+    parts = parts_of(net)
     loaded = load_package(package_bytes(parts.frozen))
     samples = torch.randn(5, *SHAPE)
     with torch.inference_mode():
@@ -128,11 +122,10 @@ def test_branching_model_is_equivalent_at_every_cut(form):
             )
 
 
-@FORMS
 @pytest.mark.parametrize("training", [True, False])
-def test_tail_of_a_branching_model_has_the_models_gradients(form, training):
+def test_tail_of_a_branching_model_has_the_models_gradients(training):
     net = network()
-    parts = parts_of(net, form)
+    parts = parts_of(net)
     net.train(training)
     net.body.eval()  # the frozen region stays in eval mode
     parts.tail.train(training)
