@@ -85,7 +85,7 @@ def stored_audio():
     params=[(stored_text, token_arrays), (stored_audio, mel_arrays)],
     ids=["text", "audio"],
 )
-def stored(request, connection, tmp_path_factory):
+def stored(request, connection):
     make, make_arrays = request.param
     found = make()
     shards = {}
@@ -100,8 +100,7 @@ def stored(request, connection, tmp_path_factory):
             samples[first : first + SPAN]
             for first in range(0, len(samples), SPAN)
         ]
-    folder = tmp_path_factory.mktemp("shards")
-    upload_shards(connection, found.place, folder, shards)
+    upload_shards(connection, found.place, shards)
     return found
 
 
@@ -145,13 +144,11 @@ def test_losses_are_those_of_plain_torch(connection, stored, local, cut):
 
 
 @pytest.fixture(scope="module")
-def broken(connection, tmp_path_factory):
+def broken(connection):
     """Bad arrays between good ones."""
     place = Location("arrays", "broken")
     shards = {"a.tar": shard_with_bad_tokens()}
-    folder = tmp_path_factory.mktemp("broken")
-    upload_shards(connection, place, folder, shards)
-    return place
+    return upload_shards(connection, place, shards)
 
 
 def failures_of(connection, job):

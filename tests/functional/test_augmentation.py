@@ -43,12 +43,9 @@ def _two_attempts(monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def photos(connection, tmp_path_factory):
-    place = Location("augmented", "photos")
+def photos(connection):
     shards = {"a.tar": shard(16), "b.tar": shard(8, seed=1)}
-    folder = tmp_path_factory.mktemp("shards")
-    upload_shards(connection, place, folder, shards)
-    return place
+    return upload_shards(connection, Location("augmented", "photos"), shards)
 
 
 def job_of(connection, place, **options):

@@ -34,10 +34,9 @@ def place(connection, request):
     return Location(CONTAINER, name)
 
 
-def put_shards(connection, place, folder, count=3):
-    folder.mkdir(exist_ok=True)
+def put_shards(connection, place, count=3):
     shards = {f"{n}.tar": shard(8, size=40, seed=n) for n in range(count)}
-    upload_shards(connection, place, folder, shards)
+    upload_shards(connection, place, shards)
 
 
 def epoch(place, connection, cut, **options):
@@ -46,8 +45,8 @@ def epoch(place, connection, cut, **options):
 
 
 @pytest.mark.parametrize("cut", CUTS)
-def test_deleted_shard(connection, place, tmp_path, cut):
-    put_shards(connection, place, tmp_path)
+def test_deleted_shard(connection, place, cut):
+    put_shards(connection, place)
     connection.delete(CONTAINER, place.object_name("1.tar"))
     with pytest.raises(
         NotFoundError,
@@ -94,10 +93,8 @@ def test_replaced_segment_of_a_large_object(
     [(404, b"<h1>nginx</h1>"), (403, b"no"), (200, b"<html>"), (302, b"")],
     ids=lambda info: str(info[0]),
 )
-def test_info_that_a_gateway_answers(
-    cluster, connection, place, tmp_path, info, caplog
-):
-    put_shards(connection, place, tmp_path)
+def test_info_that_a_gateway_answers(cluster, connection, place, info, caplog):
+    put_shards(connection, place)
     with (
         gateway_to(cluster.proxy_url) as gateway,
         connected(cluster, auth_url=f"{gateway.url}/auth/v1.0") as through,
@@ -151,7 +148,7 @@ def test_later_of_two_uploads_notices_the_other(
     connection, place, tmp_path, has_index
 ):
     if has_index:
-        put_shards(connection, place, tmp_path / "before", count=1)
+        put_shards(connection, place, count=1)
     mine, other = tmp_path / "mine.tar", tmp_path / "other.tar"
     mine.write_bytes(shard(4, seed=10))
     other.write_bytes(shard(4, seed=11))
@@ -196,7 +193,7 @@ def test_uploads_that_store_their_indexes_at_once_lose_nothing(
 
 
 def test_index_notices_an_upload(connection, place, tmp_path):
-    put_shards(connection, place, tmp_path, count=2)
+    put_shards(connection, place, count=2)
     for shard_number in range(2):
         connection.delete(CONTAINER, place.object_name(f"{shard_number}.tar"))
     late = tmp_path / "late.tar"

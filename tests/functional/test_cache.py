@@ -331,12 +331,10 @@ def test_cache_is_listed_page_by_page_and_purged_by_source(owner, model):
     assert cache(owner)["listed"] == []
 
 
-def uploaded(connection, name, folder, num_shards):
+def uploaded(connection, name, num_shards):
     """Shards of eight photos each."""
-    place = Location("kept", name)
     shards = {f"{n}.tar": shard(8, seed=n) for n in range(num_shards)}
-    upload_shards(connection, place, folder, shards)
-    return place
+    return upload_shards(connection, Location("kept", name), shards)
 
 
 def job_of(connection, place, **options):
@@ -345,8 +343,8 @@ def job_of(connection, place, **options):
 
 
 @pytest.mark.usefixtures("empty")
-def test_second_epoch_needs_no_worker(cluster, connection, owner, tmp_path):
-    place = uploaded(connection, "epochs", tmp_path, 5)
+def test_second_epoch_needs_no_worker(cluster, connection, owner):
+    place = uploaded(connection, "epochs", 5)
     with job_of(connection, place, cut="freeze") as job:
         first = train_tail(job, epochs=1, learning_rate=0.0)
         spans = len(job.pipeline.data.split("train").spans)
@@ -373,9 +371,9 @@ def tracker_of(job, connection):
 
 @pytest.mark.usefixtures("empty")
 def test_a_listing_finds_what_another_job_has_stored(
-    cluster, connection, owner, tmp_path
+    cluster, connection, owner
 ):
-    place = uploaded(connection, "listed", tmp_path, 3)
+    place = uploaded(connection, "listed", 3)
     with job_of(connection, place, cut="freeze") as job:
         sum(len(y) for _, y in job.pipeline.loader(0))
     until(lambda: len(kept(owner)) == 3)
@@ -405,8 +403,8 @@ def test_a_listing_finds_what_another_job_has_stored(
 
 @pytest.mark.usefixtures("empty")
 @pytest.mark.usefixtures("frequent_plans")
-def test_a_plan_counts_on_what_is_kept(cluster, connection, tmp_path):
-    place = uploaded(connection, "planned", tmp_path, 6)
+def test_a_plan_counts_on_what_is_kept(cluster, connection):
+    place = uploaded(connection, "planned", 6)
     with (
         slow_link(cluster.auth_url, LINK_BYTES_PER_SECOND) as url,
         connected(cluster, auth_url=url) as behind_link,

@@ -30,12 +30,9 @@ NUM_SAMPLES = NUM_SHARDS * PER_SHARD
 
 
 @pytest.fixture(scope="module")
-def photos(connection, tmp_path_factory):
-    place = Location("planning", "photos")
+def photos(connection):
     shards = {f"{n}.tar": shard(PER_SHARD, seed=n) for n in range(NUM_SHARDS)}
-    folder = tmp_path_factory.mktemp("shards")
-    upload_shards(connection, place, folder, shards)
-    return place
+    return upload_shards(connection, Location("planning", "photos"), shards)
 
 
 def job_of(connection, place, **options):

@@ -34,12 +34,9 @@ def _two_attempts(monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def photos(connection, tmp_path_factory):
-    place = Location("pushdown", "photos")
+def photos(connection):
     shards = {"a.tar": shard(25), "b.tar": shard(15, seed=1)}
-    folder = tmp_path_factory.mktemp("shards")
-    upload_shards(connection, place, folder, shards)
-    return place
+    return upload_shards(connection, Location("pushdown", "photos"), shards)
 
 
 def job_of(connection, place, **options):
@@ -125,9 +122,7 @@ def test_the_package_travels_once(connection, photos):
         assert job.stats.package_bytes == 0
 
 
-def test_the_index_stream_gives_the_index_of_the_upload(
-    connection, photos, tmp_path
-):
+def test_the_index_stream_gives_the_index_of_the_upload(connection, photos):
     uploaded = load_index(connection, photos)
     connection.delete(photos.container, photos.index_name)
     report = update_index(connection, photos)
@@ -151,10 +146,10 @@ def test_a_place_without_data_is_named_with_those_that_have(
         load_index(connection, Location("nowhere", ""))
 
 
-def test_bad_samples_are_the_same_ones_on_both_tiers(connection, tmp_path):
+def test_bad_samples_are_the_same_ones_on_both_tiers(connection):
     place = Location("pushdown", "bad")
     shards = {"a.tar": with_corrupt_member(shard(6), "s0-0003")}
-    upload_shards(connection, place, tmp_path, shards)
+    upload_shards(connection, place, shards)
     messages = []
     labels = []
     for cut in ("stream", "freeze"):

@@ -25,7 +25,7 @@ from hapi_protocol.errors import (
 )
 from hapi_splitter.freezing.split_model import split
 from hapi_splitter.inputs.image_decode import decode_image
-from jobs import small_job, upload_shards
+from jobs import small_job
 from networks import small_network, small_transform
 from photos import PHOTOS, jpegs, shard, with_corrupt_member
 from waiting import until
@@ -43,12 +43,13 @@ def place(request):
 @pytest.fixture
 def store(connection, place, tmp_path):
     """Uploads shards, given by the stems of their names."""
-    return lambda **shards: upload_shards(
-        connection,
-        place,
-        tmp_path,
-        {f"{stem}.tar": data for stem, data in shards.items()},
-    )
+
+    def store(**shards):
+        for stem, data in shards.items():
+            (tmp_path / f"{stem}.tar").write_bytes(data)
+        return upload(connection, place, [tmp_path], SilentReporter())
+
+    return store
 
 
 @pytest.fixture

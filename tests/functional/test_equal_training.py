@@ -69,7 +69,7 @@ def folder(connection, tmp_path_factory):
             for number, count in enumerate(counts)
         }
         place = parse_location(DATA[split])
-        upload_shards(connection, place, folder / split, shards)
+        upload_shards(connection, place, shards, folder / split)
     return folder
 
 

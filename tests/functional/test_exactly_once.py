@@ -46,14 +46,12 @@ def number_of(key):
 
 
 @pytest.fixture(scope="module")
-def place(connection, tmp_path_factory):
+def place(connection):
     shards = {
         f"{seed}.tar": shard(count, size=96, seed=seed)
         for seed, count in enumerate(SHARDS)
     }
-    folder = tmp_path_factory.mktemp("shards")
-    upload_shards(connection, PLACE, folder, shards)
-    return PLACE
+    return upload_shards(connection, PLACE, shards)
 
 
 def job_of(connection, place, **options):
@@ -317,12 +315,12 @@ def test_data_set_goes_on_with_the_epoch_that_its_job_has_begun(
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_step_that_loses_all_its_samples_is_not_left_out_silently(
-    connection, tmp_path, num_workers
+    connection, num_workers
 ):
     """A loop over a DataLoader counts the steps that it gets."""
     tar = with_corrupt_member(shard(9, size=96, seed=0), "s0-0004")
     holed = Location("once", "holed")
-    upload_shards(connection, holed, tmp_path, {"a.tar": tar})
+    upload_shards(connection, holed, {"a.tar": tar})
     options = {"partition": None, "on_error": "skip"}
     with job_of(connection, holed, batch_size=1, **options) as job:
         loader = torch_loader(job.dataset(), num_workers)

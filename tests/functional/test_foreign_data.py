@@ -124,7 +124,7 @@ def test_image_is_the_exact_extension_or_named(
 
 
 @pytest.mark.parametrize("route", ["upload", "index"])
-def test_labels_have_one_rule(connection, place, tmp_path, route):
+def test_labels_have_one_rule(connection, place, route):
     """``0`` and ``other`` were both 0, and JSON labels could not be chosen."""
     texts = [b"0", b"other", b"0"]
     facts = [{"cls": 9, "a": {"b": name}} for name in ("x", "y", "y")]
@@ -136,7 +136,7 @@ def test_labels_have_one_rule(connection, place, tmp_path, route):
             (f"k{number}.json", json.dumps(fact).encode()),
         ]
     if route == "upload":
-        upload_shards(connection, place, tmp_path, {"a.tar": tar_of(members)})
+        upload_shards(connection, place, {"a.tar": tar_of(members)})
     else:
         put(connection, place, "a.tar", tar_of(members))
         update_index(connection, place)
@@ -161,11 +161,11 @@ def test_labels_have_one_rule(connection, place, tmp_path, route):
     assert labels_of() == [0, 1, 1]
 
 
-def test_data_sets_inside_are_left_out(connection, place, tmp_path):
+def test_data_sets_inside_are_left_out(connection, place):
     inside = Location(CONTAINER, f"{place.prefix}/val")
     put(connection, place, "a.tar", shard(2, size=64))
     put(connection, place, "._a.tar", b"resource fork")
-    upload_shards(connection, inside, tmp_path, {"v.tar": shard(3, size=64)})
+    upload_shards(connection, inside, {"v.tar": shard(3, size=64)})
     report = update_index(connection, place)
     assert (report.samples, report.inner) == (2, (str(inside),))
     assert update_index(connection, inside).samples == 3
@@ -233,23 +233,14 @@ def test_dynamic_large_object_is_a_shard(connection, place, owner):
 
 
 def test_containers_of_two_accounts_are_one_data_set(
-    connection, cluster, owner, place, tmp_path
+    connection, cluster, owner, place
 ):
     user = {"user": "test2:tester2", "key": "testing2"}
     with connected(cluster, **user) as reader:
         shared = Location("shared-with-others", place.prefix)
         own = Location("own", place.prefix)
-        (tmp_path / "shared").mkdir()
-        (tmp_path / "own").mkdir()
-        upload_shards(
-            connection,
-            shared,
-            tmp_path / "shared",
-            {"a.tar": shard(5, size=64)},
-        )
-        upload_shards(
-            reader, own, tmp_path / "own", {"a.tar": shard(4, seed=1, size=64)}
-        )
+        upload_shards(connection, shared, {"a.tar": shard(5, size=64)})
+        upload_shards(reader, own, {"a.tar": shard(4, seed=1, size=64)})
         readers = {"X-Container-Read": "test2:tester2,.rlistings"}
         account = connection.account
         owner.request("POST", f"/{account}/{shared.container}", readers)
@@ -444,11 +435,11 @@ def test_labels_are_read_of_samples_with_several_images(
             small_job(place, connection=connection, labels=labels)
 
 
-def test_members_that_are_not_together_are_named(connection, place, tmp_path):
+def test_members_that_are_not_together_are_named(connection, place):
     photos = images(2)
     members = [("a.jpg", photos[0]), ("b.jpg", photos[1]), ("a.cls", b"1")]
     with pytest.raises(UnsupportedError, match=r"'a' are not together"):
-        upload_shards(connection, place, tmp_path, {"a.tar": tar_of(members)})
+        upload_shards(connection, place, {"a.tar": tar_of(members)})
     put(connection, place, "a.tar", tar_of(members))
     with pytest.raises(UnsupportedError, match=r"'a' are not together"):
         update_index(connection, place)
@@ -470,11 +461,11 @@ def test_members_of_no_sample_are_told_once(connection, place, tmp_path):
     assert load_index(connection, place) == uploaded
 
 
-def test_two_tars_in_one_file_are_refused(connection, place, tmp_path):
+def test_two_tars_in_one_file_are_refused(connection, place):
     data = shard(2, size=64) + shard(2, size=64, seed=1)
     message = "bytes follow the tar's end"
     with pytest.raises(UnsupportedError, match=message):
-        upload_shards(connection, place, tmp_path, {"a.tar": data})
+        upload_shards(connection, place, {"a.tar": data})
     put(connection, place, "a.tar", data)
     with pytest.raises(UnsupportedError, match=message):
         update_index(connection, place)
@@ -499,9 +490,7 @@ def test_shards_next_to_class_folders_are_refused(connection, place, tmp_path):
         upload(connection, place, [tmp_path], SilentReporter())
 
 
-def test_other_formats_give_equal_features_on_both_tiers(
-    connection, place, tmp_path
-):
+def test_other_formats_give_equal_features_on_both_tiers(connection, place):
     colours = np.random.default_rng(0).integers(0, 255, (6, 6, 3), np.uint8)
     image = Image.fromarray(colours).resize((80, 60), Image.Resampling.BICUBIC)
     kinds = ("webp", "gif", "bmp", "tiff", "png", "jpe")
@@ -513,7 +502,7 @@ def test_other_formats_give_equal_features_on_both_tiers(
             (f"k{number}.{kind}", sink.getvalue()),
             (f"k{number}.cls", str(number).encode()),
         ]
-    upload_shards(connection, place, tmp_path, {"a.tar": tar_of(members)})
+    upload_shards(connection, place, {"a.tar": tar_of(members)})
     found = []
     for cut in ("freeze", "stream"):
         with small_job(place, connection=connection, cut=cut) as job:
@@ -524,9 +513,7 @@ def test_other_formats_give_equal_features_on_both_tiers(
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
 
 
-def test_photographs_are_turned_alike_on_both_tiers(
-    connection, place, tmp_path
-):
+def test_photographs_are_turned_alike_on_both_tiers(connection, place):
     """Either seen by people, or read by ImageFolder."""
     members = []
     for number in range(8):
@@ -540,7 +527,7 @@ def test_photographs_are_turned_alike_on_both_tiers(
             (f"{number}.{kind.lower()}", sink.getvalue()),
             (f"{number}.cls", b"1"),
         ]
-    upload_shards(connection, place, tmp_path, {"s.tar": tar_of(members)})
+    upload_shards(connection, place, {"s.tar": tar_of(members)})
     found = {}
     for exif in ("ignore", "turn"):
         for cut in ("stream", "freeze"):

@@ -43,7 +43,7 @@ def local(connection, tmp_path_factory):
         for number, count in enumerate(COUNTS)
     }
     for place in DATA.values():
-        upload_shards(connection, parse_location(place), folder, shards)
+        upload_shards(connection, parse_location(place), shards, folder)
     model = FrozenBody()
     tail = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.SGD(tail, lr=RATE, momentum=0.9)

@@ -267,13 +267,13 @@ def test_headers_of_authtoken_in_a_request_are_worth_nothing(place):
     assert place.account(dan) == BIOLOGY
 
 
-def test_client_uploads_and_trains_with_a_password(place, tmp_path):
+def test_client_uploads_and_trains_with_a_password(place):
     data = Location("photos", "train")
     with Connection(
         credentials(place.keystone, "ann", "physics")
     ) as connection:
         assert connection.account == PHYSICS
-        upload_shards(connection, data, tmp_path, {"a.tar": shard(12)})
+        upload_shards(connection, data, {"a.tar": shard(12)})
         with small_job(
             data, connection=connection, cut="freeze", batch_size=4
         ) as job:

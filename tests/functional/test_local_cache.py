@@ -25,16 +25,14 @@ SAMPLE_BYTES = 4 * 64
 
 
 @pytest.fixture(scope="module")
-def photos(connection, tmp_path_factory):
+def photos(connection):
     shards = {
         f"{number}.tar": shard(count, size=40, seed=number)
         for number, count in enumerate(COUNTS)
     }
-    folder = tmp_path_factory.mktemp("shards")
-    upload_shards(connection, parse_location(DATA), folder, shards)
-    bad = tmp_path_factory.mktemp("damaged")
+    upload_shards(connection, parse_location(DATA), shards)
     shards["1.tar"] = with_corrupt_member(shards["1.tar"], "s1-0003")
-    upload_shards(connection, parse_location(DAMAGED), bad, shards)
+    upload_shards(connection, parse_location(DAMAGED), shards)
 
 
 @pytest.fixture(autouse=True)
@@ -246,12 +244,12 @@ def test_bad_samples_are_not_read_again_in_the_next_run(
 
 @pytest.mark.parametrize("is_augmented", [False, True])
 def test_a_changed_shard_is_not_served(
-    connection, photos, tmp_path, tmp_path_factory, is_augmented
+    connection, photos, tmp_path, is_augmented
 ):
     place = f"swift://memory/changing-{is_augmented}"
     shards = {"a.tar": shard(8, size=40, seed=1)}
-    upload_shards(connection, parse_location(place), tmp_path, shards)
-    options = {"directory": tmp_path_factory.mktemp("cache")}
+    upload_shards(connection, parse_location(place), shards)
+    options = {"directory": tmp_path}
     if is_augmented:
         # The samples are cached, as they are stored.
         options |= {"augment": Augmentation(), "cut": "stream"}
@@ -264,12 +262,7 @@ def test_a_changed_shard_is_not_served(
         with pytest.raises(HapiError, match=r"changed.*hapi index"):
             epoch_of(job, 0)
         assert job.stats.local_hits == job.stats.local_reads == 0
-    upload_shards(
-        connection,
-        parse_location(place),
-        tmp_path_factory.mktemp("new"),
-        {"a.tar": new},
-    )
+    upload_shards(connection, parse_location(place), {"a.tar": new})
     with job_of(connection, place, **options) as job:
         second = epoch_of(job, 0)
         assert job.stats.local_hits == job.stats.local_reads == 0

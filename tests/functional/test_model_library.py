@@ -62,11 +62,9 @@ def connection(swift):
 
 
 @pytest.fixture(scope="module")
-def photos(connection, tmp_path_factory):
+def photos(connection):
     place = Location("library-photos", "train")
-    folder = tmp_path_factory.mktemp("shards")
-    upload_shards(connection, place, folder, {"a.tar": shard(NUM_SAMPLES)})
-    return place
+    return upload_shards(connection, place, {"a.tar": shard(NUM_SAMPLES)})
 
 
 @pytest.fixture(scope="module")

@@ -202,7 +202,7 @@ def photos(connection, tmp_path_factory):
         f"{number}.tar": shard(count, size=120, seed=number)
         for number, count in enumerate(COUNTS)
     }
-    upload_shards(connection, parse_location(PHOTOS), folder, shards)
+    upload_shards(connection, parse_location(PHOTOS), shards, folder)
     return local_spans(sorted(folder.glob("*.tar")))
 
 
@@ -223,7 +223,7 @@ def array_of(transform, number, numbers):
 
 
 @pytest.fixture(scope="module")
-def uploaded(connection, tmp_path_factory):
+def uploaded(connection):
     """Uploads arrays once for each transform; returns URL and spans."""
     found = {}
 
@@ -243,8 +243,7 @@ def uploaded(connection, tmp_path_factory):
                 samples.append((transform.read(content), label))
             shards[f"{place}.tar"] = tar_of(members)
             spans += [samples[i : i + SPAN] for i in range(0, count, SPAN)]
-        folder = tmp_path_factory.mktemp("arrays")
-        upload_shards(connection, parse_location(url), folder, shards)
+        upload_shards(connection, parse_location(url), shards)
         found[transform] = url, spans
         return found[transform]
 

@@ -699,7 +699,7 @@ def test_package_is_looked_at_once_a_second_and_rights_each_time(near):
 
 
 @pytest.fixture(scope="module")
-def photos(near, tmp_path_factory):
+def photos(near):
     """A data set of several shards in the replicated policy."""
     with connected(near.cluster) as connection:
         near.owner.put(
@@ -707,9 +707,8 @@ def photos(near, tmp_path_factory):
             headers={"X-Storage-Policy": "replicated"},
         )
         place = Location("near-photos", "train")
-        folder = tmp_path_factory.mktemp("shards")
         shards = {f"{n:02d}.tar": shard(16, seed=n) for n in range(12)}
-        upload_shards(connection, place, folder, shards)
+        upload_shards(connection, place, shards)
         # Stores the package; with two of six fragments lost, Swift cannot.
         small_job(place, connection=connection, cut="freeze").close()
         yield place, 12 * 16

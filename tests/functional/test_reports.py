@@ -32,12 +32,9 @@ def _two_attempts(monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def photos(connection, tmp_path_factory):
-    place = Location("reports", "photos")
+def photos(connection):
     shards = {f"{n}.tar": shard(PER_SHARD, seed=n) for n in range(NUM_SHARDS)}
-    folder = tmp_path_factory.mktemp("shards")
-    upload_shards(connection, place, folder, shards)
-    return place
+    return upload_shards(connection, Location("reports", "photos"), shards)
 
 
 def job_of(connection, place, **options):

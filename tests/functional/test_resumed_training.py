@@ -31,12 +31,10 @@ QUICK = ReadConfig(num_threads=2)
 
 
 @pytest.fixture(scope="module")
-def data(connection, tmp_path_factory):
+def data(connection):
     place = Location("resumed", "train")
     shards = {"0.tar": shard(25, size=80), "1.tar": shard(15, size=80, seed=1)}
-    folder = tmp_path_factory.mktemp("shards")
-    upload_shards(connection, place, folder, shards)
-    return str(place)
+    return str(upload_shards(connection, place, shards))
 
 
 def network(seed=0):
@@ -240,15 +238,13 @@ def test_incomplete_checkpoint_is_refused(connection, data, begun, tmp_path):
 
 
 def test_epoch_without_any_sample_is_an_error(connection, tmp_path):
-    folder = tmp_path / "shards"
-    folder.mkdir()
     bad = [
         member
         for number in range(5)
         for member in ((f"{number}.jpg", b"none"), (f"{number}.cls", b"0"))
     ]
     place = Location("resumed", "undecodable")
-    upload_shards(connection, place, folder, {"a.tar": tar_of(bad)})
+    upload_shards(connection, place, {"a.tar": tar_of(bad)})
     path = tmp_path / "run.pt"
     with job_of(connection, str(place), on_error="skip") as job:
         with pytest.raises(ClientError, match="none of the 5 samples") as it:
@@ -312,7 +308,7 @@ def test_finished_run_continues_with_more_epochs(hapi_train, tmp_path):
 
 
 def test_space_for_the_checkpoint_is_checked_before_training(
-    hapi_train, tmp_path, monkeypatch
+    hapi_train, monkeypatch
 ):
     """It has the tail's weights, and as much for the momentum."""
     checked = []

@@ -24,11 +24,9 @@ pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture(scope="module")
-def data(connection, tmp_path_factory):
+def data(connection):
     shards = {f"{n}.tar": shard(8, size=120, seed=n) for n in range(4)}
-    folder = tmp_path_factory.mktemp("shards")
-    upload_shards(connection, PLACE, folder, shards)
-    return str(PLACE)
+    return str(upload_shards(connection, PLACE, shards))
 
 
 def command(data, *more):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from hapi_client import (
     ReadConfig,
     TransferJob,
 )
-from hapi_client.data.upload import UploadReport, upload
+from hapi_client.data.upload import upload
 from hapi_client.model.package_store import upload_package
 from hapi_client.progress import SilentReporter
 from hapi_client.swift.swift_url import Location
@@ -76,13 +77,20 @@ def small_job(data: Any, **options: Any) -> TransferJob:
 def upload_shards(
     connection: Connection,
     place: Location,
-    folder: Path,
     shards: Mapping[str, bytes],
-) -> UploadReport:
-    """Writes shards to a folder, and uploads all that is there."""
-    for name, data in shards.items():
-        (folder / name).write_bytes(data)
-    return upload(connection, place, [folder], SilentReporter())
+    folder: Path | None = None,
+) -> Location:
+    """Writes shards to a folder, and uploads all that is there.
+
+    Args:
+        folder: a temporary one, if none is given.
+    """
+    with tempfile.TemporaryDirectory() as temporary:
+        path = folder or Path(temporary)
+        for name, data in shards.items():
+            (path / name).write_bytes(data)
+        upload(connection, place, [path], SilentReporter())
+    return place
 
 
 def store_package(
