@@ -69,6 +69,12 @@ def delivered(job):
     return torch.cat(features), torch.cat(labels)
 
 
+def read(connection, data, cut, **options):
+    """Features and labels of an epoch of a job of its own."""
+    with small_job(data, connection=connection, cut=cut, **options) as job:
+        return delivered(job)
+
+
 @pytest.mark.parametrize("route", ["upload", "index"])
 def test_image_is_the_exact_extension_or_named(
     connection, place, tmp_path, route
@@ -96,14 +102,9 @@ def test_image_is_the_exact_extension_or_named(
         store("two", two)
     found = []
     for cut in ("freeze", "stream"):
-        for each in places:
-            with small_job(each, connection=connection, cut=cut) as job:
-                found.append(delivered(job)[0])
+        found += [read(connection, data, cut)[0] for data in places]
         there = store("two", two, image="in.jpg")
-        with small_job(
-            there, connection=connection, cut=cut, image="IN.jpg"
-        ) as job:
-            found.append(delivered(job)[0])
+        found.append(read(connection, there, cut, image="IN.jpg")[0])
         frozen, _ = split_model(
             small_network(),
             "body",
@@ -114,11 +115,8 @@ def test_image_is_the_exact_extension_or_named(
             str(there), frozen, cut=cut, connection=connection
         ) as set_:
             found += [features for features, _ in set_]
-        with (
-            small_job(there, connection=connection, cut=cut) as job,
-            pytest.raises(HapiError, match="has several image members"),
-        ):
-            delivered(job)
+        with pytest.raises(HapiError, match="has several image members"):
+            read(connection, there, cut)
     for features in found[1:]:
         torch.testing.assert_close(features, found[0], rtol=1e-4, atol=1e-5)
 
@@ -144,9 +142,7 @@ def test_labels_have_one_rule(connection, place, route):
     assert index.class_names == ("0", "other")
 
     def labels_of(labels=None):
-        options = {"connection": connection, "cut": "stream"}
-        with small_job(place, labels=labels, **options) as job:
-            return delivered(job)[1].tolist()
+        return read(connection, place, "stream", labels=labels)[1].tolist()
 
     assert labels_of() == [0, 1, 0]
     assert labels_of("json:a.b") == [0, 1, 1]
@@ -209,8 +205,7 @@ def test_empty_shard_has_no_rows(connection, place, tmp_path):
     assert report.empty == (place.object_name("b.tar"),)
     assert (report.indexed, report.samples) == (2, 2)
     assert update_index(connection, place).skipped == 2
-    with small_job(place, connection=connection, cut="freeze") as job:
-        assert len(delivered(job)[1]) == 2
+    assert len(read(connection, place, "freeze")[1]) == 2
 
 
 def test_dynamic_large_object_is_a_shard(connection, place, owner):
@@ -228,8 +223,7 @@ def test_dynamic_large_object_is_a_shard(connection, place, owner):
     assert update_index(connection, place).samples == 4
     assert update_index(connection, place).skipped == 1
     for cut in ("freeze", "stream"):
-        with small_job(place, connection=connection, cut=cut) as job:
-            assert len(delivered(job)[1]) == 4
+        assert len(read(connection, place, cut)[1]) == 4
 
 
 def test_containers_of_two_accounts_are_one_data_set(
@@ -339,14 +333,10 @@ def test_changed_loose_image_is_named(connection, place, cut):
     put(connection, place, "cat/3.jpg", images(1, seed=9)[0])
     [entry] = list_data_sets(connection, place)
     assert entry.index == "stale"
-    with (
-        small_job(place, connection=connection, cut=cut) as job,
-        pytest.raises(SourceChangedError, match=r"cat/3\.jpg"),
-    ):
-        delivered(job)
+    with pytest.raises(SourceChangedError, match=r"cat/3\.jpg"):
+        read(connection, place, cut)
     assert update_index(connection, place).indexed == 1
-    with small_job(place, connection=connection, cut=cut) as job:
-        assert len(delivered(job)[1]) == 5
+    assert len(read(connection, place, cut)[1]) == 5
 
 
 @pytest.mark.parametrize(
@@ -376,9 +366,8 @@ def test_table_labels_loose_images(connection, place, name, table):
     assert labels_of(name) == ([3, 1], ())
     put(connection, place, name, table.replace("3", "8").encode())
     assert labels_of(name) == ([8, 1], ())
-    options = {"connection": connection, "cut": "stream"}
-    with small_job(place, labels=f"{name}:kind", **options) as job:
-        assert sorted(delivered(job)[1].tolist()) == [0, 1]
+    _, labels = read(connection, place, "stream", labels=f"{name}:kind")
+    assert sorted(labels.tolist()) == [0, 1]
     assert labels_of(f"{name}:kind") == ([1, 0], ("a", "b"))
     with pytest.raises(LabelError, match="has no field 'colour'"):
         labels_of(f"{name}:colour")
@@ -399,8 +388,7 @@ def test_large_object_is_a_loose_image(connection, place, owner):
     )
     update_index(connection, place)
     for cut in ("freeze", "stream"):
-        with small_job(place, connection=connection, cut=cut) as job:
-            assert len(delivered(job)[1]) == 1
+        assert len(read(connection, place, cut)[1]) == 1
 
 
 def test_labels_are_read_of_samples_with_several_images(
@@ -418,14 +406,8 @@ def test_labels_are_read_of_samples_with_several_images(
         SilentReporter(),
         options=options,
     )
-    with small_job(
-        place,
-        connection=connection,
-        cut="stream",
-        image="a.jpg",
-        labels="json:kind",
-    ) as job:
-        assert delivered(job)[1].tolist() == [5]
+    chosen = {"image": "a.jpg", "labels": "json:kind"}
+    assert read(connection, place, "stream", **chosen)[1].tolist() == [5]
     for labels in ("labels.csv", "labels.jsonl:x"):
         with pytest.raises(ClientError, match="only loose objects take lab"):
             update_index(
@@ -531,10 +513,7 @@ def test_photographs_are_turned_alike_on_both_tiers(connection, place):
     found = {}
     for exif in ("ignore", "turn"):
         for cut in ("stream", "freeze"):
-            with small_job(
-                place, connection=connection, cut=cut, exif=exif
-            ) as job:
-                found[exif, cut] = delivered(job)[0]
+            found[exif, cut] = read(connection, place, cut, exif=exif)[0]
         torch.testing.assert_close(
             found[exif, "stream"], found[exif, "freeze"], rtol=1e-4, atol=1e-5
         )
