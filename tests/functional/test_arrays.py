@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import pytest
@@ -26,13 +27,12 @@ from array_networks import (
 from equal_training import (
     EPOCHS,
     OPTIONS,
-    RATE,
     SPAN,
     FrozenBody,
     Samples,
     job_of,
     local_batches,
-    steps_of,
+    losses_of,
 )
 from hapi_client.cli.demo.run import largest_difference
 from hapi_client.data.upload import upload
@@ -104,23 +104,11 @@ def stored(request, connection):
     return found
 
 
-def optimizer_of(tail):
-    trained = [p for p in tail.parameters() if p.requires_grad]
-    return torch.optim.SGD(trained, lr=RATE, momentum=0.9)
-
-
 @pytest.fixture(scope="module")
 def local(stored):
     """The losses of plain torch."""
     model = FrozenBody(stored.network())
-    optimizer = optimizer_of(model)
-    losses = [
-        loss
-        for epoch in range(EPOCHS)
-        for loss, _ in steps_of(
-            model, optimizer, local_batches(stored.spans, epoch)
-        )
-    ]
+    losses = losses_of(model, partial(local_batches, stored.spans))
     assert losses[-1] < 0.9 * losses[0]
     return losses
 
@@ -128,14 +116,7 @@ def local(stored):
 @pytest.mark.parametrize("cut", ["stream", 2, "freeze"])
 def test_losses_are_those_of_plain_torch(connection, stored, local, cut):
     with stored.job(connection, cut=cut) as job:
-        optimizer = optimizer_of(job.tail)
-        losses = [
-            loss
-            for epoch in range(EPOCHS)
-            for loss, _ in steps_of(
-                job.tail, optimizer, job.pipeline.loader(epoch)
-            )
-        ]
+        losses = losses_of(job.tail, job.loader)
         assert job.stats.fallbacks == 0
         number = {"stream": 0, "freeze": job.num_cuts}.get(cut, cut)
         assert job.stats.samples_by_cut == {number: EPOCHS * NUM_SAMPLES}

@@ -21,7 +21,7 @@ from hapi_protocol.errors import (
     NotFoundError,
 )
 from jobs import connected, small_job, upload_shards
-from photos import shard
+from photos import shard, shards_of
 
 CONTAINER = "bad-luck"
 CUTS = ("stream", "freeze", "auto")
@@ -35,8 +35,7 @@ def place(connection, request):
 
 
 def put_shards(connection, place, count=3):
-    shards = {f"{n}.tar": shard(8, size=40, seed=n) for n in range(count)}
-    upload_shards(connection, place, shards)
+    upload_shards(connection, place, shards_of([8] * count, size=40))
 
 
 def epoch(place, connection, cut, **options):

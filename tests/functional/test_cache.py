@@ -19,7 +19,7 @@ from hapi_splitter.planner.problem import RAW_ROUTE, Route
 from hapi_training.loop import train_tail
 from jobs import connected, small_job, store_package, upload_shards
 from networks import small_parts
-from photos import shard, with_corrupt_member
+from photos import shard, shards_of, with_corrupt_member
 from slow_link import slow_link
 from waiting import until
 
@@ -333,7 +333,7 @@ def test_cache_is_listed_page_by_page_and_purged_by_source(owner, model):
 
 def uploaded(connection, name, num_shards):
     """Shards of eight photos each."""
-    shards = {f"{n}.tar": shard(8, seed=n) for n in range(num_shards)}
+    shards = shards_of([8] * num_shards)
     return upload_shards(connection, Location("kept", name), shards)
 
 

@@ -21,7 +21,7 @@ from hapi_protocol.errors import ClientError
 from hapi_splitter.planner.problem import RAW_ROUTE, Route
 from hapi_training.loop import train_tail
 from jobs import connected, small_job, upload_shards
-from photos import shard
+from photos import shards_of
 from slow_link import slow_link
 
 NUM_SHARDS = 6
@@ -31,7 +31,7 @@ NUM_SAMPLES = NUM_SHARDS * PER_SHARD
 
 @pytest.fixture(scope="module")
 def photos(connection):
-    shards = {f"{n}.tar": shard(PER_SHARD, seed=n) for n in range(NUM_SHARDS)}
+    shards = shards_of([PER_SHARD] * NUM_SHARDS)
     return upload_shards(connection, Location("planning", "photos"), shards)
 
 

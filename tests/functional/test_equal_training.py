@@ -11,6 +11,7 @@ import math
 import os
 import random
 import sys
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,13 +24,14 @@ from equal_training import (
     BATCH,
     DATA,
     EPOCHS,
-    RATE,
     SEED,
     FrozenBody,
     job_of,
     local_batches,
     local_spans,
+    losses_of,
     num_correct,
+    optimizer_of,
     steps_of,
 )
 from hapi_client.caching.pool import POOL
@@ -40,7 +42,7 @@ from hapi_client.swift.swift_url import parse_location
 from hapi_splitter.planner.problem import RAW_ROUTE, Route
 from jobs import upload_shards
 from networks import small_network
-from photos import shard
+from photos import shards_of
 
 SHARDS = {"train": (20, 16, 24, 12, 18, 22), "val": (20, 20)}
 NUM_SAMPLES = sum(SHARDS["train"])
@@ -64,10 +66,7 @@ def folder(connection, tmp_path_factory):
     for split, counts in SHARDS.items():
         (folder / split).mkdir()
         seed = 10 * (split == "val")
-        shards = {
-            f"{number}.tar": shard(count, size=120, seed=number + seed)
-            for number, count in enumerate(counts)
-        }
+        shards = shards_of(counts, size=120, seed=seed)
         place = parse_location(DATA[split])
         upload_shards(connection, place, shards, folder / split)
     return folder
@@ -83,14 +82,7 @@ def local(folder):
 def trained_locally(train, val, network=None):
     """On local data, with torch and nothing else but the order."""
     model = FrozenBody(network)
-    tail = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.SGD(tail, lr=RATE, momentum=0.9)
-    spans = local_spans(train)
-    losses = [
-        loss
-        for epoch in range(EPOCHS)
-        for loss, _ in steps_of(model, optimizer, local_batches(spans, epoch))
-    ]
+    losses = losses_of(model, partial(local_batches, local_spans(train)))
     images, labels = zip(
         *(s for span in local_spans(val) for s in span), strict=True
     )
@@ -105,7 +97,7 @@ def trained_locally(train, val, network=None):
 
 def trained(job, saved=None, most=1000):
     """Trains up to ``most`` steps; puts where it stands into ``saved``."""
-    optimizer = torch.optim.SGD(job.tail.parameters(), lr=RATE, momentum=0.9)
+    optimizer = optimizer_of(job.tail)
     if saved:
         job.tail.load_state_dict(saved["tail"])
         optimizer.load_state_dict(saved["optimizer"])

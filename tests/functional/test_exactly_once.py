@@ -24,7 +24,7 @@ from hapi_client.sampling.partition import EpochPartition
 from hapi_client.swift.swift_url import Location
 from hapi_protocol.errors import ClientError
 from jobs import small_job, upload_shards
-from photos import shard, with_corrupt_member
+from photos import shard, shards_of, with_corrupt_member
 
 PLACE = Location("once", "photos")
 SHARDS = (13, 9, 16, 7, 11, 12, 4, 8)
@@ -47,11 +47,7 @@ def number_of(key):
 
 @pytest.fixture(scope="module")
 def place(connection):
-    shards = {
-        f"{seed}.tar": shard(count, size=96, seed=seed)
-        for seed, count in enumerate(SHARDS)
-    }
-    return upload_shards(connection, PLACE, shards)
+    return upload_shards(connection, PLACE, shards_of(SHARDS, size=96))
 
 
 def job_of(connection, place, **options):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from functools import partial
 from pathlib import Path
 
 import lightning
@@ -16,17 +17,17 @@ from children import run_family
 from equal_training import (
     DATA,
     EPOCHS,
-    RATE,
     FrozenBody,
     job_of,
     local_batches,
     local_spans,
-    steps_of,
+    losses_of,
+    optimizer_of,
 )
 from hapi_client.cli.demo.run import largest_difference
 from hapi_client.swift.swift_url import parse_location
 from jobs import upload_shards
-from photos import shard
+from photos import shards_of
 
 COUNTS = (20, 16, 24, 12, 18, 22)
 TOLERANCE = 1e-4
@@ -38,21 +39,11 @@ SUPPORT = Path(__file__).parent.parent / "support"
 def local(connection, tmp_path_factory):
     """Losses on local data, with torch and nothing else but the order."""
     folder = tmp_path_factory.mktemp("shards")
-    shards = {
-        f"{number}.tar": shard(count, size=120, seed=number)
-        for number, count in enumerate(COUNTS)
-    }
+    shards = shards_of(COUNTS, size=120)
     for place in DATA.values():
         upload_shards(connection, parse_location(place), shards, folder)
-    model = FrozenBody()
-    tail = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.SGD(tail, lr=RATE, momentum=0.9)
     spans = local_spans(sorted(folder.glob("*.tar")))
-    return [
-        loss
-        for epoch in range(EPOCHS)
-        for loss, _ in steps_of(model, optimizer, local_batches(spans, epoch))
-    ]
+    return losses_of(FrozenBody(), partial(local_batches, spans))
 
 
 class Tail(lightning.LightningModule):
@@ -71,7 +62,7 @@ class Tail(lightning.LightningModule):
         return loss
 
     def configure_optimizers(self):
-        return torch.optim.SGD(self.tail.parameters(), lr=RATE, momentum=0.9)
+        return optimizer_of(self.tail)
 
 
 class Left(Exception):
@@ -211,16 +202,7 @@ def test_accelerate_trains_on_two_ranks_as_the_local_run(
 
 def test_compiled_tail_trains_as_the_local_run(connection, local):
     with job_of(connection, "freeze") as job:
-        optimizer = torch.optim.SGD(
-            job.tail.parameters(), lr=RATE, momentum=0.9
-        )
         # Traced as by default; the code of one layer is torch's matter.
         tail = torch.compile(job.tail, backend="aot_eager")
-        losses = [
-            loss
-            for epoch in range(EPOCHS)
-            for loss, _ in steps_of(
-                tail, optimizer, job.pipeline.loader(epoch)
-            )
-        ]
+        losses = losses_of(tail, job.loader)
     assert largest_difference(local, losses) <= TOLERANCE

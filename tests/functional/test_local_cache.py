@@ -15,7 +15,7 @@ from hapi_client.swift.swift_url import parse_location
 from hapi_protocol.errors import ClientError, HapiError
 from jobs import small_job, upload_shards
 from networks import small_parts
-from photos import shard, with_corrupt_member
+from photos import shard, shards_of, with_corrupt_member
 
 DATA = "swift://memory/photos"
 DAMAGED = "swift://memory/damaged"
@@ -26,10 +26,7 @@ SAMPLE_BYTES = 4 * 64
 
 @pytest.fixture(scope="module")
 def photos(connection):
-    shards = {
-        f"{number}.tar": shard(count, size=40, seed=number)
-        for number, count in enumerate(COUNTS)
-    }
+    shards = shards_of(COUNTS, size=40)
     upload_shards(connection, parse_location(DATA), shards)
     shards["1.tar"] = with_corrupt_member(shards["1.tar"], "s1-0003")
     upload_shards(connection, parse_location(DAMAGED), shards)

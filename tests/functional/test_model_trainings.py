@@ -20,13 +20,14 @@ from equal_training import (
     job_of,
     local_batches,
     local_spans,
+    optimizer_of,
 )
 from hapi_client import ArrayTransform, NamedArrays
 from hapi_client.cli.demo.run import largest_difference
 from hapi_client.swift.swift_url import parse_location
 from jobs import upload_shards
 from networks import SMALL_IMAGE
-from photos import shard, tar_of
+from photos import shards_of, tar_of
 
 TOLERANCE = 1e-5
 STEPS = 10
@@ -198,10 +199,7 @@ ON_ARRAYS = {
 @pytest.fixture(scope="module")
 def photos(connection, tmp_path_factory):
     folder = tmp_path_factory.mktemp("shards")
-    shards = {
-        f"{number}.tar": shard(count, size=120, seed=number)
-        for number, count in enumerate(COUNTS)
-    }
+    shards = shards_of(COUNTS, size=120)
     upload_shards(connection, parse_location(PHOTOS), shards, folder)
     return local_spans(sorted(folder.glob("*.tar")))
 
@@ -252,8 +250,7 @@ def uploaded(connection):
 
 def losses_of(model, call, batches_of):
     """Losses of the first steps; code before each step sets the seeds."""
-    trained = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.SGD(trained, lr=RATE, momentum=0.9)
+    optimizer = optimizer_of(model)
     losses: list[float] = []
     epoch = 0
     while len(losses) < STEPS:

@@ -16,7 +16,7 @@ from hapi_client.swift.retry import Backoff
 from hapi_client.swift.swift_url import Location
 from hapi_splitter.planner.problem import RAW_ROUTE, Route
 from jobs import small_job, upload_shards
-from photos import shard
+from photos import shards_of
 
 NUM_SHARDS, PER_SHARD = 6, 8
 NUM_SAMPLES = NUM_SHARDS * PER_SHARD
@@ -33,7 +33,7 @@ def _two_attempts(monkeypatch):
 
 @pytest.fixture(scope="module")
 def photos(connection):
-    shards = {f"{n}.tar": shard(PER_SHARD, seed=n) for n in range(NUM_SHARDS)}
+    shards = shards_of([PER_SHARD] * NUM_SHARDS)
     return upload_shards(connection, Location("reports", "photos"), shards)
 
 

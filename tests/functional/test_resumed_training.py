@@ -20,7 +20,7 @@ from hapi_splitter.inputs.image_transform import ImageTransform
 from hapi_training import checkpoint_file as checkpoints
 from hapi_training.checkpoint_file import Checkpoint
 from hapi_training.loop import train_tail
-from jobs import transfer_job, upload_shards
+from jobs import small_job, upload_shards
 from networks import small_network, small_transform
 from photos import shard, tar_of
 
@@ -50,18 +50,12 @@ def network(seed=0):
 
 
 def job_of(connection, data, seed=0, **options):
-    return transfer_job(
-        network(seed),
-        data=data,
+    base = {"cut": "stream", "batch_size": BATCH_SIZE, "read": QUICK}
+    return small_job(
+        data,
+        network=network(seed),
         connection=connection,
-        **{
-            "freeze": "body",
-            "transform": small_transform(),
-            "cut": "stream",
-            "batch_size": BATCH_SIZE,
-            "read": QUICK,
-            **options,
-        },
+        **{**base, **options},
     )
 
 

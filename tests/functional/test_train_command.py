@@ -14,7 +14,7 @@ from children import enable_interrupts, run_family
 from hapi_client.reports.run_report import read_reports
 from hapi_client.swift.swift_url import Location
 from jobs import upload_shards
-from photos import shard
+from photos import shards_of
 
 PLACE = Location("commands", "train")
 EPOCHS = 2
@@ -25,8 +25,7 @@ pytestmark = pytest.mark.timeout(300)
 
 @pytest.fixture(scope="module")
 def data(connection):
-    shards = {f"{n}.tar": shard(8, size=120, seed=n) for n in range(4)}
-    return str(upload_shards(connection, PLACE, shards))
+    return str(upload_shards(connection, PLACE, shards_of([8] * 4, size=120)))
 
 
 def command(data, *more):

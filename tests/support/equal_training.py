@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tarfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ SPAN = 64
 OPTIONS = ReadConfig(num_threads=2, buffer_spans=4)
 
 Samples = list[tuple[torch.Tensor, int]]
+Batches = Iterable[tuple[torch.Tensor, torch.Tensor]]
 
 
 def job_of(
@@ -45,10 +46,26 @@ def job_of(
     )
 
 
+def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
+    """SGD of the parameters that are not frozen."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    return torch.optim.SGD(trained, lr=RATE, momentum=0.9)
+
+
+def losses_of(
+    tail: nn.Module, batches_of: Callable[[int], Batches]
+) -> list[float]:
+    """Trains for EPOCHS epochs, each with batches of its own."""
+    optimizer = optimizer_of(tail)
+    return [
+        loss
+        for epoch in range(EPOCHS)
+        for loss, _ in steps_of(tail, optimizer, batches_of(epoch))
+    ]
+
+
 def steps_of(
-    tail: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    batches: Iterable[tuple[torch.Tensor, torch.Tensor]],
+    tail: nn.Module, optimizer: torch.optim.Optimizer, batches: Batches
 ) -> Iterator[tuple[float, int]]:
     """Loss and number of samples of each step."""
     tail.train()
@@ -60,9 +77,7 @@ def steps_of(
         yield loss.item(), len(labels)
 
 
-def num_correct(
-    model: nn.Module, batches: Iterable[tuple[torch.Tensor, torch.Tensor]]
-) -> int:
+def num_correct(model: nn.Module, batches: Batches) -> int:
     model.eval()
     with torch.no_grad():
         return sum(

@@ -63,6 +63,16 @@ def shard(
     return tar_of(members)
 
 
+def shards_of(
+    counts: Iterable[int], *, size: int = 240, seed: int = 0
+) -> dict[str, bytes]:
+    """Shards ``0.tar``, ``1.tar`` and so on, with these numbers of crops."""
+    return {
+        f"{number}.tar": shard(count, size=size, seed=number + seed)
+        for number, count in enumerate(counts)
+    }
+
+
 def with_corrupt_member(data: bytes, key: str) -> bytes:
     """The same shard with the scan of ``key``'s JPEG cut away."""
     members = []
