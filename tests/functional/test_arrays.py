@@ -87,21 +87,21 @@ def stored_audio():
 )
 def stored(request, connection):
     make, make_arrays = request.param
-    found = make()
+    made = make()
     shards = {}
     for number, count in enumerate(SHARDS):
         arrays = make_arrays(count, number)
         shards[f"{number}.tar"] = array_shard(arrays, number)
         samples = [
-            (torch.from_numpy(array.astype(found.transform.dtype)), label)
+            (torch.from_numpy(array.astype(made.transform.dtype)), label)
             for array, label in arrays
         ]
-        found.spans += [
+        made.spans += [
             samples[first : first + SPAN]
             for first in range(0, len(samples), SPAN)
         ]
-    upload_shards(connection, found.place, shards)
-    return found
+    upload_shards(connection, made.place, shards)
+    return made
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +116,7 @@ def local(stored):
 @pytest.mark.parametrize("cut", ["stream", 2, "freeze"])
 def test_losses_are_those_of_plain_torch(connection, stored, local, cut):
     with stored.job(connection, cut=cut) as job:
-        losses = losses_of(job.tail, job.loader)
+        losses = losses_of(job.tail, job.pipeline.loader)
         assert job.stats.fallbacks == 0
         number = {"stream": 0, "freeze": job.num_cuts}.get(cut, cut)
         assert job.stats.samples_by_cut == {number: EPOCHS * NUM_SAMPLES}
@@ -134,15 +134,17 @@ def broken(connection):
 
 def failures_of(connection, job):
     """Sample to message, of all that a job cannot read."""
-    found = {}
+    failures = {}
     by_number = job.dataset(shuffle=False).samples()
     for number in range(len(by_number)):
         try:
             by_number[number]
         except ClientError as error:
-            found[number] = error.message.partition("; remove its number")[0]
+            failures[number] = error.message.partition("; remove its number")[
+                0
+            ]
     by_number.close()
-    return found
+    return failures
 
 
 def test_bad_arrays_say_the_same_on_both_tiers_and_harm_no_other(
@@ -150,29 +152,29 @@ def test_bad_arrays_say_the_same_on_both_tiers_and_harm_no_other(
 ):
     text = stored_text()
     bad = [said for _, said in bad_tokens().values()]
-    found = {}
+    messages = {}
     features = {}
     for cut in ("stream", "freeze"):
         options = {"data": str(broken), "cut": cut}
         with text.job(connection, **options) as job:
-            found[cut] = failures_of(connection, job)
+            messages[cut] = failures_of(connection, job)
         with text.job(connection, on_error="skip", **options) as job:
             features[cut] = torch.cat([x for x, _ in job.pipeline.loader()])
             assert job.stats.skipped == len(bad)
             assert job.stats.fallbacks == 0
-    assert found["stream"] == found["freeze"]
+    assert messages["stream"] == messages["freeze"]
     numbers = range(1, 2 * len(bad), 2)
-    assert list(found["stream"]) == list(numbers)
+    assert list(messages["stream"]) == list(numbers)
     for number, said in zip(numbers, bad, strict=True):
-        message = found["stream"][number]
+        message = messages["stream"][number]
         assert said in message
         assert f"sample 'a0-{number:04d}' of shard broken/a.tar" in message
     network = text_network().eval()
     ids = torch.from_numpy(np.stack([a for a, _ in token_arrays(20)]))
     with torch.inference_mode():
         expected = network.body(ids.long()).mean(1)
-    for each in features.values():
-        torch.testing.assert_close(each, expected, rtol=1e-4, atol=1e-5)
+    for computed in features.values():
+        torch.testing.assert_close(computed, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_array_of_its_own_becomes_features(connection, broken, owner):
@@ -183,12 +185,12 @@ def test_array_of_its_own_becomes_features(connection, broken, owner):
     answer = owner.get("/AUTH_test/arrays/one.npy", wanted.to_headers())
     assert answer.status_code == 200, answer.text
     names = ["one.npy", "none.npy", "one.npy"]
-    found = list(get_many(connection, "arrays", names, wanted))
-    assert [each.code for each in found] == [None, "not_found", None]
-    assert torch.equal(found[0].features, found[2].features)
+    rows = list(get_many(connection, "arrays", names, wanted))
+    assert [row.code for row in rows] == [None, "not_found", None]
+    assert torch.equal(rows[0].features, rows[2].features)
     features = received_rows(answer.content).features
     torch.testing.assert_close(
-        torch.from_numpy(features[0]), found[0].features, rtol=1e-4, atol=1e-5
+        torch.from_numpy(features[0]), rows[0].features, rtol=1e-4, atol=1e-5
     )
 
 

@@ -65,20 +65,23 @@ def job_of(connection, place, **options):
 
 def features_of(job, epoch):
     """Features of all samples, in the order of the epoch."""
-    found = torch.cat([features for features, _ in job.pipeline.loader(epoch)])
-    assert len(found) == NUM_SAMPLES
+    computed = torch.cat([features for features, _ in job.pipeline.loader(epoch)])
+    assert len(computed) == NUM_SAMPLES
     assert job.stats.fallbacks == 0
-    return found
+    return computed
 
 
-def assert_close(found, wanted):
+def assert_close(actual, wanted):
     most = float(wanted.abs().max())
-    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5 * most)
+    torch.testing.assert_close(actual, wanted, rtol=1e-4, atol=1e-5 * most)
 
 
-def assert_same_set(found, wanted):
+def assert_same_set(actual, wanted):
     """In whatever order."""
-    sums = (each.flatten(1).sum(1).sort().values for each in (found, wanted))
+    sums = (
+        features.flatten(1).sum(1).sort().values
+        for features in (actual, wanted)
+    )
     torch.testing.assert_close(*sums, rtol=1e-4, atol=1e-4)
 
 
@@ -126,11 +129,11 @@ def test_torchs_data_loader_has_the_epochs_changes(connection, photos):
             loader = DataLoader(
                 dataset, batch_size=None, num_workers=2, timeout=100
             )
-            found = torch.cat([features for features, _ in loader])
-            assert_same_set(found, wanted)
+            loaded = torch.cat([features for features, _ in loader])
+            assert_same_set(loaded, wanted)
             dataset.set_epoch(epoch)
             samples = dataset.samples()
-            features = [each for each, _ in samples.__getitems__([*ALL])]
+            features = [sample for sample, _ in samples.__getitems__([*ALL])]
             assert_same_set(torch.stack(features), wanted)
             samples.close()
         samples = job.dataset(shuffle=False).samples()
@@ -152,8 +155,8 @@ def model(connection, owner, frozen, tmp_path_factory):
 
 
 def asked(model, transform):
-    found = {"X-Hapi-Model": model.quoted(), "X-Hapi-Cut": "1"}
-    return found | ({"X-Hapi-Transform": transform} if transform else {})
+    headers = {"X-Hapi-Model": model.quoted(), "X-Hapi-Cut": "1"}
+    return headers | ({"X-Hapi-Transform": transform} if transform else {})
 
 
 def test_rows_are_those_computed_here_to_the_bit(owner, model, frozen):
@@ -189,5 +192,5 @@ def test_keys_of_single_objects_and_of_many(owner, model, frozen):
         )
         with torch.inference_mode():
             wanted = frozen.prefix(1)(pixels[None])
-        (found,) = (b.features for b in batches if b.rows)
-        assert_close(torch.from_numpy(np.array(found)), wanted)
+        (features,) = (b.features for b in batches if b.rows)
+        assert_close(torch.from_numpy(np.array(features)), wanted)

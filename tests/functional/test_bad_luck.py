@@ -112,13 +112,13 @@ def test_proxy_of_the_environment_that_is_dead(cluster, monkeypatch):
     monkeypatch.setenv("http_proxy", "http://me:secret@127.0.0.1:9")
     monkeypatch.delenv("no_proxy", raising=False)
     monkeypatch.delenv("NO_PROXY", raising=False)
-    with connected(cluster) as made, pytest.raises(ClientError) as found:
+    with connected(cluster) as made, pytest.raises(ClientError) as caught:
         made.log_in()
     assert "through the proxy http://127.0.0.1:9 (http_proxy)" in str(
-        found.value
+        caught.value
     )
-    assert "add 127.0.0.1 to no_proxy" in str(found.value)
-    assert "secret" not in str(found.value)
+    assert "add 127.0.0.1 to no_proxy" in str(caught.value)
+    assert "secret" not in str(caught.value)
 
 
 def test_proxy_that_dies_later(connection, cluster, monkeypatch):
@@ -158,7 +158,7 @@ def test_later_of_two_uploads_notices_the_other(
         upload(connection, place, [mine], during)
     # Nothing is lost: the remedy finds both.
     update_index(connection, place)
-    names = [each.name for each in load_index(connection, place).shards]
+    names = [entry.name for entry in load_index(connection, place).shards]
     assert place.object_name("mine.tar") in names
     assert place.object_name("other.tar") in names
     # The same upload twice is no conflict.
@@ -211,4 +211,4 @@ def test_index_notices_an_upload(connection, place, tmp_path):
         update_index(connection, place, on_shard)
     update_index(connection, place)
     index = find_index(connection, place)
-    assert sum(len(each.rows) for each in index.shards) == 7
+    assert sum(len(entry.rows) for entry in index.shards) == 7

@@ -77,7 +77,7 @@ def cache(owner, method="GET", query=""):
 
 
 def kept(owner):
-    return [each["source"] for each in cache(owner)["listed"]]
+    return [entry["source"] for entry in cache(owner)["listed"]]
 
 
 def rows_of(answer):
@@ -315,13 +315,13 @@ def test_cache_is_listed_page_by_page_and_purged_by_source(owner, model):
     for name in ("a/1.tar", "a/2.tar", "b ü.tar"):
         warm(owner, put_shard(owner, name), model)
     page = cache(owner, query="&limit=2")
-    assert [each["source"] for each in page["listed"]] == [
+    assert [entry["source"] for entry in page["listed"]] == [
         "kept/a/1.tar",
         "kept/a/2.tar",
     ]
     assert page["listed"][0]["bytes"] > 1000
     rest = cache(owner, query=f"&limit=2&marker={page['marker']}")
-    assert [each["source"] for each in rest["listed"]] == ["kept/b ü.tar"]
+    assert [entry["source"] for entry in rest["listed"]] == ["kept/b ü.tar"]
     assert rest["marker"] is None
     gone = cache(owner, "DELETE", "&source=kept/a/1.tar")
     assert gone == {"deleted": 1, "marker": None}

@@ -66,11 +66,11 @@ def damage(store, name, data, place):
     store.caller.put(f"/AUTH_test/{name}", data)
     folder = Path(store.cluster.directory) / "srv"
     files = [
-        each
-        for each in folder.glob("*/objects/**/*.data")
-        if each.read_bytes() == data
+        path
+        for path in folder.glob("*/objects/**/*.data")
+        if path.read_bytes() == data
     ]
-    file = max(files, key=lambda each: each.stat().st_mtime_ns)
+    file = max(files, key=lambda path: path.stat().st_mtime_ns)
     with file.open("r+b") as opened:
         opened.seek(place)
         opened.write(bytes([data[place] ^ 1 << place % 8]))
@@ -81,9 +81,9 @@ def features(store, annotation):
     with store.connection.get_features(
         "damage", "photos/a.tar", annotation, retry=False
     ) as body:
-        batches = [each for each in read_features(body) if each.rows]
+        batches = [batch for batch in read_features(body) if batch.rows]
         state = body.headers["X-Hapi-Cache"]
-        return np.concatenate([each.features for each in batches]), state
+        return np.concatenate([batch.features for batch in batches]), state
 
 
 def annotation_of(store, route, model=MODEL):
@@ -109,14 +109,14 @@ def test_pushed_damage_is_an_error_and_is_not_kept(store, route):
             features(store, asked)
         code = caught.value.code
         assert code in {"source_damaged", *BROKEN_OFF}, (place, caught.value)
-    logs = [store.cluster.log(each) for each in ("swift", "worker")]
+    logs = [store.cluster.log(server) for server in ("swift", "worker")]
     told = f"/AUTH_test/{SHARD} is damaged: "
     assert any(told in log.read_text() for log in logs)
     store.caller.put(f"/AUTH_test/{SHARD}", store.shard)
-    found, state = features(store, asked)
+    actual, state = features(store, asked)
     assert state == ("store" if "kept" in route else "off")
     expected, _ = features(store, Annotation(MODEL, 1))
-    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(actual, expected)
 
 
 def streamed(store, **options):
@@ -129,7 +129,7 @@ def streamed(store, **options):
         **options,
     )
     with job:
-        return torch.cat([each for each, _ in job.pipeline.loader(0)])
+        return torch.cat([batch for batch, _ in job.pipeline.loader(0)])
 
 
 def test_streamed_damage_is_an_error_and_is_not_kept(store, tmp_path):
@@ -140,8 +140,8 @@ def test_streamed_damage_is_an_error_and_is_not_kept(store, tmp_path):
             streamed(store, directory=tmp_path)
         assert caught.value.code == "source_damaged", place
     store.caller.put(f"/AUTH_test/{SHARD}", store.shard)
-    found = streamed(store, directory=tmp_path)
-    torch.testing.assert_close(found, streamed(store), rtol=0, atol=0)
+    actual = streamed(store, directory=tmp_path)
+    torch.testing.assert_close(actual, streamed(store), rtol=0, atol=0)
 
 
 def test_index_without_checksums_works_and_says_so(store, caplog):
@@ -170,5 +170,5 @@ def test_damaged_package_never_runs(store):
             features(store, Annotation(model, 1))
         assert caught.value.code == "source_damaged", place
     store.caller.put(f"/AUTH_test/damage/{model.object}", store.package)
-    found, _ = features(store, Annotation(model, 1))
-    np.testing.assert_array_equal(found, expected)
+    actual, _ = features(store, Annotation(model, 1))
+    np.testing.assert_array_equal(actual, expected)

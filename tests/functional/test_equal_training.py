@@ -120,12 +120,12 @@ def trained(job, saved=None, most=1000):
     return Run(losses, weights, correct)
 
 
-def assert_equal(found, local):
-    assert len(found.losses) == len(local.losses)
-    assert largest_difference(local.losses, found.losses) <= TOLERANCE
+def assert_equal(actual, local):
+    assert len(actual.losses) == len(local.losses)
+    assert largest_difference(local.losses, actual.losses) <= TOLERANCE
     tail = {
         name.rpartition("head.")[2]: weight
-        for name, weight in found.weights.items()
+        for name, weight in actual.weights.items()
     }
     for name, weight in local.weights.items():
         torch.testing.assert_close(
@@ -134,7 +134,7 @@ def assert_equal(found, local):
             rtol=TOLERANCE,
             atol=TOLERANCE * weight.abs().max().item(),
         )
-    assert found.num_correct in (None, local.num_correct)
+    assert actual.num_correct in (None, local.num_correct)
 
 
 def test_local_training_learns_something(local):
@@ -157,19 +157,19 @@ def test_training_equals_the_local_one_at_every_cut(
     with job_of(connection, "freeze" if cut == "mix" else cut) as job:
         if cut == "mix":
             job.pipeline._factory.scheduler.change(MIX)
-        found = trained(job)
+        actual = trained(job)
         by_cut = job.stats.samples_by_cut
         assert job.stats.fallbacks == 0
         assert sum(by_cut.values()) >= EPOCHS * NUM_SAMPLES
         assert cut != "mix" or {0, 2, 4} <= set(by_cut)
-    assert_equal(found, local)
+    assert_equal(actual, local)
 
 
 def test_kept_features_train_as_the_local_run(connection, folder, local):
     for _ in range(2):
-        with job_of(connection, "freeze", store="readwrite") as job:
-            found = trained(job)
-            assert_equal(found, local)
+        with job_of(connection, "freeze", cache="readwrite") as job:
+            actual = trained(job)
+            assert_equal(actual, local)
     # All but what may not have been stored yet when it was asked for again.
     assert job.stats.cached > EPOCHS * NUM_SAMPLES / 2
 
@@ -205,8 +205,8 @@ def test_features_of_this_host_train_as_the_local_run(
         rest = trained(job, saved=saved)
         # With the validation data.
         assert place == "memory" or job.stats.local_hits > NUM_SAMPLES
-    found = Run(first.losses + rest.losses, rest.weights, rest.num_correct)
-    assert_equal(found, local)
+    actual = Run(first.losses + rest.losses, rest.weights, rest.num_correct)
+    assert_equal(actual, local)
     with job_of(connection, "stream", **options) as job:
         assert_equal(trained(job), local)
         total = EPOCHS * NUM_SAMPLES + sum(SHARDS["val"])
@@ -281,8 +281,10 @@ def test_accuracy_on_cifar_is_that_of_the_local_run(connection, cifar):
     )
     for cut in ("stream", "freeze"):
         with job_of(connection, cut, copy.deepcopy(network), data=data) as job:
-            found = trained(job)
-        assert len(found.losses) == EPOCHS * math.ceil(job.num_samples / BATCH)
-        assert_equal(found, local)
+            actual = trained(job)
+        assert len(actual.losses) == EPOCHS * math.ceil(
+            job.num_samples / BATCH
+        )
+        assert_equal(actual, local)
     # Twice what guessing gives.
     assert local.num_correct > 2 * 50

@@ -107,22 +107,24 @@ class PlainReads:
     def wait_for(self, num_bytes):
         """Bytes of each, when there are so many, and no more come."""
         deadline = time.monotonic() + SECONDS
-        while sum(found := self._sent()) < num_bytes:
-            assert time.monotonic() < deadline, found
+        while sum(sizes := self._sent()) < num_bytes:
+            assert time.monotonic() < deadline, sizes
             time.sleep(0.05)
         time.sleep(0.2)
         return self._sent()
 
     def _sent(self):
         lines = self._log.read_text()[self._before :].splitlines()
-        found = [
+        matches = [
             re.search(
                 r" GET (\S+\.tar) HTTP/1\.\d 206 \S+ \S+ \S+ \S+ (\d+) ", line
             )
             for line in lines
         ]
         return [
-            int(each[2]) for each in found if each and self._shards in each[1]
+            int(match[2])
+            for match in matches
+            if match and self._shards in match[1]
         ]
 
 
@@ -158,17 +160,17 @@ def test_shared_steps_have_the_same_samples_and_no_byte_comes_twice(
             dataset = job.dataset()
             dataset.set_epoch(3)
             batches = torch_loader(dataset, num_workers)
-            found = labels_by_step(batches)
-        assert list(found) == list(alone)
-        assert all(found.values())
-        parts += found.items()
+            delivered = labels_by_step(batches)
+        assert list(delivered) == list(alone)
+        assert all(delivered.values())
+        parts += delivered.items()
     assert_same_steps(parts, alone)
     assert sum(reads.wait_for(sample_bytes)) == sample_bytes
 
 
 def test_epoch_has_every_sample_once(alone):
-    found = Counter(label for labels in alone.values() for label in labels)
-    assert found == Counter(range(NUM_SAMPLES))
+    counts = Counter(label for labels in alone.values() for label in labels)
+    assert counts == Counter(range(NUM_SAMPLES))
 
 
 def test_jobs_own_loader_is_shared_by_ranks(connection, place, monkeypatch):
@@ -177,11 +179,9 @@ def test_jobs_own_loader_is_shared_by_ranks(connection, place, monkeypatch):
         as_rank(monkeypatch, rank, 2)
         with job_of(connection, place) as job:
             for loader in (job.pipeline.loader(0), job.pipeline.loader()):
-                found = labels_by_step(loader).values()
-                together += [label for labels in found for label in labels]
-            whole = labels_by_step(
-                job.pipeline.loader(0, shared=False)
-            ).values()
+                part = labels_by_step(loader).values()
+                together += [label for labels in part for label in labels]
+            whole = labels_by_step(job.pipeline.loader(0, shared=False)).values()
             assert sum(map(len, whole)) == NUM_SAMPLES
     assert Counter(together) == Counter([*range(NUM_SAMPLES)] * 2)
 
@@ -195,9 +195,9 @@ def test_workers_may_be_started_in_any_way(connection, place, alone, method):
         dataset.set_epoch(3)
         loader = torch_loader(dataset, 2, method)
         assert len(loader) == len(alone)
-        found = dict(enumerate(loader))
-    assert labels_by_step(found.values()) == alone
-    for step, (features, _) in found.items():
+        steps = dict(enumerate(loader))
+    assert labels_by_step(steps.values()) == alone
+    for step, (features, _) in steps.items():
         assert features.device.type == "cpu"
         torch.testing.assert_close(
             features, expected[step][0], rtol=1e-4, atol=1e-5
@@ -244,7 +244,9 @@ def test_run_goes_on_after_kills_with_the_samples_that_are_left(
                 parts += labels_by_step(batches, begin).items()
         monkeypatch.delenv("RANK")
         monkeypatch.delenv("WORLD_SIZE")
-        left = {step: each for step, each in alone.items() if step >= first}
+        left = {
+            step: labels for step, labels in alone.items() if step >= first
+        }
         assert_same_steps(parts, left)
 
 
@@ -342,8 +344,8 @@ def test_samples_by_number_are_those_of_the_index(connection, place):
             features, expected[-1], rtol=1e-4, atol=1e-5
         )
         assert samples.__getitems__([]) == []
-        found = samples.__getitems__([5, 70, 6, 5])
-        assert [int(each) for _, each in found] == [5, 70, 6, 5]
+        chosen = samples.__getitems__([5, 70, 6, 5])
+        assert [int(number) for _, number in chosen] == [5, 70, 6, 5]
         with pytest.raises(IndexError, match=f"{NUM_SAMPLES} of"):
             samples[NUM_SAMPLES]
         samples.close()
@@ -363,7 +365,7 @@ def test_samples_go_through_torchs_samplers(connection, place, method):
             multiprocessing_context=method,
             timeout=100,
         )
-        labels = [each for _, found in loader for each in found.tolist()]
+        labels = [label for _, batch in loader for label in batch.tolist()]
         samples.close()
     assert labels == list(range(NUM_SAMPLES))
 
@@ -377,9 +379,9 @@ def test_data_may_be_named_shard_by_shard_and_split_by_split(
     }
     with job_of(connection, data) as job:
         assert job.num_samples == sum(SHARDS[:5])
-        found = labels_by_step(job.pipeline.loader(split="val")).values()
+        steps = labels_by_step(job.pipeline.loader(split="val")).values()
         first = sum(SHARDS[:6])
-        assert [label for labels in found for label in labels] == [
+        assert [label for labels in steps for label in labels] == [
             *range(first, first + SHARDS[6]),
             *range(first - SHARDS[5], first),
         ]
@@ -427,7 +429,7 @@ def test_killed_training_ends_with_the_weights_of_an_undisturbed_one(
     steps += lines_of_a_run(killed)
     # A step that was killed before its checkpoint is taken once more.
     assert set(steps) == set(lines)
-    ends = [torch.load(each / "last.pt") for each in (whole, killed)]
+    ends = [torch.load(path / "last.pt") for path in (whole, killed)]
     for name, weight in ends[0]["model"].items():
         torch.testing.assert_close(
             ends[1]["model"][name], weight, rtol=1e-4, atol=1e-6

@@ -100,25 +100,24 @@ def test_image_is_the_exact_extension_or_named(
     places = [store("plain", plain), store("mask", data)]
     with pytest.raises(UnsupportedError, match=r"k\.depth\.jpg and k\.in\.j"):
         store("two", two)
-    found = []
+    computed = []
     for cut in ("freeze", "stream"):
-        found += [read(connection, data, cut)[0] for data in places]
+        computed += [read(connection, data, cut)[0] for data in places]
         there = store("two", two, image="in.jpg")
-        found.append(read(connection, there, cut, image="IN.jpg")[0])
+        computed.append(read(connection, there, cut, image="IN.jpg")[0])
         frozen, _ = split_model(
             small_network(),
             "body",
             transform=small_transform(),
             image="in.jpg",
         )
-        with FeatureDataset(
-            str(there), frozen, cut=cut, connection=connection
-        ) as set_:
-            found += [features for features, _ in set_]
+        swift = SwiftConfig(connection=connection)
+        with FeatureDataset(str(there), frozen, cut=cut, swift=swift) as set_:
+            computed += [features for features, _ in set_]
         with pytest.raises(HapiError, match="has several image members"):
             read(connection, there, cut)
-    for features in found[1:]:
-        torch.testing.assert_close(features, found[0], rtol=1e-4, atol=1e-5)
+    for features in computed[1:]:
+        torch.testing.assert_close(features, computed[0], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("route", ["upload", "index"])
@@ -166,8 +165,8 @@ def test_data_sets_inside_are_left_out(connection, place):
     assert (report.samples, report.inner) == (2, (str(inside),))
     assert update_index(connection, inside).samples == 3
     states = [
-        (each.num_samples, each.index)
-        for each in list_data_sets(connection, place)
+        (entry.num_samples, entry.index)
+        for entry in list_data_sets(connection, place)
     ]
     assert states == [(2, "there"), (3, "there")]
 
@@ -239,18 +238,18 @@ def test_containers_of_two_accounts_are_one_data_set(
         account = connection.account
         owner.request("POST", f"/{account}/{shared.container}", readers)
         theirs = f"swift:///{account}/{shared.container}/{shared.prefix}"
-        found = {}
+        by_cut = {}
         for cut in ("freeze", "stream", "auto"):
             with small_job(
                 {"train": [str(own), theirs]}, connection=reader, cut=cut
             ) as job:
-                found[cut] = delivered(job)
-                labels = sorted(found[cut][1].tolist())
+                by_cut[cut] = delivered(job)
+                labels = sorted(by_cut[cut][1].tolist())
                 assert labels == [0, 0, 0, 1, 1, 2, 2, 3, 3]
                 assert job.stats.fallbacks == 0
         for cut in ("stream", "auto"):
             torch.testing.assert_close(
-                found[cut], found["freeze"], rtol=1e-4, atol=1e-5
+                by_cut[cut], by_cut["freeze"], rtol=1e-4, atol=1e-5
             )
         assert len(load_index(reader, parse_location(theirs))) == 5
 
@@ -275,12 +274,12 @@ def test_loose_images_are_a_data_set(connection, loose):
     assert (entry.index, entry.num_samples) == ("there", 100)
     index = load_index(connection, loose)
     assert index.class_names == ("cat", "dog")
-    found = {}
+    by_cut = {}
     for cut in ("freeze", "stream", "auto"):
         with small_job(
             loose, connection=connection, cut=cut, batch_size=32
         ) as job:
-            found[cut] = delivered(job)
+            by_cut[cut] = delivered(job)
             assert job.stats.fallbacks == 0
             if cut != "auto":
                 pushed = sum(
@@ -291,19 +290,19 @@ def test_loose_images_are_a_data_set(connection, loose):
                 # One request for each group.
                 shuffled = [labels for _, labels in job.pipeline.loader(0)]
                 assert len(torch.cat(shuffled)) == 100
-    labels = found["freeze"][1]
+    labels = by_cut["freeze"][1]
     assert labels.sum() == 34
     for cut in ("stream", "auto"):
-        assert torch.equal(found[cut][1], labels)
+        assert torch.equal(by_cut[cut][1], labels)
         torch.testing.assert_close(
-            found[cut][0], found["freeze"][0], rtol=1e-4, atol=1e-5
+            by_cut[cut][0], by_cut["freeze"][0], rtol=1e-4, atol=1e-5
         )
     with small_job(
         loose, connection=connection, cut="stream", memory_bytes=1 << 26
     ) as job:
         for _ in range(2):
             again = delivered(job)
-            torch.testing.assert_close(again[0], found["stream"][0])
+            torch.testing.assert_close(again[0], by_cut["stream"][0])
 
 
 @pytest.mark.parametrize("link", [None, 1e6])
@@ -320,7 +319,7 @@ def test_plan_says_what_packing_loose_images_gains(connection, loose, link):
     assert gain.text in study.report.notes
     if link is not None:
         # A link for the bytes of an object, and its request.
-        size = np.mean([len(each) for each in images(100)])
+        size = np.mean([len(image) for image in images(100)])
         transfer = gain.read_seconds - gain.request_seconds
         assert transfer == pytest.approx(size / link)
 
@@ -435,7 +434,7 @@ def test_members_of_no_sample_are_told_once(connection, place, tmp_path):
     (tmp_path / "a.tar").write_bytes(tar_of(members))
     (tmp_path / "._a.tar").write_bytes(b"fork")
     assert upload(connection, place, [tmp_path], notes).samples == 1
-    [said] = [each for each in notes.said if "left out" in each]
+    [said] = [note for note in notes.said if "left out" in note]
     assert "3 members left out, because they belong to no sample" in said
     uploaded = load_index(connection, place)
     connection.delete(place.container, place.index_name)
@@ -485,14 +484,14 @@ def test_other_formats_give_equal_features_on_both_tiers(connection, place):
             (f"k{number}.cls", str(number).encode()),
         ]
     upload_shards(connection, place, {"a.tar": tar_of(members)})
-    found = []
+    computed = []
     for cut in ("freeze", "stream"):
         with small_job(place, connection=connection, cut=cut) as job:
             features, labels = delivered(job)
             assert labels.tolist() == list(range(len(kinds)))
             assert job.stats.fallbacks == 0
-            found.append(features)
-    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
+            computed.append(features)
+    torch.testing.assert_close(*computed, rtol=1e-4, atol=1e-5)
 
 
 def test_photographs_are_turned_alike_on_both_tiers(connection, place):
@@ -510,18 +509,18 @@ def test_photographs_are_turned_alike_on_both_tiers(connection, place):
             (f"{number}.cls", b"1"),
         ]
     upload_shards(connection, place, {"s.tar": tar_of(members)})
-    found = {}
+    rows = {}
     for exif in ("ignore", "turn"):
         for cut in ("stream", "freeze"):
-            found[exif, cut] = read(connection, place, cut, exif=exif)[0]
+            rows[exif, cut] = read(connection, place, cut, exif=exif)[0]
         torch.testing.assert_close(
-            found[exif, "stream"], found[exif, "freeze"], rtol=1e-4, atol=1e-5
+            rows[exif, "stream"], rows[exif, "freeze"], rtol=1e-4, atol=1e-5
         )
     # The first is upright, and the last a TIFF.
     same = [
         torch.equal(*pair)
         for pair in zip(
-            found["ignore", "stream"], found["turn", "stream"], strict=True
+            rows["ignore", "stream"], rows["turn", "stream"], strict=True
         )
     ]
     assert sum(same) == 3  # number 0, and the TIFFs 3 and 7

@@ -204,5 +204,5 @@ def test_compiled_tail_trains_as_the_local_run(connection, local):
     with job_of(connection, "freeze") as job:
         # Traced as by default; the code of one layer is torch's matter.
         tail = torch.compile(job.tail, backend="aot_eager")
-        losses = losses_of(tail, job.loader)
+        losses = losses_of(tail, job.pipeline.loader)
     assert largest_difference(local, losses) <= TOLERANCE

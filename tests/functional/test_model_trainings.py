@@ -223,12 +223,12 @@ def array_of(transform, number, numbers):
 @pytest.fixture(scope="module")
 def uploaded(connection):
     """Uploads arrays once for each transform; returns URL and spans."""
-    found = {}
+    stored = {}
 
     def upload(transform):
-        if transform in found:
-            return found[transform]
-        url = f"swift://equal/arrays-{len(found)}"
+        if transform in stored:
+            return stored[transform]
+        url = f"swift://equal/arrays-{len(stored)}"
         numbers = np.random.default_rng(0)
         spans, shards = [], {}
         for place, count in enumerate(COUNTS):
@@ -242,8 +242,8 @@ def uploaded(connection):
             shards[f"{place}.tar"] = tar_of(members)
             spans += [samples[i : i + SPAN] for i in range(0, count, SPAN)]
         upload_shards(connection, parse_location(url), shards)
-        found[transform] = url, spans
-        return found[transform]
+        stored[transform] = url, spans
+        return stored[transform]
 
     return upload
 
@@ -293,7 +293,7 @@ def check_training(connection, training, url, spans, cut):
         **options,
     ) as job:
         job.tail.train()
-        losses = losses_of(model, job.tail, job.loader)
+        losses = losses_of(model, job.tail, job.pipeline.loader)
         assert job.stats.fallbacks == 0
     assert len(losses) == STEPS
     assert largest_difference(expected, losses) <= TOLERANCE

@@ -464,10 +464,10 @@ def ask(
         if answer.status != 200:
             return answer.status, answer.read()
         frames = FrameReader(answer.read)
-        found = [frames.next()]
-        while found[-1][0] not in (Kind.END, Kind.ERROR):
-            found.append(frames.next())
-        return 200, [each for each in found if each[0] is not Kind.BEAT]
+        received = [frames.next()]
+        while received[-1][0] not in (Kind.END, Kind.ERROR):
+            received.append(frames.next())
+        return 200, [frame for frame in received if frame[0] is not Kind.BEAT]
     finally:
         connection.close()
 
@@ -478,12 +478,12 @@ def direct(near):
     path = near.put("direct.tar")
     etag = near.owner.request("HEAD", path).headers["ETag"]
     near.get(path)  # brings the package to one of them
-    found = next(
-        each
-        for each in replicas(near.cluster, path)
-        if each.server in SERVERS[:2]
+    first = next(
+        replica
+        for replica in replicas(near.cluster, path)
+        if replica.server in SERVERS[:2]
     )
-    return path, etag, found
+    return path, etag, first
 
 
 def test_signed_job_is_computed(near, direct):
@@ -602,20 +602,20 @@ def test_object_server_without_the_filter_stays_untouched(near):
     while not alone:
         path = near.put(f"untouched-{uuid.uuid4().hex}.tar")
         alone = [
-            each
-            for each in replicas(near.cluster, path)
-            if each.server == SERVERS[2]
+            replica
+            for replica in replicas(near.cluster, path)
+            if replica.server == SERVERS[2]
         ]
     near.owner.request(
         "POST", path, {"X-Object-Meta-Colour": "red"}
     ).raise_for_status()
     etag = near.owner.request("HEAD", path).headers["ETag"]
-    before = {each: each.path.stat() for each in alone}
-    for each in alone:
-        assert ask(near, each, path, etag)[0] == 405
-    for each, stat in before.items():
-        assert each.path.stat() == stat
-        assert list(each.path.parent.iterdir())
+    before = {replica: replica.path.stat() for replica in alone}
+    for replica in alone:
+        assert ask(near, replica, path, etag)[0] == 405
+    for replica, stat in before.items():
+        assert replica.path.stat() == stat
+        assert list(replica.path.parent.iterdir())
     head = near.owner.request("HEAD", path)
     assert head.headers["X-Object-Meta-Colour"] == "red"
     assert_near(near, near.get(path))
@@ -906,7 +906,7 @@ def test_worker_that_cannot_validate_is_degraded_and_sent_nothing(near):
         compute_again(near)
         log = near.log("object")
         assert log.count(f"the worker of 127.0.0.1:{port} is degraded") == 1
-    states = [each.state for each in node_findings(conf)]
+    states = [finding.state for finding in node_findings(conf)]
     assert sorted(states) == sorted([OK, OK, WARNING])
 
 
@@ -973,15 +973,15 @@ def compute_again(near):
 
 def put_on_both_servers(near, name, count):
     """Stores objects that have replicas on both that compute."""
-    found = []
+    paths = []
     for number in range(20 * count):
         path = near.put(f"{name}-{number}.tar")
         places = replicas(near.cluster, path)
-        if {*SERVERS[:2]} <= {each.server for each in places}:
-            found.append(path)
-        if len(found) == count:
-            return found
-    raise AssertionError(f"{len(found)} of {count} objects")
+        if {*SERVERS[:2]} <= {replica.server for replica in places}:
+            paths.append(path)
+        if len(paths) == count:
+            return paths
+    raise AssertionError(f"{len(paths)} of {count} objects")
 
 
 def test_requests_go_to_the_replica_with_the_shorter_queue(near):
@@ -998,9 +998,9 @@ def test_requests_go_to_the_replica_with_the_shorter_queue(near):
     started = time.monotonic()
     answers = [near.get(path) for path in paths]
     seconds = time.monotonic() - started
-    assert [each.status_code for each in answers] == [200] * len(paths)
-    until(lambda: all(computed_on(near, each) for each in answers))
-    chosen = Counter(computed_on(near, each)[0] for each in answers)
+    assert [answer.status_code for answer in answers] == [200] * len(paths)
+    until(lambda: all(computed_on(near, answer) for answer in answers))
+    chosen = Counter(computed_on(near, answer)[0] for answer in answers)
     # What it says of its queue is asked for again after five seconds.
     assert chosen["object"] <= 2 + seconds / TOLD_SECONDS, (chosen, seconds)
 
@@ -1010,9 +1010,9 @@ def test_requests_go_to_the_replica_with_the_shorter_queue(near):
 
 def of_computing_servers(near, path):
     return [
-        each
-        for each in replicas(near.cluster, path)
-        if each.server in SERVERS[:2]
+        replica
+        for replica in replicas(near.cluster, path)
+        if replica.server in SERVERS[:2]
     ]
 
 
@@ -1020,8 +1020,8 @@ def test_missing_replicas_are_left_for_another_place(near):
     path = near.put("missing.tar")
     near.get(path)
     *others, _ = replicas(near.cluster, path)
-    for each in others:
-        each.path.unlink()
+    for replica in others:
+        replica.path.unlink()
         for _ in range(2):
             answer = near.get(path)
             assert_rows(near, answer)
@@ -1035,9 +1035,9 @@ def make_stale(near, path, content):
     os.link(old.path, aside)
     near.owner.put(path, content)
     [new] = [
-        each
-        for each in replicas(near.cluster, path)
-        if each.device == old.device
+        replica
+        for replica in replicas(near.cluster, path)
+        if replica.device == old.device
     ]
     new.path.unlink()
     aside.rename(old.path)
@@ -1108,7 +1108,7 @@ def test_old_replicas_of_parts_do_not_end_an_epoch(near, kind):
             with small_job(place, connection=connection, cut=cut) as job:
                 for epoch_number in range(3):
                     loader = job.pipeline.loader(epoch_number)
-                    assert sum(len(each) for _, each in loader) == count
+                    assert sum(len(labels) for _, labels in loader) == count
 
 
 def test_damaged_replica_is_put_aside_and_left_for_another_place(near):
@@ -1146,22 +1146,24 @@ def test_read_of_a_part_leaves_a_damaged_replica_and_puts_it_aside(near):
     compute_again(near)
     first = computed_on(near, near.get(path, asked))[0]
     damaged = [
-        each for each in replicas(near.cluster, path) if each.server == first
+        replica
+        for replica in replicas(near.cluster, path)
+        if replica.server == first
     ]
-    for each in damaged:
-        flip(each.path)
+    for replica in damaged:
+        flip(replica.path)
     answer = near.get(path, asked)
     assert_rows(near, answer)
     until(
-        lambda: not all(each.path.exists() for each in damaged),
+        lambda: not all(replica.path.exists() for replica in damaged),
         10,
         lambda: near.log(first)[-3000:] + near.log("swift")[-3000:],
     )
     assert f":{damaged[0].port} has a damaged replica" in near.log("swift")
     # The worker of a proxy reads it through Swift; its log names it as well.
-    for each in replicas(near.cluster, path):
-        if each.server != first:
-            flip(each.path)
+    for replica in replicas(near.cluster, path):
+        if replica.server != first:
+            flip(replica.path)
     refused = near.by_proxy.get(path, asked)
     assert refused.status_code == 503, refused.text
     assert refused.json()["code"] == "source_damaged"
@@ -1311,11 +1313,11 @@ def test_profiles_are_measured_on_an_object_server(near, without_worker):
 
 def test_doctor_asks_each_object_server(near, tmp_path):
     conf = near.cluster.directory / "etc" / "proxy-server.conf"
-    found = {each.state: each for each in node_findings(conf)}
-    states = [each.state for each in node_findings(conf)]
+    findings = {finding.state: finding for finding in node_findings(conf)}
+    states = [finding.state for finding in node_findings(conf)]
     assert sorted(states) == sorted([OK, OK, WARNING])
-    assert "0 jobs running" in found[OK].found
-    assert "no filter" in found[WARNING].found
+    assert "0 jobs running" in findings[OK].found
+    assert "no filter" in findings[WARNING].found
     key = tmp_path / "key"
     key.write_text("another key " * 4)
     key.chmod(0o600)
@@ -1325,7 +1327,7 @@ def test_doctor_asks_each_object_server(near, tmp_path):
     ]
     other = tmp_path / "proxy-server.conf"
     other.write_text("\n".join(lines))
-    refused = {each.state: each for each in node_findings(other)}
+    refused = {finding.state: finding for finding in node_findings(other)}
     assert refused.keys() == {FAILURE, WARNING}
     assert "signature" in refused[FAILURE].found
     [missing] = node_findings(tmp_path / "none.conf")
@@ -1374,7 +1376,7 @@ def test_objects_without_a_worker_at_their_replicas_are_computed(sparse):
         answer = owner.get(path, ASKED)
         assert answer.status_code == 200, answer.text[:500]
         received_rows(answer.content).assert_equal(expected)
-        servers = [each.server for each in replicas(cluster, path)]
+        servers = [replica.server for replica in replicas(cluster, path)]
         with_worker["object" in servers] += 1
     assert len(with_worker) == 2, "the test needs both kinds of objects"
     body = "\n".join(f"sparse-{number}.jpg" for number in range(10)).encode()
@@ -1465,7 +1467,7 @@ def test_first_requests_for_a_model_upload_it_once(near):
 
     with ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(get, range(8)))
-    assert [each.status_code for each in answers] == [200] * 8
+    assert [answer.status_code for answer in answers] == [200] * 8
     digest = digest_of(frozen)
     loads = {
         name: near.log(f"{name}-worker").count(f"model {digest[:12]}")

@@ -92,8 +92,8 @@ def local_spans(paths: Iterable[Path]) -> list[Samples]:
     for path in paths:
         with tarfile.open(path) as archive:
             members = {
-                each.name: archive.extractfile(each).read()  # type: ignore[union-attr]
-                for each in archive
+                member.name: archive.extractfile(member).read()  # type: ignore[union-attr]
+                for member in archive
             }
         keys = [name[:-4] for name in members if name.endswith(".jpg")]
         transform = small_transform()
@@ -120,7 +120,7 @@ def local_batches(
     order = shuffled_order(sizes, rules, seed=SEED, epoch=epoch)
     reading = order.read_plan()
     for batch in reading.batches:
-        found = [
+        samples = [
             spans[piece.span][piece.first + row]
             for piece, row in zip(
                 (reading.pieces[p] for p in batch.positions.tolist()),
@@ -128,7 +128,7 @@ def local_batches(
                 strict=True,
             )
         ]
-        images, labels = zip(*found, strict=True)
+        images, labels = zip(*samples, strict=True)
         yield torch.stack(images), torch.tensor(labels)
 
 

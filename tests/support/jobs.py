@@ -50,12 +50,12 @@ def transfer_job(model: Any, **options: Any) -> TransferJob:
     """
     config = {}
     for name, kind in CONFIGS.items():
-        own = {each.name for each in fields(kind)} & set(options)
-        given = {each: options.pop(each) for each in own}
+        own = {field.name for field in fields(kind)} & set(options)
+        given = {field: options.pop(field) for field in own}
         config[name] = replace(options.pop(name, None) or kind(), **given)
-    for each in fields(JobConfig):
-        if each.name in options:
-            config[each.name] = options.pop(each.name)
+    for field in fields(JobConfig):
+        if field.name in options:
+            config[field.name] = options.pop(field.name)
     return TransferJob(model, config=JobConfig(**config), **options)
 
 
