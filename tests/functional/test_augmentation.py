@@ -65,7 +65,9 @@ def job_of(connection, place, **options):
 
 def features_of(job, epoch):
     """Features of all samples, in the order of the epoch."""
-    computed = torch.cat([features for features, _ in job.pipeline.loader(epoch)])
+    computed = torch.cat(
+        [features for features, _ in job.pipeline.loader(epoch)]
+    )
     assert len(computed) == NUM_SAMPLES
     assert job.stats.fallbacks == 0
     return computed

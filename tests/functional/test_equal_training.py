@@ -167,7 +167,7 @@ def test_training_equals_the_local_one_at_every_cut(
 
 def test_kept_features_train_as_the_local_run(connection, folder, local):
     for _ in range(2):
-        with job_of(connection, "freeze", cache="readwrite") as job:
+        with job_of(connection, "freeze", store="readwrite") as job:
             actual = trained(job)
             assert_equal(actual, local)
     # All but what may not have been stored yet when it was asked for again.

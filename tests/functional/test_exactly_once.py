@@ -181,7 +181,9 @@ def test_jobs_own_loader_is_shared_by_ranks(connection, place, monkeypatch):
             for loader in (job.pipeline.loader(0), job.pipeline.loader()):
                 part = labels_by_step(loader).values()
                 together += [label for labels in part for label in labels]
-            whole = labels_by_step(job.pipeline.loader(0, shared=False)).values()
+            whole = labels_by_step(
+                job.pipeline.loader(0, shared=False)
+            ).values()
             assert sum(map(len, whole)) == NUM_SAMPLES
     assert Counter(together) == Counter([*range(NUM_SAMPLES)] * 2)
 

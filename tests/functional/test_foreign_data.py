@@ -111,8 +111,9 @@ def test_image_is_the_exact_extension_or_named(
             transform=small_transform(),
             image="in.jpg",
         )
-        swift = SwiftConfig(connection=connection)
-        with FeatureDataset(str(there), frozen, cut=cut, swift=swift) as set_:
+        with FeatureDataset(
+            str(there), frozen, cut=cut, connection=connection
+        ) as set_:
             computed += [features for features, _ in set_]
         with pytest.raises(HapiError, match="has several image members"):
             read(connection, there, cut)
