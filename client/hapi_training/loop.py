@@ -223,7 +223,7 @@ class _Run:
             optimizer=self._optimizer.state_dict(),
             random=random_state(self._device),
             data=self._job.state_dict(),
-            epochs=[asdict(each) for each in self.history.epochs],
+            epochs=[asdict(epoch) for epoch in self.history.epochs],
             begun=asdict(self._current),
         )
 
@@ -234,7 +234,7 @@ class _Run:
             self._job.tail.load_state_dict(saved["tail"])
             self._optimizer.load_state_dict(saved["optimizer"])
             self.history.epochs += [
-                EpochResult(**each) for each in saved["epochs"]
+                EpochResult(**epoch) for epoch in saved["epochs"]
             ]
             self._current = EpochResult(**saved["begun"])
             set_random_state(self._device, saved["random"])

@@ -236,7 +236,7 @@ def _fits(run: Path) -> bool:
 
 def worker_sockets(settings: ClusterSettings, run: Path) -> dict[str, Path]:
     """Sockets of all workers, by name; always with the proxy's ``worker``."""
-    names = [each for each in settings.worker_names if each != "worker"]
+    names = [name for name in settings.worker_names if name != "worker"]
     return {
         "worker": run / WORKER_SOCKET,
         # Shorter than the first one, because paths are limited.

@@ -28,10 +28,10 @@ SMALL_XATTR_WARNING = (
 def require_swift() -> None:
     """Raises SwiftMissingError unless Swift's servers can be imported."""
     try:
-        found = importlib.util.find_spec("swift.proxy.server")
+        spec = importlib.util.find_spec("swift.proxy.server")
     except ModuleNotFoundError:
-        found = None
-    if found is None:
+        spec = None
+    if spec is None:
         raise SwiftMissingError(
             "OpenStack Swift is not installed in this Python.",
             "pip install 'swift-hapi[cluster]'",

@@ -92,7 +92,7 @@ def _weights(text: str) -> tuple[tuple[str, float], ...]:
         "from 0.001 to 1000"
     )
     pairs = []
-    for pair in filter(None, (each.strip() for each in text.split(","))):
+    for pair in filter(None, (name.strip() for name in text.split(","))):
         account, _, weight = (part.strip() for part in pair.rpartition("="))
         if not account or not re.fullmatch(r"\d{1,4}(\.\d{1,6})?", weight):
             raise ValueError(allowed)
@@ -197,14 +197,14 @@ def merged(
         The new configuration, and the options that need a new start.
     """
     changes, unchanged = {}, []
-    for each in fields(WorkerConfig):
-        value = getattr(wanted, each.name)
-        if value == getattr(running, each.name):
+    for setting in fields(WorkerConfig):
+        value = getattr(wanted, setting.name)
+        if value == getattr(running, setting.name):
             continue
-        if each.metadata["reloads"]:
-            changes[each.name] = value
+        if setting.metadata["reloads"]:
+            changes[setting.name] = value
         else:
-            unchanged.append(each.name)
+            unchanged.append(setting.name)
     return replace(running, **changes), unchanged
 
 

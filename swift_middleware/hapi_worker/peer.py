@@ -73,8 +73,8 @@ def _poll(sock: socket.socket, events: int, seconds: float) -> int:
         return select.POLLHUP
     poller = select.poll()
     poller.register(sock, events)
-    found = poller.poll(seconds * 1000)
-    return found[0][1] if found else 0
+    polled = poller.poll(seconds * 1000)
+    return polled[0][1] if polled else 0
 
 
 def client_disconnected_error() -> HapiError:

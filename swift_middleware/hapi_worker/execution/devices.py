@@ -69,13 +69,13 @@ def choose_devices(wanted: str) -> list[torch.device]:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if wanted == "auto":
         wanted = ",".join(f"cuda:{n}" for n in range(count)) or "cpu"
-    found = [_choose_device(name, count) for name in wanted.split(",")]
-    if len({device.type for device in found}) > 1:
+    chosen = [_choose_device(name, count) for name in wanted.split(",")]
+    if len({device.type for device in chosen}) > 1:
         raise ValueError(
             f"option 'device' is {wanted!r}; all devices must be of one "
             "kind, because features differ between kinds"
         )
-    return found
+    return chosen
 
 
 def _choose_device(name: str, num_gpus: int) -> torch.device:

@@ -429,7 +429,7 @@ class Pipeline:
             )
 
             def decode() -> None:
-                self._decode(queued_sample, lambda each: (decoder(each), 0.0))
+                self._decode(queued_sample, lambda data: (decoder(data), 0.0))
 
         with self._output_changed:
             self._wait_for_space(queued_sample.charged_bytes)

@@ -144,25 +144,25 @@ class Profiling:
         deadline = self._clock() + self._wait_seconds
         known = self._models.known(request.model)
         if known is not None:
-            found = self._find(self._key(known.digest), deadline)
-            if found is not None:
-                return found
+            measured = self._find(self._key(known.digest), deadline)
+            if measured is not None:
+                return measured
         with self._changed:
             self._check_idle()
         lease = self._lease(request.model, request.charged_account)
         key = self._key(lease.digest)
-        found = None
+        measured = None
         try:
             # Another request may have measured it while the model loaded.
-            found = self._find(key, deadline)
-            run = None if found else self._begin(key, lease)
+            measured = self._find(key, deadline)
+            run = None if measured else self._begin(key, lease)
         except HapiError:
             lease.release()
             raise
         if run is None:
             lease.release()
-            assert found is not None, "found, or a run begun"
-            return found
+            assert measured is not None, "found, or a run begun"
+            return measured
         self._submit(request.charged_account, run)
         return self._wait(run, deadline)
 
@@ -316,9 +316,9 @@ class Profiling:
 
     def _executor(self, lease: Lease) -> Executor:
         return next(
-            each
-            for each in self._executors
-            if each.device_models is lease.device_models
+            executor
+            for executor in self._executors
+            if executor.device_models is lease.device_models
         )
 
     def _measured(self, lease: Lease) -> ModelProfile:
@@ -343,7 +343,7 @@ class Profiling:
         logger.info(
             "profile of model %s: batches of %s in %.2f s",
             lease.digest[:12],
-            ", ".join(str(each.batch) for each in profile.batches),
+            ", ".join(str(size.batch) for size in profile.batches),
             self._clock() - started,
         )
         return profile

@@ -199,7 +199,7 @@ class Worker:
     @property
     def pools(self) -> dict[str, FairPool]:
         """The thread pools by name."""
-        pools = {each.name: each.pool for each in self.executors}
+        pools = {executor.name: executor.pool for executor in self.executors}
         pools["large"] = self._large_pool
         if self.decode_pool is not None:
             pools["decode"] = self.decode_pool
@@ -222,8 +222,8 @@ class Worker:
         self.config = config
         self.ledger.set_weights(dict(config.account_weights))
         self.quarantine.limit_seconds = config.pass_seconds
-        for each in self.executors:
-            each.device_models.working_memory.pass_seconds = (
+        for executor in self.executors:
+            executor.device_models.working_memory.pass_seconds = (
                 config.pass_seconds
             )
         self.admission.queue_seconds = config.queue_seconds
@@ -233,8 +233,8 @@ class Worker:
         """Takes devices that hang out of service."""
         config = self.config
         longest = max(config.pass_seconds, config.profile_seconds)
-        for each in self.executors:
-            each.check_hanging(HANGING_FACTOR * longest)
+        for executor in self.executors:
+            executor.check_hanging(HANGING_FACTOR * longest)
 
     def grant(
         self,
@@ -393,7 +393,7 @@ class Worker:
         for job in self.admission.jobs():
             if job.lease and job.lease.device_models is executor.device_models:
                 job.abort(executor.failure())
-        if not any(each.in_service for each in self.executors):
+        if not any(executor.in_service for executor in self.executors):
             self._out_of_service()
 
     def _add_gauges(self) -> None:
@@ -406,13 +406,15 @@ class Worker:
         add_gauge("buffered_bytes", self._buffered_bytes)
         add_gauge("degraded", lambda: bool(self.self_test.problem))
         add_gauge("slow_passes", lambda: self.quarantine.total)
-        for each in self.executors:
-            taken = partial(allocated_bytes, each.device)
-            reserved = each.device_models.working_memory.reserved_bytes
-            add_gauge("reserved_bytes", reserved, device=each.name)
-            add_gauge("allocated_bytes", taken, device=each.name)
-            longest = each.device_models.working_memory.longest_pass_seconds
-            add_gauge("longest_pass_seconds", longest, device=each.name)
+        for executor in self.executors:
+            taken = partial(allocated_bytes, executor.device)
+            reserved = executor.device_models.working_memory.reserved_bytes
+            add_gauge("reserved_bytes", reserved, device=executor.name)
+            add_gauge("allocated_bytes", taken, device=executor.name)
+            longest = (
+                executor.device_models.working_memory.longest_pass_seconds
+            )
+            add_gauge("longest_pass_seconds", longest, device=executor.name)
         for name, pool in self.pools.items():
             add_gauge("queue_length", pool.__len__, pool=name)
 
@@ -462,9 +464,9 @@ class Worker:
 
     def _executor_of(self, lease: Lease) -> Executor:
         return next(
-            each
-            for each in self.executors
-            if each.device_models is lease.device_models
+            executor
+            for executor in self.executors
+            if executor.device_models is lease.device_models
         )
 
     def _end_job(

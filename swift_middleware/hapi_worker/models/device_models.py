@@ -119,10 +119,10 @@ class DeviceModels:
 
     def find(self, digest: str) -> LoadedModel | None:
         """Returns a model and marks it as used; call it with the lock held."""
-        found = self._loaded.get(digest)
-        if found is not None:
+        model = self._loaded.get(digest)
+        if model is not None:
             self._loaded.move_to_end(digest)
-        return found
+        return model
 
     def hold(self, digest: str, cut: int, encoding: str) -> Lease | None:
         """Returns a lease of a model for a cut; None if it is not in memory.
@@ -172,9 +172,9 @@ class DeviceModels:
         size = frozen.parameter_bytes
         self.check_size(f"the model {digest[:12]}", size)
         with self._changed:
-            found = self.find(digest)
-            if found is not None:
-                return found
+            model = self.find(digest)
+            if model is not None:
+                return model
             # The memory is taken before the copy to the device, not after.
             self.make_room(size, 0)
             self._loading[digest] = size
@@ -294,7 +294,7 @@ class DeviceModels:
             if (loaded.leases or loaded is also) and loaded.digest != but
         ]
         loading = [n for digest, n in self._loading.items() if digest != but]
-        working = max((each.working_bytes for each in held), default=0)
+        working = max((model.working_bytes for model in held), default=0)
         return sum(r.parameter_bytes for r in held) + sum(loading) + working
 
     def used_bytes(self) -> int:

@@ -106,7 +106,7 @@ class MemoryQueue:
             needed_bytes: memory for its parameters and one sample.
             devices: devices in service, the best for the model first.
         """
-        if not any(needed_bytes <= each.limit_bytes for each in devices):
+        if not any(needed_bytes <= device.limit_bytes for device in devices):
             # It never fits, or no device is left; the load will say so.
             return True
         self.request(identity, digest, needed_bytes, devices)

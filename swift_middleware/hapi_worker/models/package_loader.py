@@ -46,9 +46,11 @@ class ValidatingLoader:
             UnavailableError: the validation was killed, see
                 :func:`validate_package`.
         """
-        found = validate_package(package, limits=limits, server=self._server)
-        frozen = load_package(package, limits=limits, digest=found.digest)
-        frozen.measured_memory = found.memory
+        validated = validate_package(
+            package, limits=limits, server=self._server
+        )
+        frozen = load_package(package, limits=limits, digest=validated.digest)
+        frozen.measured_memory = validated.memory
         return frozen
 
     def begin(self) -> None:

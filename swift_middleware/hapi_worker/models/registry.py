@@ -111,13 +111,13 @@ class Models:
 
     def loaded_totals(self) -> tuple[int, int]:
         """Number of models in memory, and bytes of their parameters."""
-        counts = [each.loaded_totals() for each in self.devices]
+        counts = [device.loaded_totals() for device in self.devices]
         return sum(n for n, _ in counts), sum(size for _, size in counts)
 
     @property
     def limit_bytes(self) -> int:
         """Memory limit of all devices together."""
-        return sum(each.limit_bytes for each in self.devices)
+        return sum(device.limit_bytes for device in self.devices)
 
     def await_model(
         self,
@@ -271,7 +271,7 @@ class Models:
         Raises:
             DoesNotFitError: it can never fit.
         """
-        largest = max(self.devices, key=lambda each: each.limit_bytes)
+        largest = max(self.devices, key=lambda device: device.limit_bytes)
         what = f"the package {identity.path}"
         largest.check_size(what, identity.length_bytes)
 
@@ -349,7 +349,7 @@ class Models:
         """The identity, its digest, the needed bytes and the devices, if
         known."""
         known = self._known.get(identity, KnownModel("", 0))
-        needed = [each.sample_bytes(known.digest) for each in self.devices]
+        needed = [device.sample_bytes(known.digest) for device in self.devices]
         needed += [identity.length_bytes, known.needed_bytes]
         devices = self._devices_for(known.digest)
         return identity, known.digest, max(needed), devices
@@ -376,7 +376,7 @@ class Models:
         self, devices: Iterable[DeviceModels], digest: str
     ) -> LoadedModel | None:
         with self._changed:
-            copies = [each.find(digest) for each in devices]
+            copies = [device.find(digest) for device in devices]
             return next(filter(None, copies), None)
 
     def _devices_for(self, digest: str) -> list[DeviceModels]:
@@ -481,7 +481,9 @@ def devices_in_order(
         late = device.working_memory.has_late_pass
         return late, len(device.leases()) + missing
 
-    return sorted((each for each in devices if each.in_service), key=cost)
+    return sorted(
+        (device for device in devices if device.in_service), key=cost
+    )
 
 
 def _first_success(

@@ -62,14 +62,15 @@ class WorkingMemory:
     def reserved_bytes(self) -> int:
         """Working memory of the running passes."""
         with self._changed:
-            return sum(each.num_bytes for each in self._reserved)
+            return sum(reservation.num_bytes for reservation in self._reserved)
 
     def longest_pass_seconds(self) -> float:
         """Duration so far of the oldest running pass; 0 without one."""
         with self._changed:
             now = self._clock()
             return max(
-                (now - each.started for each in self._reserved), default=0
+                (now - reservation.started for reservation in self._reserved),
+                default=0,
             )
 
     @property
@@ -146,8 +147,8 @@ class WorkingMemory:
                 return
             self._waiting_passes.remove(retry)
             following = self._waiting_passes[:1]
-        for each in following:
-            each()
+        for waiter in following:
+            waiter()
 
     def free(self, reservation: Reservation) -> None:
         """Gives working memory back."""
@@ -155,8 +156,8 @@ class WorkingMemory:
             self._reserved.remove(reservation)
             retry = self._waiting_passes[:1]
             self._models.queue.freed()
-        for each in retry:
-            each()
+        for notify in retry:
+            notify()
 
     @contextmanager
     def decoding(self, num_bytes: int) -> Iterator[None]:
@@ -187,8 +188,8 @@ class WorkingMemory:
                 self.decoding_bytes -= num_bytes
                 retry = self._waiting_passes[:1]
                 self._models.queue.freed()
-            for each in retry:
-                each()
+            for notify in retry:
+                notify()
 
     def record_out_of_memory(self, lease: Lease, batch: int) -> None:
         """Lowers the batch limit after a pass ran out of memory."""
@@ -232,11 +233,11 @@ class WorkingMemory:
         """Bytes of running passes: working memory, and the parameters of
         models that were evicted while a pass still used them."""
         evicted = {
-            id(each.loaded): each.loaded.parameter_bytes
-            for each in self._reserved
-            if not self._models.has(each.loaded)
+            id(reservation.loaded): reservation.loaded.parameter_bytes
+            for reservation in self._reserved
+            if not self._models.has(reservation.loaded)
         }
-        working = sum(each.num_bytes for each in self._reserved)
+        working = sum(reservation.num_bytes for reservation in self._reserved)
         return working + sum(evicted.values())
 
     def await_passes(self) -> None:

@@ -162,10 +162,10 @@ class FairPool:
         # only after that can the thread have its own.
         torch.get_num_threads()
         torch.set_num_threads(self._torch_threads)
-        while (found := self._next()) is not None:
-            account = found[0]
-            self._run(*found)
-            del found
+        while (task := self._next()) is not None:
+            account = task[0]
+            self._run(*task)
+            del task
             with self._changed:
                 self._busy -= Counter([account])
                 if self._num_pauses:
@@ -197,10 +197,10 @@ class FairPool:
     def _next(self) -> tuple[str, _Piece] | None:
         with self._changed:
             while not self._closed:
-                found = None if self._num_pauses else self._pop()
-                if found is not None:
-                    self._busy[found[0]] += 1
-                    return found
+                task = None if self._num_pauses else self._pop()
+                if task is not None:
+                    self._busy[task[0]] += 1
+                    return task
                 self._changed.wait()
             return None
 

@@ -122,9 +122,9 @@ class Ledger:
     def served(self, queue: int, account: str) -> None:
         """Records that a queued piece is taken to be run."""
         with self._lock:
-            found = self._queues[queue]
-            found.left(account)
-            found.virtual_time = max(found.virtual_time, found.tags[account])
+            state = self._queues[queue]
+            state.left(account)
+            state.virtual_time = max(state.virtual_time, state.tags[account])
 
     def begun(self, account: str, kind: str) -> float:
         """Charges the average of a piece that starts, and returns it.

@@ -163,7 +163,8 @@ class WorkerApp:
                 "problem": worker.self_test.problem,
                 "version": package_version(),
                 "devices": {
-                    each.name: each.in_service for each in worker.executors
+                    executor.name: executor.in_service
+                    for executor in worker.executors
                 },
                 "numerics_tag": worker.numerics_tag,
                 "pid": os.getpid(),

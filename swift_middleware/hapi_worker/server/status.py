@@ -33,7 +33,7 @@ def status_of(worker: Worker, *, with_names: bool) -> dict[str, Any]:
         "max_streams": limits.slots,
         "max_streams_per_account": limits.per_account,
         "totals": _totals(worker),
-        "devices": [_device(each) for each in worker.executors],
+        "devices": [_device(executor) for executor in worker.executors],
         "queues": {name: len(pool) for name, pool in worker.pools.items()},
         "accounts": _accounts(worker, with_names),
     }

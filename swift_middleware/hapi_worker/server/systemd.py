@@ -34,11 +34,11 @@ def inherited_sockets(
     environment.pop("LISTEN_FDNAMES", None)
     if pid != str(os.getpid()) or not count.isdecimal():
         return {}
-    found = {}
+    sockets = {}
     for number in range(first_descriptor, first_descriptor + int(count)):
         opened = _listening(number)
-        found[str(opened.getsockname())] = opened
-    return found
+        sockets[str(opened.getsockname())] = opened
+    return sockets
 
 
 def _listening(descriptor: int) -> socket.socket:
