@@ -44,7 +44,9 @@ def _places(value: str) -> tuple[str, ...]:
 def _policy(value: str) -> str:
     policy = POLICIES.get_by_name(value) if value else None
     if value and (policy is None or policy.is_deprecated):
-        known = [each.name for each in POLICIES if not each.is_deprecated]
+        known = [
+            policy.name for policy in POLICIES if not policy.is_deprecated
+        ]
         raise ValueError(
             f"a storage policy of swift.conf: {', '.join(known)}; or empty"
         )
@@ -82,13 +84,13 @@ def _accounts(value: str) -> frozenset[str]:
 
 
 def _addresses(value: str) -> frozenset[str]:
-    found = set()
+    addresses = set()
     for name in value.split(",") if value else []:
         host, _, port = name.strip().rpartition(":")
         if not (host and port.isascii() and port.isdigit()):
             raise ValueError("HOST:PORT, separated by commas")
-        found.add(address_text(host, port))
-    return frozenset(found)
+        addresses.add(address_text(host, port))
+    return frozenset(addresses)
 
 
 def _container(value: str) -> str:

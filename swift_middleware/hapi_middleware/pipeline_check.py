@@ -63,7 +63,7 @@ def check_pipeline_position(app: Any) -> None:
     Raises:
         ValueError: names the filters on the wrong side, and the remedy.
     """
-    chain = [set(_class_modules(each)) for each in _pipeline(app)]
+    chain = [set(_class_modules(step)) for step in _pipeline(app)]
     if not chain or _APPLICATION not in chain[-1]:
         return
     modules = set().union(*chain)
@@ -86,7 +86,7 @@ def _pipeline(app: Any) -> Iterator[Any]:
 
 
 def _class_modules(app: Any) -> Iterator[str]:
-    return (each.__module__ for each in type(app).__mro__)
+    return (base.__module__ for base in type(app).__mro__)
 
 
 def _problems(modules: set[str]) -> Iterator[str]:

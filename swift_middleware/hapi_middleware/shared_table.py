@@ -52,8 +52,8 @@ class SharedTable:
     def get(self, key: str) -> SlotEntry | None:
         """The entry of a key, whether it has ended or not."""
         start, number = self._place(key)
-        for found, until, value in self._bucket(start):
-            if found == number:
+        for stored, until, value in self._bucket(start):
+            if stored == number:
                 return SlotEntry(until, value)
         return None
 
@@ -76,8 +76,8 @@ class SharedTable:
         """
         start, number = self._place(key)
         with self._locked(start):
-            for found, end, _ in self._bucket(start):
-                if found == number and end > now:
+            for stored, end, _ in self._bucket(start):
+                if stored == number and end > now:
                     return False
             self._write(start, number, until, 0.0)
         return True
@@ -97,8 +97,8 @@ class SharedTable:
     ) -> None:
         entries = list(self._bucket(start))
         ends = [
-            float("-inf") if found == number else end * bool(found)
-            for found, end, _ in entries
+            float("-inf") if stored == number else end * bool(stored)
+            for stored, end, _ in entries
         ]
         offset = start + _ENTRY.size * ends.index(min(ends))
         _ENTRY.pack_into(self._bytes, offset, number, until, value)

@@ -75,5 +75,5 @@ def _finding(answer: dict[str, Any]) -> Finding:
         state = WARNING if answer["state"] == "absent" else FAILURE
         remedy = _REMEDIES.get(answer["state"], _OTHER_REMEDY)
     devices, policies = answer["devices"], ", ".join(answer["policies"])
-    found = f"{len(devices)} devices of {policies}: {answer['found']}"
+    found = f"{len(devices)} devices of {policies}: {answer['detail']}"
     return Finding(state, found, remedy, check=answer["node"])

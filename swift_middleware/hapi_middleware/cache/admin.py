@@ -130,7 +130,7 @@ class CacheAdmin:
         return {
             "entries": totals[0],
             "bytes": totals[1],
-            "listed": [_listed_entry(each) for each in entries],
+            "listed": [_listed_entry(entry) for entry in entries],
             "marker": _next_marker(entries, page),
         }
 

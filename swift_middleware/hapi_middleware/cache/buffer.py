@@ -37,7 +37,7 @@ class Buffer:
 
     @property
     def used_bytes(self) -> int:
-        return sum(each.num_bytes for each in self.reservations)
+        return sum(reservation.num_bytes for reservation in self.reservations)
 
     def reservation(self, account: str) -> BufferReservation:
         """Returns a reservation of an account, without memory yet."""
@@ -66,8 +66,8 @@ class BufferReservation:
     def grow(self, num_bytes: int) -> bool:
         """Reserves more memory; returns False if there is not enough."""
         if not self._fits(num_bytes):
-            for each in list(self._buffer.reservations):
-                each._end_if_slow()
+            for reservation in list(self._buffer.reservations):
+                reservation._end_if_slow()
             if not self._fits(num_bytes):
                 return False
         self.num_bytes += num_bytes
@@ -97,9 +97,10 @@ class BufferReservation:
         buffer = self._buffer
         free = buffer.limit_bytes - buffer.used_bytes - num_bytes
         others = sum(
-            each.num_bytes
-            for each in buffer.reservations
-            if each._account == self._account and each is not self
+            reservation.num_bytes
+            for reservation in buffer.reservations
+            if reservation._account == self._account
+            and reservation is not self
         )
         held = others + self.num_bytes + num_bytes
         return free >= 0 and (not others or held <= SHARE_OF_FREE * free)

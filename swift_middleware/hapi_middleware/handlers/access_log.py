@@ -173,8 +173,8 @@ class UsageQuery:
         """Asks for the usage of the jobs so far, which have ended."""
         asked, self._granted = self._granted, []
         ask = partial(self._usage, timeout=timeout)
-        found = map_ahead(ask, asked, MAX_ASKED)
-        self._known += [usage for usage in found if usage is not None]
+        answers = map_ahead(ask, asked, MAX_ASKED)
+        self._known += [usage for usage in answers if usage is not None]
 
     def __call__(self) -> str:
         """The rest of the entry; empty if no worker answers."""

@@ -168,7 +168,7 @@ class FanOut:
     def start(self) -> MergedStream:
         """Starts the first jobs and waits for their features."""
         first = self._start(next(self._windows))
-        windows = (self._start_later(each) for each in self._windows)
+        windows = (self._start_later(window) for window in self._windows)
         return MergedStream(
             first, windows, self._reporter, self._usage_query, self.close
         )
@@ -191,14 +191,14 @@ class FanOut:
                 window.numbered, window.heads, strict=True
             )
         ]
-        counts = Counter(each[0].address for each in candidates if each)
+        counts = Counter(nodes[0].address for nodes in candidates if nodes)
         chosen = {address for address, _ in counts.most_common(MAX_GROUPS)}
         groups: dict[Any, ObjectGroup] = {}
         others = ObjectGroup(None)
         for numbered, head, nodes in zip(
             window.numbered, window.heads, candidates, strict=True
         ):
-            near = [each for each in nodes if each.address in chosen]
+            near = [holder for holder in nodes if holder.address in chosen]
             if near and head is not None:
                 node = near[0]
                 key = node.address, node.policy_index

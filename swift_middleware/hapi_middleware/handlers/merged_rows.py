@@ -103,17 +103,17 @@ class JobRows:
         self._stream.close()
 
     def _next(self) -> tuple[bytes, bytes]:
-        found = self._frames.get()
-        if isinstance(found, BaseException):
-            raise found
-        kind, data = found
+        frame = self._frames.get()
+        if isinstance(frame, BaseException):
+            raise frame
+        kind, data = frame
         return kind, data
 
     def _read(self) -> None:
         self._reporter.adopt_thread()
         try:
-            for each in whole_frames(self._stream):
-                self._frames.put(each)
+            for frame in whole_frames(self._stream):
+                self._frames.put(frame)
             self._frames.put(bad_stream("it ends too early"))
         except (Exception, Timeout) as error:
             self._frames.put(error)
@@ -122,8 +122,8 @@ class JobRows:
 def close_all(opened: Sequence[JobRows]) -> None:
     """Ends jobs, also if ending one of them fails."""
     with ExitStack() as stack:
-        for each in opened:
-            stack.callback(each.close)
+        for stream in opened:
+            stack.callback(stream.close)
 
 
 class MergedStream:
@@ -255,7 +255,7 @@ class JointReporter(StreamReporter):
             StreamEnd(
                 outcome,
                 error,
-                sum(each.source_bytes for each in self._ends),
-                sum(each.sent_bytes for each in self._ends),
+                sum(end.source_bytes for end in self._ends),
+                sum(end.sent_bytes for end in self._ends),
             )
         )

@@ -179,17 +179,17 @@ class LocalObjects:
             UnavailableError: one is not readable here as it is named.
         """
         container = self._order.job.source_name
-        for each in self._order.objects:
-            name = f"{container}/{each.key}"
-            path = quote(f"/{each.device}/{each.partition}{name}")
-            wanted = Wanted(path, name, each.etag, each.length_bytes)
+        for stored in self._order.objects:
+            name = f"{container}/{stored.key}"
+            path = quote(f"/{stored.device}/{stored.partition}{name}")
+            wanted = Wanted(path, name, stored.etag, stored.length_bytes)
             try:
                 local = LocalObject(self._app, self._env, wanted)
             except NotHereError as error:
                 raise UnavailableError(
                     "service_unavailable", f"{name}: {error}; retry"
                 ) from error
-            self._opened.append((each, local))
+            self._opened.append((stored, local))
             sleep()
 
     def __iter__(self) -> Iterator[bytes]:
@@ -231,8 +231,8 @@ def _check(
     for name in response.headers:
         if name.title().startswith(_FOREIGN):
             raise NotHereError(422, f"the object has the header {name}")
-    found = ObjectHead.from_response(response)
-    if (status, found.etag, found.length_bytes) != (
+    head = ObjectHead.from_response(response)
+    if (status, head.etag, head.length_bytes) != (
         206 if is_part else 200,
         etag,
         expected,

@@ -45,7 +45,7 @@ class NodeAnswer:
         policies: names of the storage policies that use them.
         state: ``computes``, or why not: a kind of :class:`NodeError`, a
             state of the worker, or ``failed``.
-        found: the worker's state, or the reason.
+        detail: the worker's state, or the reason.
         worker: opaque name of its worker, as in ``X-Hapi-Worker``.
     """
 
@@ -53,7 +53,7 @@ class NodeAnswer:
     devices: list[str] = field(default_factory=list)
     policies: list[str] = field(default_factory=list)
     state: str = FAILED
-    found: str = ""
+    detail: str = ""
     worker: str = ""
 
 
@@ -106,13 +106,13 @@ def _read_config(conf: str) -> FilterConfig:
 
 def _nodes(config: FilterConfig) -> dict[tuple[str, int], list[Any]]:
     """The devices of each object server: (device of a ring, policy)."""
-    found: dict[tuple[str, int], list[Any]] = {}
+    nodes: dict[tuple[str, int], list[Any]] = {}
     for policy in POLICIES:
         ring = POLICIES.get_object_ring(policy.idx, config.swift_dir)
         for device in filter(None, ring.devs):
             address = device["ip"], device["port"]
-            found.setdefault(address, []).append((device, policy))
-    return dict(sorted(found.items()))
+            nodes.setdefault(address, []).append((device, policy))
+    return dict(sorted(nodes.items()))
 
 
 def _ask(
@@ -125,19 +125,19 @@ def _ask(
     node = Node(device, 0, _PATH, policy.idx)
     answer = NodeAnswer(
         str(node),
-        sorted({each["device"] for each, _ in devices}),
-        sorted({each.name for _, each in devices}),
+        sorted({used["device"] for used, _ in devices}),
+        sorted({used.name for _, used in devices}),
     )
     try:
         status = NodeComputer(client, node, None, metrics).get_status()
     except NodeError as error:
-        answer.state, answer.found = error.kind, error.reason
+        answer.state, answer.detail = error.kind, error.reason
     except HapiError as error:
-        answer.found = error.message
+        answer.detail = error.message
     else:
         answer.state = COMPUTES if status.state == "ok" else status.state
         answer.worker = status.worker
-        answer.found = (
+        answer.detail = (
             f"release {status.release}, {', '.join(status.devices)}, "
             f"{status.jobs_running} jobs running, {status.jobs_waiting} "
             f"waiting, {status.state}"

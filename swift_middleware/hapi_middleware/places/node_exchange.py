@@ -94,9 +94,9 @@ class NodeExchange:
         Raises:
             HapiError: as :meth:`next`, or another frame comes.
         """
-        found, payload = self.next()
-        if found is not kind:
-            raise self._damaged(f"{found.name} instead of {kind.name}")
+        received, payload = self.next()
+        if received is not kind:
+            raise self._damaged(f"{received.name} instead of {kind.name}")
         return payload
 
     def read(self, kind: type[_Message], body: bytes) -> _Message:

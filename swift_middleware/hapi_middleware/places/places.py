@@ -89,13 +89,15 @@ class Computers:
         self, identity: ModelIdentity, trans_id: str
     ) -> ModelInfo | None:
         """Facts about a model at the first place that answers."""
-        return self._in_turn(lambda each: each.find_model(identity, trans_id))
+        return self._in_turn(
+            lambda place: place.find_model(identity, trans_id)
+        )
 
     def get_profile(
         self, request: ProfileRequest, package: Package
     ) -> tuple[ModelIdentity, ModelProfile]:
         """Profile of a package, as :meth:`.Computer.get_profile`."""
-        return self._in_turn(lambda each: each.get_profile(request, package))
+        return self._in_turn(lambda place: place.get_profile(request, package))
 
     def start(
         self, work: AuthorisedJob, is_answered: Callable[[Granted], bool]
@@ -296,7 +298,7 @@ class Places:
     def _storing(self, stored: StoredPart) -> list[Computer]:
         """Object servers that have the bytes."""
         nodes = self._holders(stored)
-        return [self._computer(each, stored) for each in nodes]
+        return [self._computer(node, stored) for node in nodes]
 
     def _holders(self, stored: StoredPart) -> list[Node]:
         """Object servers that have the bytes, first choice first."""
@@ -308,12 +310,12 @@ class Places:
         partition, devices = ring.get_nodes(*stored.name[1:].split("/", 2))
         first_byte = stored.part.first if stored.part else 0
         nodes = [
-            Node(each, partition, stored.name, policy.idx)
-            for each in self._in_order(
+            Node(device, partition, stored.name, policy.idx)
+            for device in self._in_order(
                 devices, stored.name, first_byte, policy, reads=True
             )
         ]
-        return [each for each in nodes if not client.faults.has_damaged(each)]
+        return [node for node in nodes if not client.faults.has_damaged(node)]
 
     def _sent_bytes(
         self, name: str, policy_index: int | None, part: ByteRange | None
@@ -342,18 +344,18 @@ class Places:
         others = islice(ring.get_more_nodes(partition), MAX_OTHERS)
         known: list[Any] = []
         unknown: list[Any] = []
-        seen = {(each["ip"], each["port"]) for each in devices}
-        for each in others:
-            address = each["ip"], each["port"]
+        seen = {(device["ip"], device["port"]) for device in devices}
+        for device in others:
+            address = device["ip"], device["port"]
             if address in seen or client.table.is_left_out(*address):
                 continue
             seen.add(address)
             is_known = client.table.has_computed(address)
-            (known if is_known else unknown).append(each)
+            (known if is_known else unknown).append(device)
         known = in_order(known)
         return [
-            self._computer(Node(each, partition, name, policy.idx), None)
-            for each in (*primaries, *known, *unknown[:MAX_UNKNOWN])
+            self._computer(Node(device, partition, name, policy.idx), None)
+            for device in (*primaries, *known, *unknown[:MAX_UNKNOWN])
         ]
 
     def _computer(
@@ -394,21 +396,21 @@ class Places:
         assert self._client is not None, "devices are asked with a client"
         table = self._client.table
         asked = [
-            each
-            for each in devices
+            device
+            for device in devices
             if not (
-                self._is_left_out(each)
+                self._is_left_out(device)
                 if reads
-                else table.is_left_out(each["ip"], each["port"])
+                else table.is_left_out(device["ip"], device["port"])
             )
         ]
-        asked.sort(key=lambda each: spread(name, first_byte, each["id"]))
+        asked.sort(key=lambda device: spread(name, first_byte, device["id"]))
         jobs = {
-            each["id"]: table.jobs((each["ip"], each["port"]))
-            for each in asked
+            device["id"]: table.jobs((device["ip"], device["port"]))
+            for device in asked
         }
         least = min(jobs.values(), default=0) + SLACK
-        asked.sort(key=lambda each: max(jobs[each["id"]], least))
+        asked.sort(key=lambda device: max(jobs[device["id"]], least))
         proxy = getattr(self._app, "_pipeline_final_app", None)
         options = proxy and proxy.get_policy_options(policy)
         if options and options.sorting_method == "affinity":

@@ -103,10 +103,10 @@ class Package:
             PackageError: a manifest, or too short to be a package.
             TooLargeError: ``package_too_large``.
         """
-        found = self._known and self._known.find(self.name)
-        if found and may_read(self._app, self._env, self._url):
-            self.head = found
-            return self.identity_from_head(found)
+        known = self._known and self._known.find(self.name)
+        if known and may_read(self._app, self._env, self._url):
+            self.head = known
+            return self.identity_from_head(known)
         return self.identify_again()
 
     def identify_again(self) -> ModelIdentity:

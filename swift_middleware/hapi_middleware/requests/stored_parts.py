@@ -87,7 +87,7 @@ def find_elsewhere(
         return None
     etag = head.etag
     if head.link_target:
-        found = head.link_target, part
+        location = head.link_target, part
     elif head.is_static_manifest and part is not None:
         manifest = _known_manifest(app, env, name, etag)
         segment = find_segment(manifest, etag, part)
@@ -95,10 +95,10 @@ def find_elsewhere(
             return None
         account = name.split("/", 2)[1]
         etag = segment.etag
-        found = f"/{account}{segment.path}", segment.part
+        location = f"/{account}{segment.path}", segment.part
     else:
         return None
-    stored_name, stored_part = found
+    stored_name, stored_part = location
     path = quote(f"/v1{stored_name}")
     request = object_request(env, path, "HEAD")
     response = request.get_response(app)
@@ -140,37 +140,37 @@ def find_segment(
         None if the part lies in several segments, in one that is itself a
         range or a large object, or the manifest is that of another ETag.
     """
-    if any(each.get("sub_slo") for each in manifest):
+    if any(segment.get("sub_slo") for segment in manifest):
         return None
     if manifest_etag(manifest) != etag:
         return None
     first = 0
-    for each in manifest:
-        text, length = _text_and_length(each)
-        is_whole = "data" not in each and not each.get("range")
+    for segment in manifest:
+        text, length = _text_and_length(segment)
+        is_whole = "data" not in segment and not segment.get("range")
         if is_whole and first <= part.first and part.last < first + length:
             inner = ByteRange(part.first - first, part.last - first)
-            return ObjectSegment(str(each["name"]), text, inner)
+            return ObjectSegment(str(segment["name"]), text, inner)
         first += length
     return None
 
 
 def manifest_etag(manifest: Iterable[Mapping[str, Any]]) -> str:
     """ETag of the large object, as Swift makes it of its segments."""
-    texts = [_text_and_length(each)[0] for each in manifest]
+    texts = [_text_and_length(segment)[0] for segment in manifest]
     return _md5("".join(texts).encode())
 
 
-def _text_and_length(each: Mapping[str, Any]) -> tuple[str, int]:
+def _text_and_length(segment: Mapping[str, Any]) -> tuple[str, int]:
     """Part of the ETag's text for a segment, and the segment's length."""
-    if "data" in each:
-        data = base64.b64decode(each["data"])
+    if "data" in segment:
+        data = base64.b64decode(segment["data"])
         return _md5(data), len(data)
-    if each.get("range"):
-        start, _, end = str(each["range"]).partition("-")
-        text = f"{each['hash']}:{each['range']};"
+    if segment.get("range"):
+        start, _, end = str(segment["range"]).partition("-")
+        text = f"{segment['hash']}:{segment['range']};"
         return text, int(end) - int(start) + 1
-    return str(each["hash"]), int(each["bytes"])
+    return str(segment["hash"]), int(segment["bytes"])
 
 
 def _md5(data: bytes) -> str:
@@ -192,7 +192,7 @@ def _known_manifest(
         is_right = manifest_etag(manifest) == etag
         # Data in a manifest may be megabytes.
         is_small = len(manifest) <= MAX_KEPT_SEGMENTS and not any(
-            "data" in each for each in manifest
+            "data" in segment for segment in manifest
         )
         if is_right and is_small:
             _MANIFESTS[key] = manifest
