@@ -35,9 +35,9 @@ def main() -> None:
     )
     parser.add_argument("command", choices=COMMANDS, metavar="COMMAND")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...")
-    found = parser.parse_args()
-    sys.argv = [found.command, *found.arguments]
-    runpy.run_module(f"benchmarks.{found.command}", run_name="__main__")
+    options = parser.parse_args()
+    sys.argv = [options.command, *options.arguments]
+    runpy.run_module(f"benchmarks.{options.command}", run_name="__main__")
 
 
 if __name__ == "__main__":

@@ -159,32 +159,32 @@ def _run(options: argparse.Namespace) -> int:
     side = QUICK_SIDE if options.quick else SIDE
     seconds = QUICK_SECONDS if options.quick else SECONDS
     attacks = list(_attacks(side).items())[: 3 if options.quick else None]
-    found: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     for name, images in attacks:
         # A worker of its own, whose memory no other attack has used.
         with temporary_folder() as folder:
             measured = _measure(folder, images(), seconds)
-        found.append({"attack": name, **measured})
-        print(f"{name}: {found[-1]}", flush=True)
+        rows.append({"attack": name, **measured})
+        print(f"{name}: {rows[-1]}", flush=True)
         write_results(
             options.json,
             "attacks",
             {"quick": options.quick},
-            {"attacks": found},
+            {"attacks": rows},
         )
     print_table(
         "Seconds of the neighbour's requests",
         ("attack", "requests", "median", "99 of 100", "longest"),
         [
             (
-                each["attack"],
-                str(each["requests"]),
-                *(f"{each[key]:.2f}" for key in ("p50", "p99", "longest")),
+                row["attack"],
+                str(row["requests"]),
+                *(f"{row[key]:.2f}" for key in ("p50", "p99", "longest")),
             )
-            for each in found
+            for row in rows
         ],
     )
-    print_goals({each["attack"]: each["p99"] < GOAL_SECONDS for each in found})
+    print_goals({row["attack"]: row["p99"] < GOAL_SECONDS for row in rows})
     return 0
 
 

@@ -98,17 +98,17 @@ def _run(options: argparse.Namespace) -> int:
             "hapi_splitter.freezing.split_model",
         ]
     )
-    found = []
+    entries = []
     with ThreadPoolExecutor(options.processes) as pool:
         for row in pool.map(partial(in_process, seconds=TIMEOUT), chosen):
             result = row.reason or f"{row.cuts} cuts, equal"
             print(f"{row.key} at {row.freeze or '?'}: {result}", flush=True)
-            found.append(row)
-    rows = {"rows": [asdict(row) for row in found]}
+            entries.append(row)
+    rows = {"rows": [asdict(row) for row in entries]}
     write_results(options.json, "census", {"quick": options.quick}, rows)
     if options.csv is not None:
-        write_csv(options.csv, found)
-    print_table("Models", ("source", "equal", "models"), totals(found))
+        write_csv(options.csv, entries)
+    print_table("Models", ("source", "equal", "models"), totals(entries))
     return 0
 
 
@@ -118,8 +118,8 @@ def totals(rows: Iterable[Row]) -> list[tuple[str, str, str]]:
     for row in rows:
         by_source.setdefault(row.key.partition("/")[0], []).append(row)
     return [
-        (source, str(sum(not row.reason for row in found)), str(len(found)))
-        for source, found in by_source.items()
+        (source, str(sum(not row.reason for row in listed)), str(len(listed)))
+        for source, listed in by_source.items()
     ]
 
 
@@ -145,11 +145,11 @@ def choose(names: Sequence[str]) -> list[Entry]:
     every = list(entries())
     if not names:
         return every
-    found = [e for n in names for e in every if n in (e.name, e.key)]
-    known = {name for e in found for name in (e.name, e.key)}
+    matches = [e for n in names for e in every if n in (e.name, e.key)]
+    known = {name for e in matches for name in (e.name, e.key)}
     if unknown := {*names} - known:
         raise ValueError(f"not in the census: {', '.join(sorted(unknown))}")
-    return found
+    return matches
 
 
 def in_process(entry: Entry, seconds: float) -> Row:
@@ -191,21 +191,21 @@ def examine(entry: Entry) -> Row:
     model = entry.build()
     perturb(model)
     count = sum(parameter.numel() for parameter in model.parameters())
-    found: dict[str, Any] = {"parameters": count, "pixels": entry.pixels}
-    found["freeze"] = entry.freeze or ""
+    report: dict[str, Any] = {"parameters": count, "pixels": entry.pixels}
+    report["freeze"] = entry.freeze or ""
     try:
         freeze = entry.freeze or default_freeze(model, **entry.input)
-        found["freeze"] = freeze
+        report["freeze"] = freeze
         parts = split(model, freeze, cache_directory="", **entry.input)
-        found["cuts"] = parts.frozen.num_cuts
+        report["cuts"] = parts.frozen.num_cuts
         loaded = written_and_loaded(parts.frozen)
         cuts = random_cuts(entry.key, loaded.num_cuts)
         compare(model, parts, loaded, cuts)
-        found["checked"] = tuple(cuts)
+        report["checked"] = tuple(cuts)
     except (HapiError, CensusError) as error:
         reason = getattr(error, "message", str(error))
-        found["reason"] = " ".join(reason.split())[:_MAX_REASON]
-    return Row(entry.key, **found)
+        report["reason"] = " ".join(reason.split())[:_MAX_REASON]
+    return Row(entry.key, **report)
 
 
 def perturb(model: nn.Module) -> None:
@@ -261,9 +261,9 @@ def compare(
             prefix = loaded.prefix(cut)
             crossing = torch.cat([prefix(samples[:2]), prefix(samples[2:])])
             features = parts.frozen.suffix(cut)(crossing)
-            found = result_of(parts.tail(features))
-            if not torch.allclose(found, expected, rtol=RTOL, atol=atol):
-                worst = (found - expected).abs().max().item() * ATOL / atol
+            result = result_of(parts.tail(features))
+            if not torch.allclose(result, expected, rtol=RTOL, atol=atol):
+                worst = (result - expected).abs().max().item() * ATOL / atol
                 raise CensusError(
                     f"cut {cut} is off by {worst:.1e} of the largest output"
                 )

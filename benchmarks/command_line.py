@@ -69,22 +69,23 @@ def parse(
     parser: argparse.ArgumentParser, argv: Sequence[str] | None
 ) -> argparse.Namespace:
     """Parses and checks what the options of this module have in common."""
-    found = parser.parse_args(argv)
-    if "rounds" in found:
-        if found.rounds is None:
-            found.rounds = (
-                QUICK_ROUNDS if found.quick else found.default_rounds
+    options = parser.parse_args(argv)
+    if "rounds" in options:
+        if options.rounds is None:
+            options.rounds = (
+                QUICK_ROUNDS if options.quick else options.default_rounds
             )
-        if found.rounds < MIN_ROUNDS:
+        if options.rounds < MIN_ROUNDS:
             parser.error(
-                f"--rounds is {found.rounds}; it must be {MIN_ROUNDS} or more"
+                f"--rounds is {options.rounds}; it must be {MIN_ROUNDS} or"
+                " more"
             )
-    if "data" in found and found.data is None:
+    if "data" in options and options.data is None:
         folder = os.environ.get(DATA_VARIABLE)
         if not folder:
             parser.error(f"give --data, or set {DATA_VARIABLE}")
-        found.data = [Path(folder)]
-    return found
+        options.data = [Path(folder)]
+    return options
 
 
 def clock(prefix: str = "") -> Callable[[str], None]:

@@ -52,18 +52,18 @@ def _run(options: argparse.Namespace) -> int:
     settings = {"quick": quick, "rounds": options.rounds}
     seconds = QUICK_SECONDS if quick else SECONDS
     samples = QUICK_SHARD_SAMPLES if quick else SHARD_SAMPLES
-    found: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     with temporary_folder() as folder:
         tars = find_tars(options.data)
         [shard] = write_shards(tars, folder, samples, samples)
         for scenario in SCENARIOS[: 1 if quick else None]:
-            found.append(
+            rows.append(
                 Contention(
                     scenario, folder, shard, options.rounds, seconds
                 ).run()
             )
             write_results(
-                options.json, "fairness", settings, {"scenarios": found}
+                options.json, "fairness", settings, {"scenarios": rows}
             )
     print_table(
         "Cost that an account caused, over its fair share",
@@ -71,22 +71,22 @@ def _run(options: argparse.Namespace) -> int:
         [
             (
                 entry["scenario"],
-                each["account"],
-                str(each["streams"]),
-                f"{each['weight']:g}",
-                f"{each['ratio']['median']:.3f}",
-                "{:.3f} … {:.3f}".format(*each["ratio"]["interval"]),
+                account["account"],
+                str(account["streams"]),
+                f"{account['weight']:g}",
+                f"{account['ratio']['median']:.3f}",
+                "{:.3f} … {:.3f}".format(*account["ratio"]["interval"]),
             )
-            for entry in found
-            for each in entry["accounts"]
+            for entry in rows
+            for account in entry["accounts"]
         ],
     )
     print_goals(
         {
-            f"{each['scenario']}: Jain's index {each['jain']['median']:.4f}": (
-                each["met"]
+            f"{row['scenario']}: Jain's index {row['jain']['median']:.4f}": (
+                row["met"]
             )
-            for each in found
+            for row in rows
         }
     )
     return 0

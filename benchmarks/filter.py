@@ -38,7 +38,7 @@ VERBS = ("get", "put")
 
 def judge_call(rounds: Sequence[Round]) -> dict[str, Any]:
     """Seconds that a call takes longer with the filter."""
-    added = summary([each["with"] - each["without"] for each in rounds])
+    added = summary([trial["with"] - trial["without"] for trial in rounds])
     return {
         "added_seconds": added,
         "met": added["median"] <= MAX_CALL_SECONDS,
@@ -48,17 +48,17 @@ def judge_call(rounds: Sequence[Round]) -> dict[str, Any]:
 
 def judge_proxy(rounds: Sequence[Round]) -> dict[str, Any]:
     """Ratios of a proxy's CPU seconds, and the noise."""
-    found: dict[str, Any] = {}
+    cell: dict[str, Any] = {}
     for verb in VERBS:
-        without = [each[f"{verb}_without"] for each in rounds]
+        without = [trial[f"{verb}_without"] for trial in rounds]
         for name, other in (("ratio", "with"), ("noise", "again")):
-            values = [each[f"{verb}_{other}"] for each in rounds]
-            found[f"{verb}_{name}"] = ratio(values, without)
-        found[f"{verb}_seconds"] = summary(without)
+            values = [trial[f"{verb}_{other}"] for trial in rounds]
+            cell[f"{verb}_{name}"] = ratio(values, without)
+        cell[f"{verb}_seconds"] = summary(without)
     met = all(
-        found[f"{verb}_ratio"]["median"] <= MAX_PROXY_RATIO for verb in VERBS
+        cell[f"{verb}_ratio"]["median"] <= MAX_PROXY_RATIO for verb in VERBS
     )
-    return {**found, "met": met, "rounds": list(rounds)}
+    return {**cell, "met": met, "rounds": list(rounds)}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -100,14 +100,16 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _shown(rounds: Iterable[Round]) -> Iterable[Round]:
-    for each in rounds:
-        print(", ".join(f"{k} {v:.3g} s" for k, v in each.items()), flush=True)
-        yield each
+    for trial in rounds:
+        print(
+            ", ".join(f"{k} {v:.3g} s" for k, v in trial.items()), flush=True
+        )
+        yield trial
 
 
-def _row(name: str, found: dict[str, Any], scale: float) -> Sequence[str]:
-    low, high = (scale * each for each in found["interval"])
-    median = scale * found["median"]
+def _row(name: str, cell: dict[str, Any], scale: float) -> Sequence[str]:
+    low, high = (scale * limit for limit in cell["interval"])
+    median = scale * cell["median"]
     return name, f"{median:.3f}", f"{low:.3f} … {high:.3f}"
 
 

@@ -84,7 +84,7 @@ class Cells:
                 package, cut, math.ceil(FIRST_BYTES / growth)
             )
             for size in (batch, BATCH_FACTOR * batch)[: 2 - self.quick]:
-                found = [
+                probes = [
                     self._probe(package, cut, size)
                     for _ in range(1 if self.quick else REPEATS)
                 ]
@@ -94,7 +94,7 @@ class Cells:
                     "cut": cut,
                     "name": frozen.cuts[cut - 1].name,
                     "batch": size,
-                    **judge(predicted, found),
+                    **judge(predicted, probes),
                 }
 
     def _min_batch(self, package: Path, cut: int, batch: int) -> int:
@@ -151,9 +151,9 @@ def _run(options: argparse.Namespace) -> int:
     cells: list[dict[str, Any]] = []
     with temporary_folder() as folder:
         for model in QUICK_MODELS if options.quick else MODELS:
-            for found in Cells(model, folder, options.quick).run():
-                cells.append(found)
-                print(f"{model}, cut {found['cut']}: {found['ratio']:.2f}")
+            for cell in Cells(model, folder, options.quick).run():
+                cells.append(cell)
+                print(f"{model}, cut {cell['cut']}: {cell['ratio']:.2f}")
                 write_results(
                     options.json, "memory", settings, {"cells": cells}
                 )
@@ -162,17 +162,17 @@ def _run(options: argparse.Namespace) -> int:
         ("model", "cut", "batch", "predicted, MiB", "measured, MiB", "ratio"),
         [
             (
-                each["model"],
-                f"{each['cut']} {each['name']}",
-                str(each["batch"]),
-                f"{each['predicted_bytes'] / 2**20:.0f}",
-                f"{each['measured_bytes'] / 2**20:.0f}",
-                f"{each['ratio']:.2f}",
+                cell["model"],
+                f"{cell['cut']} {cell['name']}",
+                str(cell["batch"]),
+                f"{cell['predicted_bytes'] / 2**20:.0f}",
+                f"{cell['measured_bytes'] / 2**20:.0f}",
+                f"{cell['ratio']:.2f}",
             )
-            for each in cells
+            for cell in cells
         ],
     )
-    met = sum(each["met"] for each in cells)
+    met = sum(cell["met"] for cell in cells)
     goal = f"{met} of {len(cells)} cells between 1 and {MAX_RATIO}"
     print_goals({goal: met == len(cells)})
     return 0

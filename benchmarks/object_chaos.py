@@ -145,14 +145,14 @@ class PlainTraffic:
         begun = time.monotonic()
         try:
             answer = self._send(method, name, number, data)
-            found = str(answer.status_code)
+            outcome = str(answer.status_code)
             if method == "GET" and answer.ok and answer.content != self._data:
-                found = "wrong body"
+                outcome = "wrong body"
             if method == "PUT" and answer.ok:
                 self._stored.append(name)
         except requests.RequestException as error:
-            found = type(error).__name__
-        self.counts[f"{method} {found}"] += 1
+            outcome = type(error).__name__
+        self.counts[f"{method} {outcome}"] += 1
         self.seconds.append(time.monotonic() - begun)
 
     def __enter__(self) -> PlainTraffic:
@@ -201,10 +201,10 @@ class Run:
                 if self._faults.unhealed():
                     self._pass()
             unhealed = self._faults.unhealed()
-        epochs = [each for name in jobs for each in self._epochs[name]]
+        epochs = [epoch for name in jobs for epoch in self._epochs[name]]
         return {
             "jobs": {name: _sums(self._epochs[name]) for name in jobs},
-            "failures": [each for each in epochs if _is_bad(each)],
+            "failures": [epoch for epoch in epochs if _is_bad(epoch)],
             "epochs": epochs,
             "faults": self._entries,
             "plain": dict(sorted(traffic.counts.items())),
@@ -223,8 +223,8 @@ class Run:
     def _tars(self, name: str) -> list[Path]:
         folder = FOLDER / "data" / name
         folder.mkdir(parents=True)
-        found = find_tars(self._options.data)
-        return write_shards(found, folder, SAMPLES, SHARD_SAMPLES)
+        tars = find_tars(self._options.data)
+        return write_shards(tars, folder, SAMPLES, SHARD_SAMPLES)
 
     def _store_all(self, tars: Mapping[str, Sequence[Path]]) -> None:
         """Stores all data twice; the first host misses the second time."""
@@ -256,9 +256,9 @@ class Run:
             put = partial(swift.put_object, *path.split("/"), content)
             put()
             self._puts[f"{account}/{path}"] = put
-        segments = [each for each in contents if "segments" in each]
+        segments = [body for body in contents if "segments" in body]
         for pair in zip(segments[::2], segments[1::2], strict=True):
-            manifest = json.dumps([{"path": f"/{each}"} for each in pair])
+            manifest = json.dumps([{"path": f"/{tar}"} for tar in pair])
             key = pair[0].partition("/")[2].removesuffix("-0")
             query = "multipart-manifest=put"
             swift.put_object(name, key, manifest, query_string=query)
@@ -291,8 +291,8 @@ class Run:
                 user,
                 USERS[user][0],
             ),
-            data=[f"swift://{each}" for each in places],
-            tars=[str(each) for each in tars[name]],
+            data=[f"swift://{place}" for place in places],
+            tars=[str(tar) for tar in tars[name]],
             freeze=freeze,
             cut=0 if self._options.without_filter else "freeze",
             seed=len(freeze),
@@ -307,12 +307,12 @@ class Run:
         planned = schedule(seed, seconds, GAP_SECONDS)
         with ThreadPoolExecutor(len(planned) + len(jobs) + 1) as pool:
             daemons = pool.submit(self._run_daemons)
-            running = [pool.submit(self._fault, each) for each in planned]
+            running = [pool.submit(self._fault, epoch) for epoch in planned]
             for name, job in jobs.items():
                 running.append(pool.submit(self._read, name, job))
             try:
-                for each in running:
-                    each.result()
+                for process in running:
+                    process.result()
             finally:
                 self._stop.set()
             daemons.result()
@@ -336,7 +336,9 @@ class Run:
             if _is_bad(entry):
                 entry["faults"] = self._recent()
                 sick = self._faults.unhealed()
-                entry["sick"] = [each for each in sick if f"/{name}" in each]
+                entry["sick"] = [
+                    fault for fault in sick if f"/{name}" in fault
+                ]
                 self._note(f"{name}: {entry}")
             if "samples" not in entry:
                 return  # the process has ended or hangs
@@ -344,10 +346,11 @@ class Run:
     def _recent(self) -> list[str]:
         since = self._now - RECENT_SECONDS
         return [
-            f"{each['kind']} {each['target']} {each['at']:.0f}-{each['ended']}"
-            for each in self._entries
-            if LEFT_OUT not in each["details"]
-            and (each["ended"] is None or each["ended"] > since)
+            f"{entry['kind']} {entry['target']} {entry['at']:.0f}-"
+            f"{entry['ended']}"
+            for entry in self._entries
+            if LEFT_OUT not in entry["details"]
+            and (entry["ended"] is None or entry["ended"] > since)
         ]
 
     def _fault(self, fault: Fault) -> None:
@@ -378,20 +381,20 @@ class Run:
 def _contents(name: str, tars: Sequence[Path]) -> dict[str, bytes]:
     """Content of a job's objects, by ``container/object``."""
     if name != PARTS:
-        return {f"{name}/{each.name}": each.read_bytes() for each in tars}
+        return {f"{name}/{path.name}": path.read_bytes() for path in tars}
     *large, loose = tars
-    found = {}
+    digests = {}
     for tar in large:
         data = tar.read_bytes()
         for number, part in enumerate(
             (data[: len(data) // 2], data[len(data) // 2 :])
         ):
-            found[f"{name}-segments/{tar.name}-{number}"] = part
+            digests[f"{name}-segments/{tar.name}-{number}"] = part
     with loose.open("rb") as file:
         for sample in iter_samples(file, name=loose.name):
             key = f"{name}-loose/{sample.key}.jpg"
-            found[key] = sample.members["jpg"]
-    return found
+            digests[key] = sample.members["jpg"]
+    return digests
 
 
 def _is_bad(epoch: Mapping[str, Any]) -> bool:
@@ -400,69 +403,69 @@ def _is_bad(epoch: Mapping[str, Any]) -> bool:
 
 def _sums(epochs: Sequence[Entry]) -> dict[str, Any]:
     total: Counter[str] = Counter(epochs=len(epochs))
-    for each in epochs:
-        numbers = {k: v for k, v in each.items() if isinstance(v, int)}
-        total.update({**numbers, "failed": bool(each["error"])})
+    for epoch in epochs:
+        numbers = {k: v for k, v in epoch.items() if isinstance(v, int)}
+        total.update({**numbers, "failed": bool(epoch["error"])})
     del total["number"]
     longest = max(
-        (each["ended"] - each["begun"] for each in epochs), default=0
+        (epoch["ended"] - epoch["begun"] for epoch in epochs), default=0
     )
     return {**total, "longest_seconds": round(longest, 1)}
 
 
 def _tracebacks(logs: Path) -> dict[str, dict[str, int]]:
     """Numbers of tracebacks in each log, by their last lines."""
-    found: dict[str, Counter[str]] = {}
+    outcomes: dict[str, Counter[str]] = {}
     pattern = (
         r"(?m)^Traceback \(most recent call last\):.*\n(?:[ \t].*\n|\n)*(.*)"
     )
     for path in sorted(logs.glob("*.log")):
         text = path.read_text(errors="replace").replace("#012", "\n")
         for last_line in re.findall(pattern, text):
-            found.setdefault(path.name, Counter())[last_line[:200]] += 1
-    return {name: dict(counts) for name, counts in found.items()}
+            outcomes.setdefault(path.name, Counter())[last_line[:200]] += 1
+    return {name: dict(counts) for name, counts in outcomes.items()}
 
 
 def _leftovers() -> list[str]:
     """Commands of the other processes of our namespace, once they are old."""
     deadline = time.monotonic() + JOIN_SECONDS
     while True:
-        found = []
+        lines = []
         for path in Path("/proc").glob("[0-9]*/cmdline"):
             with suppress(FileNotFoundError, ProcessLookupError):
                 # Zombies have no command.
                 if path.parent.name != "1" and (text := path.read_text()):
-                    found.append(text.replace("\0", " "))
-        if not found or time.monotonic() > deadline:
-            return found
+                    lines.append(text.replace("\0", " "))
+        if not lines or time.monotonic() > deadline:
+            return lines
         time.sleep(1)
 
 
-def _report(found: Mapping[str, Any]) -> int:
+def _report(report: Mapping[str, Any]) -> int:
     """Prints the tables; returns the exit status."""
     more = ("samples", "pushed", "retries", "fallbacks", "longest_seconds")
     keys = ("epochs", *COUNTS, *more)
     rows = [
         (name, *(str(sums.get(key, 0)) for key in keys))
-        for name, sums in found["jobs"].items()
+        for name, sums in report["jobs"].items()
     ]
     print_table("Jobs", ("job", *(k.replace("_", " ") for k in keys)), rows)
     left_out = [
-        each for each in found["faults"] if LEFT_OUT in each["details"]
+        fault for fault in report["faults"] if LEFT_OUT in fault["details"]
     ]
     for title, counts in (
-        ("Faults", Counter(each["kind"] for each in found["faults"])),
-        ("Faults left out", Counter(each["kind"] for each in left_out)),
-        ("Plain requests", found["plain"]),
-        *((f"Tracebacks, {k}", v) for k, v in found["tracebacks"].items()),
+        ("Faults", Counter(fault["kind"] for fault in report["faults"])),
+        ("Faults left out", Counter(node["kind"] for node in left_out)),
+        ("Plain requests", report["plain"]),
+        *((f"Tracebacks, {k}", v) for k, v in report["tracebacks"].items()),
     ):
         lines = [(key, str(count)) for key, count in sorted(counts.items())]
         print_table(title, ("", "number"), lines)
-    for each in found["failures"]:
-        print(json.dumps(each))
+    for failure in report["failures"]:
+        print(json.dumps(failure))
     for key in ("unhealed", "leftovers"):
-        print(f"{key}: {found[key] or 'none'}")
-    return 1 if found["failures"] else 0
+        print(f"{key}: {report[key] or 'none'}")
+    return 1 if report["failures"] else 0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -483,14 +486,14 @@ def _run(options: argparse.Namespace, words: Sequence[str]) -> int:
     os.environ["OMP_NUM_THREADS"] = "1"
     enter(words)
     try:
-        found = Run(options).run()
+        report = Run(options).run()
     finally:
         if options.logs and (FOLDER / "logs").exists():
             shutil.copytree(FOLDER / "logs", options.logs, dirs_exist_ok=True)
     names = ("seconds", "seed", "quick", "without_filter")
     settings = {name: getattr(options, name) for name in names}
-    write_results(options.json, "object_chaos", settings, found)
-    return _report(found)
+    write_results(options.json, "object_chaos", settings, report)
+    return _report(report)
 
 
 if __name__ == "__main__":

@@ -152,7 +152,7 @@ class Bench:
             place_devices(self._cluster, self._folder / name, numbers)
             for name, numbers in (
                 ("own", [ports[name] for name in links]),
-                ("counted", [each.port for each in links.values()]),
+                ("counted", [counter.port for counter in links.values()]),
             )
         )
         for name, places, directory, options in (
@@ -201,14 +201,14 @@ class Bench:
     def rounds(self, count: int) -> Iterator[Round]:
         """Measures each path once a round, in turn; the first is dropped."""
         for number in range(count + 1):
-            found: Round = {}
+            measured: Round = {}
             for path in rotated(PATHS, number):
-                found |= {
+                measured |= {
                     f"{path}_{key}": value
                     for key, value in self._measure(path).items()
                 }
             if number:
-                yield found
+                yield measured
 
     def _measure(self, path: str) -> Round:
         before = self._cpu_seconds(path)
@@ -235,7 +235,7 @@ class Bench:
             / len(spans)
             for name in spent
         }
-        shards = [Ask(each, self._model) for each in 2 * self._shards]
+        shards = [Ask(path, self._model) for path in 2 * self._shards]
         before = self._cpu_seconds(path)
         begun = time.monotonic()
         with ThreadPoolExecutor(FLOWS) as pool:
@@ -274,7 +274,7 @@ class Bench:
 
     def storage_bytes(self, count: int) -> dict[str, Any]:
         """Bytes of each kind; the first round brings packages."""
-        found: dict[str, Any] = {}
+        report: dict[str, Any] = {}
         for kind, all_asks in self._kinds.items():
             asks = all_asks[: max(1, BYTES_SPANS // self._speed)]
             rounds = []
@@ -286,18 +286,20 @@ class Bench:
                         for path in rotated(PATHS, number)
                     }
                 )
-            sums = [{path: each[path][0] for path in PATHS} for each in rounds]
-            found[kind] = {
+            sums = [
+                {path: trial[path][0] for path in PATHS} for trial in rounds
+            ]
+            report[kind] = {
                 **compare("object", "proxy", sums[1:]),
                 "features": rounds[-1]["object"][1],
             }
-        return found
+        return report
 
     def _crossed(self, proxy: str, asks: Sequence[Ask]) -> tuple[int, int]:
         """Bytes between proxies and object servers, and of the answers."""
-        before = sum(each.num_bytes for each in self._links.values())
-        features = sum(len(self._ask(proxy, each)) for each in asks)
-        after = sum(each.num_bytes for each in self._links.values())
+        before = sum(link.num_bytes for link in self._links.values())
+        features = sum(len(self._ask(proxy, ask)) for ask in asks)
+        after = sum(link.num_bytes for link in self._links.values())
         return after - before, features
 
     # -- health -----------------------------------------------------------
@@ -325,7 +327,7 @@ class Bench:
             )
         return {
             name: {
-                key: summary([each[name][key] for each in rounds[1:]])
+                key: summary([trial[name][key] for trial in rounds[1:]])
                 for key in rounds[0][name]
             }
             for name in names
@@ -347,14 +349,14 @@ class Bench:
         with ThreadPoolExecutor(2) as pool:
             running = [pool.submit(read, path) for path in paths]
             while time.monotonic() < end or not all(
-                each.done() for each in running
+                process.done() for process in running
             ):
                 waits.append(_healthcheck_seconds(port))
                 time.sleep(POLL_SECONDS)
-            num_jobs = sum(each.result() for each in running)
+            num_jobs = sum(process.result() for process in running)
         spent = [
-            scheduled_seconds(self._pid(name)) - each
-            for name, each in zip(OBJECT_SERVERS, before, strict=True)
+            scheduled_seconds(self._pid(name)) - count
+            for name, count in zip(OBJECT_SERVERS, before, strict=True)
         ]
         read_bytes = num_jobs * LARGE_BYTES / self._speed
         return {
@@ -404,7 +406,7 @@ class Bench:
                     for key in series[0][name]
                     for when, number in (("before", 0), ("after", -1))
                 },
-                "series": [each[name]["resident_bytes"] for each in series],
+                "series": [rates[name]["resident_bytes"] for rates in series],
             }
             for name in pids
         }
@@ -413,7 +415,7 @@ class Bench:
 
     def choice(self, count: int) -> dict[str, Any]:
         """Samples per second with the shorter queue and the hash alone."""
-        found: dict[str, Any] = {}
+        report: dict[str, Any] = {}
         for case, parts in QUOTAS.items():
             quotas = dict(zip(map(self._pid, WORKERS), parts, strict=True))
             with _quotas(quotas):
@@ -424,8 +426,8 @@ class Bench:
                     }
                     for number in range(count + 1)
                 ]
-            found[case] = compare(*PROXY_OF, rounds[1:])
-        return found
+            report[case] = compare(*PROXY_OF, rounds[1:])
+        return report
 
     def _closed_loop(self, proxy: str, seed: int) -> float:
         """Samples per second of clients that always have a span under way."""
@@ -455,10 +457,10 @@ def compare(
 ) -> dict[str, Any]:
     """Figures of two contenders, and the first over the second."""
     values = {
-        name: [each[name] for each in rounds] for name in (first, second)
+        name: [trial[name] for trial in rounds] for name in (first, second)
     }
     return {
-        **{name: summary(each) for name, each in values.items()},
+        **{name: summary(rates) for name, rates in values.items()},
         "ratio": ratio(values[first], values[second]),
     }
 
@@ -471,25 +473,25 @@ def judge(rounds: Sequence[Round]) -> dict[str, Any]:
             "object",
             "proxy",
             [
-                {path: each[f"{path}_{name}"] for path in PATHS}
-                for each in rounds
+                {path: trial[f"{path}_{name}"] for path in PATHS}
+                for trial in rounds
             ],
         )
         for name in names
     }
 
 
-def claims(found: Mapping[str, Any]) -> dict[str, bool]:
+def claims(report: Mapping[str, Any]) -> dict[str, bool]:
     """The published claims, and whether they held."""
-    figures = found["figures"]
+    figures = report["figures"]
     cpu = figures["proxy_cpu_ms_per_mb"]["ratio"]["median"]
     with_features = figures["shard_proxy_cpu_seconds"]["ratio"]["median"]
-    health = found["healthcheck"]["one_job"]["p99_seconds"]["median"]
+    health = report["healthcheck"]["one_job"]["p99_seconds"]["median"]
     return {
         **{
             f"storage bytes of {kind} at most {MAX_STORAGE_RATIO} of the"
-            " proxy's": each["ratio"]["interval"][1] <= MAX_STORAGE_RATIO
-            for kind, each in found["storage_bytes"].items()
+            " proxy's": sizes["ratio"]["interval"][1] <= MAX_STORAGE_RATIO
+            for kind, sizes in report["storage_bytes"].items()
         },
         f"proxy CPU per MB at most {MAX_CPU_RATIO}": cpu <= MAX_CPU_RATIO,
         f"the same with features at most {MAX_CPU_RATIO}": with_features
@@ -515,7 +517,7 @@ def _run(options: argparse.Namespace) -> int:
         links = {
             name: stack.enter_context(CountedLink()) for name in OBJECT_SERVERS
         }
-        addresses = [f"{BACKEND_HOST}:{each.port}" for each in links.values()]
+        addresses = [f"{BACKEND_HOST}:{link.port}" for link in links.values()]
         cluster = stack.enter_context(
             Cluster.temporary(
                 layout="mixed",
@@ -529,7 +531,7 @@ def _run(options: argparse.Namespace) -> int:
         bench = Bench(cluster, folder, QUICK if options.quick else 1)
         bench.prepare(stack, tars, links)
         count = options.rounds
-        found: dict[str, Any] = {}
+        report: dict[str, Any] = {}
         for name, measure in (
             ("storage_bytes", lambda: bench.storage_bytes(BYTES_ROUNDS)),
             ("rounds", lambda: list(bench.rounds(count))),
@@ -538,37 +540,37 @@ def _run(options: argparse.Namespace) -> int:
             ("growth", bench.growth),
         ):
             note(name)
-            found[name] = measure()
+            report[name] = measure()
             used = {"quick": options.quick, "rounds": count}
-            write_results(options.json, "places", used, found)
-    found["figures"] = judge(found["rounds"])
-    found["goals"] = claims(found)
-    _print(found)
-    print_goals(found["goals"])
-    write_results(options.json, "places", used, found)
+            write_results(options.json, "places", used, report)
+    report["figures"] = judge(report["rounds"])
+    report["goals"] = claims(report)
+    _print(report)
+    print_goals(report["goals"])
+    write_results(options.json, "places", used, report)
     return 0
 
 
-def _print(found: Mapping[str, Any]) -> None:
+def _print(report: Mapping[str, Any]) -> None:
     for key, names in (
         ("figures", PATHS),
         ("storage_bytes", PATHS),
         ("choice", [*PROXY_OF]),
     ):
         rows = []
-        for name, each in found[key].items():
-            low, high = each["ratio"]["interval"]
-            texts = [_text(each[one]) for one in names]
-            ratio_text = f"{each['ratio']['median']:.3f}"
+        for name, cell in report[key].items():
+            low, high = cell["ratio"]["interval"]
+            texts = [_text(cell[one]) for one in names]
+            ratio_text = f"{cell['ratio']['median']:.3f}"
             rows.append([name, *texts, ratio_text, f"{low:.3f} … {high:.3f}"])
         print_table(key, ("", *names, "ratio", "interval"), rows)
     for key, columns in (
-        ("healthcheck", found["healthcheck"]["no_job"]),
-        ("growth", [*found["growth"]["proxy"]][:-1]),
+        ("healthcheck", report["healthcheck"]["no_job"]),
+        ("growth", [*report["growth"]["proxy"]][:-1]),
     ):
         rows = [
-            [name, *(_text(each[one]) for one in columns)]
-            for name, each in found[key].items()
+            [name, *(_text(cell[one]) for one in columns)]
+            for name, cell in report[key].items()
         ]
         print_table(key, ("", *columns), rows)
 
@@ -600,13 +602,13 @@ def _quotas(parts: Mapping[int, float]) -> Iterator[None]:
             os.kill(pid, signal.SIGCONT)
 
     with ThreadPoolExecutor(max(1, len(parts))) as pool:
-        running = [pool.submit(limit, *each) for each in parts.items()]
+        running = [pool.submit(limit, *item) for item in parts.items()]
         try:
             yield
         finally:
             is_over.set()
-    for each in running:
-        each.result()
+    for process in running:
+        process.result()
 
 
 def _resources(pid: int) -> dict[str, int]:

@@ -26,7 +26,7 @@ def interval_of(
     values: Sequence[float], statistic: Callable[..., Any] = np.median
 ) -> tuple[float, float]:
     """95 % interval of a statistic, by bootstrap over two or more values."""
-    found = bootstrap(
+    interval = bootstrap(
         (values,),
         statistic,
         confidence_level=CONFIDENCE,
@@ -35,7 +35,7 @@ def interval_of(
         method="percentile",
         random_state=np.random.default_rng(SEED),
     ).confidence_interval
-    return float(found.low), float(found.high)
+    return float(interval.low), float(interval.high)
 
 
 def summary(values: Sequence[float]) -> dict[str, Any]:
@@ -70,7 +70,9 @@ def fastest(rates: Rates, names: Sequence[str]) -> str:
     """The name with the highest median among those measured most often."""
     present = {name: rates[name] for name in names if rates.get(name)}
     most = max(map(len, present.values()))
-    full = {name: each for name, each in present.items() if len(each) == most}
+    full = {
+        name: trials for name, trials in present.items() if len(trials) == most
+    }
     return max(full, key=lambda name: statistics.median(full[name]))
 
 
@@ -82,7 +84,7 @@ def rate_between(
     ``progress`` has (time, total so far) of each process.
     """
     total = 0.0
-    for each in progress:
-        first, last = np.interp([begin, end], *np.array(each).T)
+    for points in progress:
+        first, last = np.interp([begin, end], *np.array(points).T)
         total += float(last - first)
     return total / (end - begin)

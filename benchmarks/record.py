@@ -70,13 +70,13 @@ def machine() -> dict[str, Any]:
 
 def processor() -> str:
     """Name of the processor, with family and model."""
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         key, _, value = line.partition(":")
-        found.setdefault(key.strip(), value.strip())
-    name = found.get("model name", platform.machine())
-    if "cpu family" in found and "model" in found:
-        name += f" (family {found['cpu family']}, model {found['model']})"
+        values.setdefault(key.strip(), value.strip())
+    name = values.get("model name", platform.machine())
+    if "cpu family" in values and "model" in values:
+        name += f" (family {values['cpu family']}, model {values['model']})"
     return name
 
 
@@ -84,25 +84,25 @@ def commit() -> str | None:
     """Git commit of this checkout; None outside of one."""
     if shutil.which("git") is None:
         return None
-    found = subprocess.run(
+    described = subprocess.run(
         ["git", "describe", "--always", "--dirty", "--abbrev=12"],
         cwd=Path(__file__).parent,
         capture_output=True,
         text=True,
         check=False,
     )
-    return found.stdout.strip() if not found.returncode else None
+    return described.stdout.strip() if not described.returncode else None
 
 
 def versions(more: Iterable[str] = ()) -> dict[str, str]:
     """Versions of Python and of distributions: ``PACKAGES`` and ``more``."""
-    found = {"python": platform.python_version()}
+    versions = {"python": platform.python_version()}
     for name in (*PACKAGES, *more):
         try:
-            found[name] = version(name)
+            versions[name] = version(name)
         except PackageNotFoundError:
-            found[name] = "not installed"
-    return found
+            versions[name] = "not installed"
+    return versions
 
 
 def stamp() -> dict[str, Any]:
@@ -153,13 +153,13 @@ class SuiteRecord:
 
     def _continue(self, old: Mapping[str, Any]) -> None:
         for part in ("settings", "versions"):
-            wanted, found = self.body[part], old[part]
-            for key in sorted({*wanted, *found}):
-                if found.get(key) != wanted.get(key):
+            wanted, stored = self.body[part], old[part]
+            for key in sorted({*wanted, *stored}):
+                if stored.get(key) != wanted.get(key):
                     raise ValueError(
-                        f"{self._path} was made with {key}={found.get(key)!r},"
-                        f" not {wanted.get(key)!r}; use the same, or another"
-                        " file"
+                        f"{self._path} was made with"
+                        f" {key}={stored.get(key)!r}, not"
+                        f" {wanted.get(key)!r}; use the same, or another file"
                     )
         self.body["begun"] = [*old["begun"]]
         self.body["experiments"] = old["experiments"]
@@ -173,8 +173,8 @@ class SuiteRecord:
     def tuned(self) -> Mapping[str, Any]:
         """Settings of opponents that the grid has found, by network."""
         grid: Section = self.body["experiments"].get(GRID, {})
-        found: Mapping[str, Any] = grid.get("opponents", {})
-        return found
+        opponents: Mapping[str, Any] = grid.get("opponents", {})
+        return opponents
 
     def save(self) -> None:
         """Writes the file completely or not at all."""
@@ -218,7 +218,7 @@ def missing(
 ) -> list[str]:
     """Names without a complete entry in a section."""
     section.setdefault(key, [])
-    present = {each["name"] for each in complete(section, key)}
+    present = {entry["name"] for entry in complete(section, key)}
     return [name for name in names if name not in present]
 
 
@@ -228,7 +228,7 @@ def begin(
     """Adds a new entry, which replaces an earlier one of this name."""
     entry = {"name": name, **more, **stamp(), "complete": False}
     section[key] = [
-        *(each for each in section[key] if each["name"] != name),
+        *(old for old in section[key] if old["name"] != name),
         entry,
     ]
     return entry
@@ -238,4 +238,4 @@ def complete(
     section: Mapping[str, Any], key: str = ENTRIES
 ) -> list[dict[str, Any]]:
     """The complete entries of a section."""
-    return [each for each in section.get(key, ()) if each["complete"]]
+    return [entry for entry in section.get(key, ()) if entry["complete"]]

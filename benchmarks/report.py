@@ -36,7 +36,7 @@ MODELS = FOLDER / "results" / "models.csv"
 
 def environment() -> Environment:
     """The templates; HTML is escaped."""
-    found = Environment(
+    environment = Environment(
         loader=FileSystemLoader(TEMPLATES),
         autoescape=lambda name: name is not None and ".html" in name,
         undefined=StrictUndefined,
@@ -44,14 +44,14 @@ def environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    found.tests["table"] = is_table
-    found.filters["csv_row"] = csv_row
-    return found
+    environment.tests["table"] = is_table
+    environment.filters["csv_row"] = csv_row
+    return environment
 
 
 def csv_row(cells: Sequence[str]) -> str:
     """Formats a row of a ``csv-table`` directive."""
-    return ", ".join(f'"{each}"' for each in cells)
+    return ", ".join(f'"{cell}"' for cell in cells)
 
 
 def is_table(value: Any) -> bool:
@@ -59,21 +59,21 @@ def is_table(value: Any) -> bool:
     return (
         isinstance(value, list)
         and bool(value)
-        and all(isinstance(each, dict) for each in value)
-        and len({tuple(each) for each in value}) == 1
+        and all(isinstance(item, dict) for item in value)
+        and len({tuple(item) for item in value}) == 1
         and not any(
             isinstance(inner, dict | list)
-            for each in value
-            for inner in each.values()
+            for item in value
+            for inner in item.values()
         )
     )
 
 
 def tables_of(record: Record) -> dict[str, Table]:
     """All tables with rows, by name."""
-    found = {name: table(record) for name, table in TABLES.items()}
-    found["goals"] = goals(record)
-    return {name: table for name, table in found.items() if table.rows}
+    tables = {name: table(record) for name, table in TABLES.items()}
+    tables["goals"] = goals(record)
+    return {name: table for name, table in tables.items() if table.rows}
 
 
 def write_html(record: Record, folder: Path) -> Path:

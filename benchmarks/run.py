@@ -51,8 +51,8 @@ from benchmarks.testbed.two_tiers import two_tiers
 ROUNDS = 5
 EXPERIMENTS: Mapping[str, Experiment] = MappingProxyType(
     {
-        each.name: each
-        for each in (
+        module.name: module
+        for module in (
             wire_bytes.EXPERIMENT,
             grid.EXPERIMENT,
             runs.EXPERIMENT,
@@ -66,9 +66,9 @@ EXPERIMENTS: Mapping[str, Experiment] = MappingProxyType(
 
 def arguments_of(argv: Sequence[str] | None) -> argparse.Namespace:
     listed = "\n".join(
-        f"  {each.name:9} {each.title} (about {each.minutes:g} min; quick"
-        f" {each.quick_minutes:g})"
-        for each in EXPERIMENTS.values()
+        f"  {experiment.name:9} {experiment.title} (about"
+        f" {experiment.minutes:g} min; quick {experiment.quick_minutes:g})"
+        for experiment in EXPERIMENTS.values()
     )
     parser = parser_of("run", f"{__doc__}{listed}", data=PHOTOGRAPHS)
     add_rounds(parser, ROUNDS)
@@ -102,16 +102,16 @@ def arguments_of(argv: Sequence[str] | None) -> argparse.Namespace:
         help="multiplies the samples of each data set, for machines that"
         " finish an epoch too fast to measure it (default 1)",
     )
-    found = parse(parser, argv)
-    if unknown := {*found.experiments} - {*EXPERIMENTS}:
+    options = parse(parser, argv)
+    if unknown := {*options.experiments} - {*EXPERIMENTS}:
         parser.error(
             f"unknown experiments {', '.join(sorted(unknown))}; there are"
             f" {', '.join(EXPERIMENTS)}"
         )
-    if min(found.scale, found.cores) < 1:
+    if min(options.scale, options.cores) < 1:
         parser.error("--scale and --cores must be 1 or more")
-    found.json = found.json or Path("record.json")
-    return found
+    options.json = options.json or Path("record.json")
+    return options
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -60,7 +60,7 @@ ONE_JOB: Mapping[str, list[Any]] = {"jobs": [1]}
 def cases(**choices: Iterable[Any]) -> list[Row]:
     """All combinations of values of options."""
     values = product(*choices.values())
-    return [dict(zip(choices, each, strict=True)) for each in values]
+    return [dict(zip(choices, value, strict=True)) for value in values]
 
 
 ROWS = (
@@ -169,44 +169,44 @@ def read_costs(path: Path | None) -> dict[str, float]:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = parser_of("simulation", __doc__)
     parser.add_argument("--costs", type=Path, help="JSON of benchmarks.places")
-    for each in fields(Settings):
+    for option in fields(Settings):
         parser.add_argument(
-            f"--{each.name.replace('_', '-')}",
-            type=type(each.default),
+            f"--{option.name.replace('_', '-')}",
+            type=type(option.default),
             metavar="N",
-            help=f"{each.metadata['help']} (default {each.default})",
+            help=f"{option.metadata['help']} (default {option.default})",
         )
     options = parse(parser, argv)
     return exit_status("simulation", lambda: _run(options))
 
 
 def _run(options: argparse.Namespace) -> int:
-    names = [each.name for each in fields(Settings)]
+    names = [option.name for option in fields(Settings)]
     given = {name: getattr(options, name) for name in names}
-    given = {name: each for name, each in given.items() if each is not None}
+    given = {name: value for name, value in given.items() if value is not None}
     base = Settings(**{**read_costs(options.costs), **given})
     most, spans = NODES[-1], SPANS
     if options.quick:
         most, spans = QUICK_NODES, QUICK_SPANS
         base = replace(base, nodes=min(most, base.nodes))
-    found = {
+    report = {
         "rows": [
             row_of(replace(base, nodes=nodes), spans)
             for nodes in NODES
             if nodes <= most
         ]
     }
-    _print("Storage nodes", found["rows"], ["nodes", *ROWS.split()])
+    _print("Storage nodes", report["rows"], ["nodes", *ROWS.split()])
     for name, (title, changes, columns) in TABLES.items():
-        choices = [{"nodes": base.nodes, **each} for each in changes]
-        found[name] = rows = [
-            {**each, **figures(replace(base, **each), spans)}
-            for each in choices
-            if each["nodes"] <= most
+        choices = [{"nodes": base.nodes, **change} for change in changes]
+        report[name] = rows = [
+            {**choice, **figures(replace(base, **choice), spans)}
+            for choice in choices
+            if choice["nodes"] <= most
         ]
         _print(title, rows, [*choices[0], *columns.split()])
     used = {"quick": options.quick, "costs": asdict(base)}
-    write_results(options.json, "simulation", used, found)
+    write_results(options.json, "simulation", used, report)
     return 0
 
 

@@ -128,8 +128,8 @@ class Bench:
             }
             for number in range(self.rounds):
                 loop = max(
-                    self._loop(each, self._seconds)
-                    for each in sweep[:CONTENDERS]
+                    self._loop(chosen, self._seconds)
+                    for chosen in sweep[:CONTENDERS]
                 )
                 for count in CLIENTS if number % 2 else CLIENTS[::-1]:
                     engine = self._engine(clients[:count])
@@ -146,18 +146,18 @@ class Bench:
         """Settings of the loop with their rates, the fastest first."""
         threads = thread_splits(len(os.sched_getaffinity(0)))
         grid: list[Settings] = [
-            {"batch": batch, "channels_last": last, **each}
-            for each in threads
+            {"batch": batch, "channels_last": last, **thread}
+            for thread in threads
             for last in (True, False)
             for batch in BATCHES
         ]
         if self.quick:
-            grid = [each for each in grid if each["torch_threads"] == 1][:1]
+            grid = [point for point in grid if point["torch_threads"] == 1][:1]
         seconds = QUICK_SECONDS if self.quick else SWEEP_SECONDS
-        rates = [(self._loop(each, seconds), each) for each in grid]
+        rates = [(self._loop(point, seconds), point) for point in grid]
         return [
-            {**each, "samples_per_second": rate}
-            for rate, each in sorted(rates, key=lambda x: x[0], reverse=True)
+            {**cell, "samples_per_second": rate}
+            for rate, cell in sorted(rates, key=lambda x: x[0], reverse=True)
         ]
 
     @property
@@ -212,7 +212,7 @@ def thread_splits(cores: int) -> list[dict[str, int]]:
     for decoding in range(1, cores + 1):
         splits |= {(decoding, 1, threads) for threads in (1, cores)}
     names = ("decode_threads", "forward_threads", "torch_threads")
-    return [dict(zip(names, each, strict=True)) for each in sorted(splits)]
+    return [dict(zip(names, split, strict=True)) for split in sorted(splits)]
 
 
 def cell(
@@ -222,18 +222,18 @@ def cell(
     sweep: Sequence[Settings],
 ) -> dict[str, Any]:
     """Medians of the rounds; efficiency is that of their ratios."""
-    found = summary([each["engine"] / each["loop"] for each in rounds])
+    ratios = summary([trial["engine"] / trial["loop"] for trial in rounds])
     return {
         "model": model,
         "clients": clients,
         "engine_samples_per_second": statistics.median(
-            each["engine"] for each in rounds
+            trial["engine"] for trial in rounds
         ),
         "loop_samples_per_second": statistics.median(
-            each["loop"] for each in rounds
+            trial["loop"] for trial in rounds
         ),
-        "efficiency": found["median"],
-        "interval": found["interval"],
+        "efficiency": ratios["median"],
+        "interval": ratios["interval"],
         "rounds": list(rounds),
         "sweep": list(sweep),
     }
@@ -275,8 +275,8 @@ def _run(options: argparse.Namespace) -> int:
                 options.rounds,
                 options.quick,
             )
-            for found in bench.run():
-                cells.append(found)
+            for cell in bench.run():
+                cells.append(cell)
                 write_results(
                     options.json, "worker", settings, {"cells": cells}
                 )
@@ -285,14 +285,14 @@ def _run(options: argparse.Namespace) -> int:
         ("model", "clients", "worker", "loop", "efficiency", "interval"),
         [
             (
-                each["model"],
-                str(each["clients"]),
-                f"{each['engine_samples_per_second']:.1f}",
-                f"{each['loop_samples_per_second']:.1f}",
-                f"{each['efficiency']:.3f}",
-                "{:.3f} … {:.3f}".format(*each["interval"]),
+                cell["model"],
+                str(cell["clients"]),
+                f"{cell['engine_samples_per_second']:.1f}",
+                f"{cell['loop_samples_per_second']:.1f}",
+                f"{cell['efficiency']:.3f}",
+                "{:.3f} … {:.3f}".format(*cell["interval"]),
             )
-            for each in cells
+            for cell in cells
         ],
     )
     return 0

@@ -78,7 +78,7 @@ def measure(
     train, test = (examples_of(tars, name) for name in ("train", "test"))
     old_train = train.only(OLD_CLASSES, effort.max_images)
     old_test = test.only(OLD_CLASSES, effort.max_images)
-    new = [each.only(NEW_CLASSES, effort.max_images) for each in (train, test)]
+    new = [data.only(NEW_CLASSES, effort.max_images) for data in (train, test)]
     torch.set_num_threads(1)
     first: list[float] = []
     reached: dict[str, dict[str, list[float]]] = {k: {} for k in FREEZES}
@@ -89,8 +89,8 @@ def measure(
         with_new_head(model, seed)
         for kind in FREEZES:
             note(f"seed {seed}: other five classes, {kind} frozen")
-            found = transfer(model, kind, new, effort.epochs[kind], seed)
-            for name, accuracy in found.items():
+            result = transfer(model, kind, new, effort.epochs[kind], seed)
+            for name, accuracy in result.items():
                 reached[kind].setdefault(name, []).append(accuracy)
     return {
         "train": len(new[0].labels),
@@ -131,22 +131,22 @@ def transfer(
         return accuracy_of(tail, test)
 
     frozen, tail = split_by_hand(NETWORK, kind, copy.deepcopy(model))
-    parts = [features_of(frozen, each) for each in data]
-    found = {TORCH: trained(tail, *parts)}
+    parts = [features_of(frozen, part) for part in data]
+    results = {TORCH: trained(tail, *parts)}
     pushed = split(
         copy.deepcopy(model),
         NETWORKS[NETWORK].freeze[kind],
         sample_shape=(3, PIXELS, PIXELS),
     )
     prefix = pushed.frozen.prefix(pushed.frozen.num_cuts)
-    parts = [features_of(prefix, each) for each in data]
+    parts = [features_of(prefix, part) for part in data]
     first = copy.deepcopy(pushed.tail.state_dict())
     for dtype in DTYPES:
         pushed.tail.load_state_dict(first)
-        found[dtype] = trained(
-            pushed.tail, *(received_as(dtype, each) for each in parts)
+        results[dtype] = trained(
+            pushed.tail, *(received_as(dtype, part) for part in parts)
         )
-    return found
+    return results
 
 
 def received_as(dtype: str, examples: Examples) -> Examples:

@@ -51,7 +51,7 @@ def goals(section: Mapping[str, Any]) -> dict[str, bool | None]:
     cells = complete(section, CELLS)
     goal = f"auto at {GOAL} of the best opponent's rate, in every cell"
     return {
-        goal: all(each["ratio"]["median"] >= GOAL for each in cells)
+        goal: all(cell["ratio"]["median"] >= GOAL for cell in cells)
         if cells
         else None
     }

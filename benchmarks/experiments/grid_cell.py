@@ -64,8 +64,8 @@ class GridCell:
         pushed = self.lineup.workload.pushed_size(size)
         # Data and packages are stored before the link is limited: a large
         # package takes a slow link most of an hour.
-        for each in (size, pushed, LONG):
-            self.lineup.place(each)
+        for workload in (size, pushed, LONG):
+            self.lineup.place(workload)
         if self.bed.shaped:
             self.bed.set_link(None)
         for name in self.lineup.opponents:
@@ -95,13 +95,13 @@ class GridCell:
         if isinstance(contender, Opponent):
             contender.forget()
         self._epoch += 1
-        [found] = contender.epochs(self._epoch, 1)
-        if found.get("fallbacks") and contender.name != AUTO:
+        [epoch] = contender.epochs(self._epoch, 1)
+        if epoch.get("fallbacks") and contender.name != AUTO:
             self._note(
-                f"{contender.name}: {found['fallbacks']} spans fell back to"
+                f"{contender.name}: {epoch['fallbacks']} spans fell back to"
                 " raw reads; this epoch does not measure the fixed cut"
             )
-        return found
+        return epoch
 
     def _open(
         self, client: Remote, size: str, pushed: str
@@ -166,8 +166,8 @@ class GridCell:
         for number in range(self.context.rounds):
             order = rotated(active, number)
             for name in order:
-                each = contenders[again if name == AGAIN else name]
-                rounds[name].append(self._epoch_of(each))
+                contender = contenders[again if name == AGAIN else name]
+                rounds[name].append(self._epoch_of(contender))
             if not number:
                 first = {name: rates_of(rounds[name]) for name in rounds}
                 self.entry["again"] = again = fastest(first, EXTERNALS)

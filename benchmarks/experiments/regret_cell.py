@@ -63,8 +63,8 @@ class RegretCell:
             stream = Ours(self.bed, client, STREAM)
             self.entry |= calibrate(self.bed, stream, self.link)
             limit = self.entry["link_bytes_per_second"]
-            found = ask(client, "outlook", link=limit, container=container)
-            self._measure(client, self._warm_up(client, found))
+            outlook = ask(client, "outlook", link=limit, container=container)
+            self._measure(client, self._warm_up(client, outlook))
         judge(self.entry)
         self.entry["complete"] = True
         self.entry["seconds"] = time.monotonic() - started
@@ -81,11 +81,13 @@ class RegretCell:
         self.entry["samples"] = volume.samples
         return name
 
-    def _warm_up(self, client: Remote, found: Mapping[str, Any]) -> list[str]:
+    def _warm_up(
+        self, client: Remote, outlook: Mapping[str, Any]
+    ) -> list[str]:
         """Opens all contenders and runs them once; returns their names."""
         self.entry |= {
-            "predicted": found["predicted"],
-            "shared": found["policies"],
+            "predicted": outlook["predicted"],
+            "shared": outlook["policies"],
             "encodings": {},
             "ruled_out": {},
             "fallbacks": {},
@@ -99,14 +101,14 @@ class RegretCell:
             lambda: ask(client, "plan", name=AUTO)["label"],
             QUICK_SETTLING_SECONDS if quick else SETTLING_SECONDS,
         )["plans"]
-        for each in sorted(found["cuts"], key=lambda x: x["link_bytes"]):
-            name, encoding = each["name"], each["encoding"]
-            size = each["link_bytes"]
+        for option in sorted(outlook["cuts"], key=lambda x: x["link_bytes"]):
+            name, encoding = option["name"], option["encoding"]
+            size = option["link_bytes"]
             reason = self._ruled_out(size, max(warm.values()))
             if reason is not None:
                 self.entry["ruled_out"][name] = reason
                 continue
-            cut = each["cut"]
+            cut = option["cut"]
             ask(client, "open", name=name, cut=cut, encoding=encoding)
             self.entry["encodings"][name] = encoding
             warm[name] = self._epoch(client, name, 0)
@@ -172,9 +174,9 @@ def regret(rates: Sequence[float], other: Sequence[float]) -> dict[str, Any]:
 
     0.03 is 3 % slower than the other contender, -0.03 faster.
     """
-    found = ratio(rates, other)
-    low, high = found["interval"]
-    return {"regret": 1 - found["median"], "interval": [1 - high, 1 - low]}
+    measured = ratio(rates, other)
+    low, high = measured["interval"]
+    return {"regret": 1 - measured["median"], "interval": [1 - high, 1 - low]}
 
 
 def judge(entry: dict[str, Any]) -> None:
@@ -185,7 +187,7 @@ def judge(entry: dict[str, Any]) -> None:
     """
     rounds: Mapping[str, Sequence[float]] = entry["rounds"]
     best = fastest(rounds, [name for name in rounds if name != AUTO])
-    rates = {name: statistics.median(each) for name, each in rounds.items()}
+    rates = {name: statistics.median(trial) for name, trial in rounds.items()}
     entry["best_static"] = best
     entry["samples_per_second"] = {
         # A policy whose cut was ruled out has no rate.

@@ -138,7 +138,10 @@ class RunsCell:
     def run(self, entry: dict[str, Any]) -> None:
         """Fills the cell's entry."""
         absent = self.context.section["absent"]
-        planned = {name: each.epochs for name, each in self.cell.ours.items()}
+        planned = {
+            name: contender.epochs
+            for name, contender in self.cell.ours.items()
+        }
         for name in self.cell.opponents:
             if name not in absent:
                 planned[name] = EPOCHS[name]
@@ -172,17 +175,17 @@ class RunsCell:
             run["epochs"] += self._run(name, epochs - 1)["epochs"]
         else:
             run = self._run(name, epochs)
-        seconds = [each["seconds"] for each in run["epochs"]]
+        seconds = [epoch["seconds"] for epoch in run["epochs"]]
         self.context.note(
             f"{self.cell.workload.name}: {name}:"
             f" {run['before']['seconds']:.1f} + "
-            + " ".join(f"{each:.1f}" for each in seconds)
+            + " ".join(f"{value:.1f}" for value in seconds)
             + " s"
         )
-        for each in run["epochs"]:
-            if each["samples"] != self.place.num_samples:
+        for epoch in run["epochs"]:
+            if epoch["samples"] != self.place.num_samples:
                 raise ValueError(
-                    f"{name}: {each['samples']} samples in an epoch of"
+                    f"{name}: {epoch['samples']} samples in an epoch of"
                     f" {self.place.num_samples}"
                 )
         if name == CACHED and not run["epochs"][-1]["cached"]:
@@ -206,8 +209,10 @@ class RunsCell:
                     ranks[0].client, "package_bytes", name=name
                 )
             for epoch in range(epochs):
-                found = together([partial(x.epochs, epoch, 1) for x in ranks])
-                run["epochs"].append(merged([each for [each] in found]))
+                measured = together(
+                    [partial(x.epochs, epoch, 1) for x in ranks]
+                )
+                run["epochs"].append(merged([epoch for [epoch] in measured]))
             if is_ours:
                 plan = ask(ranks[0].client, "plan", name=name)
                 run["plan"] = plan["label"]
@@ -282,8 +287,8 @@ class RunsCell:
 
     def _options(self, name: str) -> Mapping[str, Any]:
         """Settings of an opponent; empty if it was not tuned."""
-        found = self.context.section["opponents"]
-        tuned = found.get(self.cell.workload.model, {}).get(name, {})
+        settings = self.context.section["opponents"]
+        tuned = settings.get(self.cell.workload.model, {}).get(name, {})
         return options_at(tuned, self.cell.link if self.bed.shaped else None)
 
 
@@ -298,7 +303,7 @@ def merged(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
     if len(ranks) == 1:
         return ranks[0]
     return {
-        "seconds": max(each["seconds"] for each in ranks),
-        "samples": sum(each["samples"] for each in ranks),
+        "seconds": max(rank["seconds"] for rank in ranks),
+        "samples": sum(rank["samples"] for rank in ranks),
         "ranks": list(ranks),
     }

@@ -35,7 +35,7 @@ def auto_for(epochs: int) -> str:
 
 def total_seconds(run: Run, epochs: int) -> float:
     """Seconds from the start to the end of an epoch, measured or derived."""
-    first, *later = (float(each["seconds"]) for each in run["epochs"])
+    first, *later = (float(epoch["seconds"]) for epoch in run["epochs"])
     further = (
         sum(later[: epochs - 1])
         if epochs <= 1 + len(later)
@@ -56,7 +56,7 @@ def totals(runs: Runs, name: str, epochs: int) -> list[float]:
 def best_opponent(runs: Runs, epochs: int) -> str:
     """The fastest of :data:`RIVALS` in runs of so many epochs."""
     rates = {
-        name: [epochs / each for each in totals(runs, name, epochs)]
+        name: [epochs / total for total in totals(runs, name, epochs)]
         for name in RIVALS
         if name in runs
     }
@@ -72,7 +72,7 @@ def repeated(runs: Runs, counts: Sequence[int]) -> dict[str, int]:
     needed = {STREAM: 1, AUTO_CACHED: 0, RESIZED: 0} | dict.fromkeys(RIVALS, 0)
     for count in sorted(counts):
         needed[best_opponent(runs, count)] = count
-    measured = {name: len(each[0]["epochs"]) for name, each in runs.items()}
+    measured = {name: len(run[0]["epochs"]) for name, run in runs.items()}
     return {
         name: min(epochs, needed.get(name, epochs))
         for name, epochs in measured.items()

@@ -107,17 +107,17 @@ def measure(context: Context) -> None:
             if context.quick:
                 volume = QUICK_VOLUME.times(context.scale)
                 place = _stored(bed, context, cell, container, volume)
-                found = probing(place, cleaner).calibrate(link)
+                calibration = probing(place, cleaner).calibrate(link)
             else:
                 _tune(bed, context, cell)
                 probe = PROBES[cell.workload.model].times(context.scale)
                 place = store(bed, context.tars, f"{container}-probe", probe)
-                found = probing(place, cleaner).calibrate(link)
-                rate = found["calibration"]["samples_per_second"]
+                calibration = probing(place, cleaner).calibrate(link)
+                rate = calibration["calibration"]["samples_per_second"]
                 volume = volume_of(rate, cell, link, probe)
                 place = _stored(bed, context, cell, container, volume)
                 if bed.shaped:
-                    bed.set_link(found["link_bytes_per_second"])
+                    bed.set_link(calibration["link_bytes_per_second"])
             entry = begin(
                 section,
                 name,
@@ -126,7 +126,7 @@ def measure(context: Context) -> None:
                 link=link,
                 samples=place.num_samples,
                 ranks=cell.ranks,
-                **found,
+                **calibration,
             )
             RunsCell(bed, context, cell, place, cleaner).run(entry)
             context.save()
@@ -148,9 +148,9 @@ def _stored(
 ) -> Place:
     """The data set in the formats that the cell's opponents need."""
     formats = [
-        STORED_AS[each]
-        for each in cell.opponents
-        if each in STORED_AS and each not in context.section["absent"]
+        STORED_AS[opponent]
+        for opponent in cell.opponents
+        if opponent in STORED_AS and opponent not in context.section["absent"]
     ]
     return store(bed, context.tars, container, volume, formats)
 
@@ -164,15 +164,15 @@ def goals(section: Mapping[str, Any]) -> dict[str, bool | None]:
         if cell["freeze"] == BACKBONE and cell["link"] == SLOW
     ]
     over = [
-        each["auto_over_best"]
+        epoch["auto_over_best"]
         for cell in cells
-        for each in cell["epochs"].values()
+        for epoch in cell["epochs"].values()
     ]
     over_slow = [cell["epochs"][SLOW_COUNT]["auto_over_best"] for cell in slow]
     cached = [
-        each["median"]
+        ratio["median"]
         for cell in slow
-        for each in cell["later_over_stream_first"].values()
+        for ratio in cell["later_over_stream_first"].values()
     ]
     return {
         "whole runs of auto take at most as long as the best opponent's, for"

@@ -115,7 +115,8 @@ class TenantsRun:
         with contextlib.ExitStack() as stack:
             clients = stack.enter_context(
                 client_processes(
-                    self.bed, [environment_of(each) for each in self.tenants]
+                    self.bed,
+                    [environment_of(tenant) for tenant in self.tenants],
                 )
             )
             opponents = [
@@ -124,15 +125,17 @@ class TenantsRun:
             ]
             self._prepare(clients, opponents)
             trainers = {
-                AUTO: [Trainer(each, {"name": AUTO}) for each in clients],
-                FREEZE: [Trainer(each, {"name": FREEZE}) for each in clients],
-                TAR_STREAM: [Trainer(each) for each in opponents],
+                AUTO: [Trainer(client, {"name": AUTO}) for client in clients],
+                FREEZE: [
+                    Trainer(client, {"name": FREEZE}) for client in clients
+                ],
+                TAR_STREAM: [Trainer(opponent) for opponent in opponents],
             }
             self.entry["settling"] = self._settle(clients, trainers)
             self._measure(trainers)
         for key in ("samples_per_second", "jain"):
             self.entry[key] = {
-                name: statistics.median(each[key] for each in rounds)
+                name: statistics.median(trial[key] for trial in rounds)
                 for name, rounds in self.entry["rounds"].items()
             }
         self.entry["complete"] = True
@@ -186,8 +189,10 @@ class TenantsRun:
             self._together(trainers[name])
 
         def plans() -> list[str] | None:
-            found = [ask(each, "plan", name=AUTO)["label"] for each in clients]
-            return None if None in found else found
+            labels = [
+                ask(client, "plan", name=AUTO)["label"] for client in clients
+            ]
+            return None if None in labels else labels
 
         quick = self.context.quick
         return settle(
@@ -199,17 +204,17 @@ class TenantsRun:
     def _measure(self, trainers: Mapping[str, Sequence[Trainer]]) -> None:
         for number in range(self.context.rounds):
             for name in rotated(CONTENDERS, number):
-                found = self._together(trainers[name])
-                found["jain"] = jain_index(found["each"])
-                self.entry["rounds"][name].append(found)
+                trial = self._together(trainers[name])
+                trial["jain"] = jain_index(trial["each"])
+                self.entry["rounds"][name].append(trial)
             self.context.save()
-            last = {n: each[-1] for n, each in self.entry["rounds"].items()}
+            last = {n: trial[-1] for n, trial in self.entry["rounds"].items()}
             self.context.note(
                 f"{self.entry['name']}: round"
                 f" {number + 1}/{self.context.rounds}: "
                 + ", ".join(
-                    f"{n} {each['samples_per_second']:.1f}"
-                    for n, each in last.items()
+                    f"{n} {trial['samples_per_second']:.1f}"
+                    for n, trial in last.items()
                 )
             )
 

@@ -23,12 +23,14 @@ link's rate."""
 
 def rates_of(epochs: Sequence[Mapping[str, Any]]) -> list[float]:
     """Samples per second of each epoch."""
-    return [each["samples_per_second"] for each in epochs]
+    return [epoch["samples_per_second"] for epoch in epochs]
 
 
 def in_reach(rates: Rates, max_opponents: int = MAX_OPPONENTS) -> list[str]:
     """Contenders to measure again, by their rates in the first round."""
-    first = {name: statistics.median(each) for name, each in rates.items()}
+    first = {
+        name: statistics.median(measured) for name, measured in rates.items()
+    }
     opponents = sorted(
         (name for name in first if name in EXTERNALS),
         key=lambda name: -first[name],
@@ -47,11 +49,11 @@ def in_reach(rates: Rates, max_opponents: int = MAX_OPPONENTS) -> list[str]:
 
 def judge(entry: dict[str, Any]) -> None:
     """Adds medians, ratio and the first round's best opponent's noise."""
-    rates = {name: rates_of(each) for name, each in entry["rounds"].items()}
+    rates = {name: rates_of(trial) for name, trial in entry["rounds"].items()}
     again = rates.pop(AGAIN)
     once = rates[entry["again"]][-len(again) :]
     entry["samples_per_second"] = {
-        name: statistics.median(each) for name, each in rates.items()
+        name: statistics.median(measured) for name, measured in rates.items()
     }
     best = fastest(rates, EXTERNALS)
     entry["best_external"] = best

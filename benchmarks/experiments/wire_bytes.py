@@ -96,13 +96,13 @@ def _judge(
         if goal.network == name
     ]
     encodings = sorted({goal.encoding for goal, _ in goals})
-    found = measure(
+    samples = measure(
         region, probe, lambda _: encodings, [cut for _, cut in goals]
     ).samples
     judged = []
     for goal, cut in goals:
-        sent_bytes = found.wire_bytes[cut, goal.encoding]
-        ratio = found.raw_bytes / sent_bytes
+        sent_bytes = samples.wire_bytes[cut, goal.encoding]
+        ratio = samples.raw_bytes / sent_bytes
         judged.append(
             {
                 **goal._asdict(),
@@ -118,9 +118,9 @@ def _judge(
 def goals(section: Mapping[str, Any]) -> dict[str, bool | None]:
     """All goals, one by one."""
     return {
-        f"{each['network']} at {each['boundary']} in {each['encoding']}:"
-        f" {each['least_ratio']:g} times fewer bytes": each["met"]
-        for each in section["goals"]
+        f"{goal['network']} at {goal['boundary']} in {goal['encoding']}:"
+        f" {goal['least_ratio']:g} times fewer bytes": goal["met"]
+        for goal in section["goals"]
     }
 
 

@@ -76,10 +76,10 @@ def entries() -> Iterator[Entry]:
     for name in sorted(models.list_models(module=models)):
         yield Entry("torchvision", name, *_torchvision_options(name))
     for source, listed in json.loads(MODELS.read_text()).items():
-        for name, each in listed.items():
-            block = each.pop("at")
-            yield Entry(source, name, **each)
-            yield Entry(source, name, freeze=block, **each)
+        for name, listing in listed.items():
+            block = listing.pop("at")
+            yield Entry(source, name, **listing)
+            yield Entry(source, name, freeze=block, **listing)
 
 
 def _torchvision_options(name: str) -> tuple[int, dict[str, Any]]:

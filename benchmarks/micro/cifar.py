@@ -75,7 +75,9 @@ def examples_of(tars: Sequence[Path], name: str) -> Examples:
     if not images:
         raise ValueError(f"there are no images in cifar10-{name}-*.tar")
     values = torch.stack(images).float() / 255
-    mean, std = (torch.tensor(each)[:, None, None] for each in (MEAN, STD))
+    mean, std = (
+        torch.tensor(statistics)[:, None, None] for statistics in (MEAN, STD)
+    )
     return Examples((values - mean) / std, torch.tensor(labels))
 
 
@@ -121,11 +123,11 @@ def with_new_head(model: Any, seed: int) -> Any:
 def features_of(frozen: nn.Module, examples: Examples) -> Examples:
     """Output of the frozen layers."""
     with torch.inference_mode():
-        found = [
+        features = [
             frozen(part) for part in examples.values.split(EVALUATION_BATCH)
         ]
     # A tensor of inference mode cannot be saved for a backward pass.
-    return Examples(torch.cat(found).clone(), examples.labels)
+    return Examples(torch.cat(features).clone(), examples.labels)
 
 
 def train_tail(
@@ -151,8 +153,8 @@ def _train(
     model.train()
     for _ in range(epochs):
         for batch in examples.epoch(generator):
-            found = model(augment(batch.values, generator))
-            loss = nn.functional.cross_entropy(found, batch.labels)
+            logits = model(augment(batch.values, generator))
+            loss = nn.functional.cross_entropy(logits, batch.labels)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

@@ -64,9 +64,9 @@ class Scenario:
     def options(self) -> tuple[str, ...]:
         """Lines of the worker's configuration."""
         weights = ", ".join(
-            f"{each.name}={each.weight:g}"
-            for each in self.accounts
-            if each.weight != 1.0
+            f"{account.name}={account.weight:g}"
+            for account in self.accounts
+            if account.weight != 1.0
         )
         return (f"account_weights = {weights}",) if weights else ()
 
@@ -117,8 +117,8 @@ class Contention:
                 running_worker(self.folder, "cpu", self.scenario.options)
             )
             clients = {
-                each.name: stack.enter_context(stream_client(each.name))
-                for each in self.scenario.accounts
+                account.name: stack.enter_context(stream_client(account.name))
+                for account in self.scenario.accounts
             }
             for name, client in clients.items():
                 client.ask(
@@ -139,19 +139,21 @@ class Contention:
         self, number: int, clients: Mapping[str, Remote]
     ) -> dict[str, Any]:
         accounts = self.scenario.accounts
-        kinds = {each.streams: each for each in reversed(accounts)}
+        kinds = {account.streams: account for account in reversed(accounts)}
         phases: list[tuple[Account, ...]] = [
-            *((each,) for each in kinds.values()),
+            *((kind,) for kind in kinds.values()),
             accounts,
         ]
         if number % 2:
             phases.reverse()
-        found = {each: self._phase(each, clients) for each in phases}
+        rates = {phase: self._phase(phase, clients) for phase in phases}
         alone = {
-            each.name: found[(kinds[each.streams],)][kinds[each.streams].name]
-            for each in accounts
+            account.name: rates[(kinds[account.streams],)][
+                kinds[account.streams].name
+            ]
+            for account in accounts
         }
-        return {"alone": alone, "together": found[accounts]}
+        return {"alone": alone, "together": rates[accounts]}
 
     def _phase(
         self, accounts: tuple[Account, ...], clients: Mapping[str, Remote]
@@ -159,7 +161,7 @@ class Contention:
         begin = time.monotonic() + 0.5
         counted = begin + WARM_SECONDS
         end = counted + self.seconds
-        asked = {clients[each.name]: each for each in accounts}
+        asked = {clients[tenant.name]: tenant for tenant in accounts}
 
         def run(client: Remote) -> Any:
             return client.ask(
@@ -170,7 +172,7 @@ class Contention:
                 streams=asked[client].streams,
             )
 
-        found = {
+        rates = {
             account.name: {
                 "samples": rate_between([done["progress"]], counted, end),
                 "cost": rate_between([done["costs"]], counted, end),
@@ -180,21 +182,21 @@ class Contention:
                 accounts, ask_all(list(asked), run), strict=True
             )
         }
-        shown = ", ".join(f"{k} {v['samples']:.1f}" for k, v in found.items())
+        shown = ", ".join(f"{k} {v['samples']:.1f}" for k, v in rates.items())
         print(f"{self.scenario.name}: {shown} samples/s", flush=True)
-        return found
+        return rates
 
 
 def shares_of(
-    accounts: Sequence[Account], each: Mapping[str, Rates]
+    accounts: Sequence[Account], trial: Mapping[str, Rates]
 ) -> tuple[float, dict[str, float]]:
     """Capacity of the worker in a round, and each account's fair share.
 
     The capacity is what all had together, or one alone if that was more, so
     that losses between accounts count against the worker.
     """
-    demands = {a.name: each["alone"][a.name]["cost"] for a in accounts}
-    together = sum(rates["cost"] for rates in each["together"].values())
+    demands = {a.name: trial["alone"][a.name]["cost"] for a in accounts}
+    together = sum(rates["cost"] for rates in trial["together"].values())
     capacity = max(together, *demands.values())
     weights = {a.name: a.weight for a in accounts}
     return capacity, max_min_shares(demands, capacity, weights)
@@ -204,11 +206,11 @@ def judge(
     scenario: Scenario, rounds: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
     """Ratios of each account's cost to its share, and Jain's index."""
-    found = [shares_of(scenario.accounts, each) for each in rounds]
+    by_trial = [shares_of(scenario.accounts, trial) for trial in rounds]
     entries = []
     for account in scenario.accounts:
-        together = [each["together"][account.name] for each in rounds]
-        shares = [share[account.name] for _, share in found]
+        together = [trial["together"][account.name] for trial in rounds]
+        shares = [share[account.name] for _, share in by_trial]
         ratios = [
             had["cost"] / share
             for had, share in zip(together, shares, strict=True)
@@ -236,7 +238,7 @@ def judge(
     )
     return {
         "scenario": scenario.name,
-        "capacity": statistics.median(capacity for capacity, _ in found),
+        "capacity": statistics.median(capacity for capacity, _ in by_trial),
         "jain": jain,
         "accounts": entries,
         "met": jain["median"] >= MIN_JAIN

@@ -27,7 +27,7 @@ def max_min_shares(
     # The smallest demand, by weight, is satisfied first.
     waiting = sorted(demands, key=lambda name: demands[name] / weight[name])
     for position, name in enumerate(waiting):
-        others = sum(weight[each] for each in waiting[position:])
+        others = sum(weight[waiter] for waiter in waiting[position:])
         shares[name] = min(demands[name], left * weight[name] / others)
         left -= shares[name]
     return {name: shares[name] for name in demands}

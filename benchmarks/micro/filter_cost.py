@@ -148,15 +148,15 @@ def _group(account: Account, folder: Path, rounds: int) -> Iterator[Round]:
             stack.callback(clients[name].close)
             clients[name].prepare()
         for number in range(rounds + 1):
-            found = _round(clients, rotated(list(clients), number))
+            seconds = _round(clients, rotated(list(clients), number))
             if number:  # the first warms up
-                yield found
+                yield seconds
 
 
 def _round(
     clients: Mapping[str, SmallRequests], order: Sequence[str]
 ) -> Round:
-    found = dict.fromkeys(
+    sums = dict.fromkeys(
         (f"{verb}_{name}" for verb in ("get", "put") for name in clients), 0.0
     )
     for number in range(SLICES):
@@ -167,9 +167,9 @@ def _round(
                 for _ in range(SLICE_REQUESTS):
                     send()
                 seconds = scheduled_seconds(client.pid) - before
-                found[f"{verb}_{name}"] += seconds
+                sums[f"{verb}_{name}"] += seconds
     per_thousand = 1000 / (SLICES * SLICE_REQUESTS)
-    return {name: value * per_thousand for name, value in found.items()}
+    return {name: value * per_thousand for name, value in sums.items()}
 
 
 class SmallRequests:
@@ -207,10 +207,10 @@ class SmallRequests:
     ) -> bytes:
         self._connection.request(method, path, body, self._headers)
         response = self._connection.getresponse()
-        found = response.read()
+        stored = response.read()
         if response.status not in statuses:
-            raise ValueError(f"{method}: {response.status}: {found[:500]!r}")
-        return found
+            raise ValueError(f"{method}: {response.status}: {stored[:500]!r}")
+        return stored
 
     def close(self) -> None:
         self._connection.close()

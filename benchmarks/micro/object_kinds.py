@@ -63,7 +63,7 @@ class User:
         """Port of the object server that is asked first for a whole object."""
         name = f"/{self.account}{path}"
         _, nodes = self._ring.get_nodes(*name[1:].split("/", 2))
-        first = min(nodes, key=lambda each: spread(name, 0, each["id"]))
+        first = min(nodes, key=lambda node: spread(name, 0, node["id"]))
         return int(first["port"])
 
     def put(
@@ -106,12 +106,13 @@ class Shard:
         self.content = content
         samples = list(iter_samples(io.BytesIO(content), name="shard"))
         self.ends = [
-            (each.offset, each.offset + each.length) for each in samples
+            (sample.offset, sample.offset + sample.length)
+            for sample in samples
         ]
         self.photographs = [
             data
-            for each in samples
-            for name, data in each.members.items()
+            for sample in samples
+            for name, data in sample.members.items()
             if name in ("jpg", "jpeg", "png")
         ]
 
@@ -123,7 +124,7 @@ class Shard:
         samples: int = SPAN_SAMPLES,
     ) -> list[Ask]:
         """Requests for all samples, some at a time."""
-        found = []
+        spans = []
         for first in range(0, len(self.ends), samples):
             last = min(first + samples, len(self.ends)) - 1
             begin, end = self.ends[first][0], self.ends[last][1]
@@ -132,8 +133,8 @@ class Shard:
                 "X-Hapi-Range": f"bytes={begin}-{end - 1}",
                 HEADER_IF_SOURCE_ETAG: etag.strip('"'),
             }
-            found.append(Ask(path, {**model, **headers}))
-        return found
+            spans.append(Ask(path, {**model, **headers}))
+        return spans
 
 
 def store_kinds(
@@ -184,15 +185,15 @@ def store_kinds(
         for path in paths.values()
     }
     first_cut = {**model, "X-Hapi-Cut": "1"}
-    found = {
+    spans = {
         name: shard.spans(path, etags[path], model)
         for name, path in paths.items()
     }
     plain = paths["plain"]
-    found["plain_first_cut"] = shard.spans(plain, etags[plain], first_cut)
-    found["plain_index"] = [Ask(plain, {"X-Hapi-Index": "true"})]
+    spans["plain_first_cut"] = shard.spans(plain, etags[plain], first_cut)
+    spans["plain_index"] = [Ask(plain, {"X-Hapi-Index": "true"})]
     photographs = shard.photographs
-    small = [_reduced(each) for each in photographs]
+    small = [_reduced(photograph) for photograph in photographs]
     for name, images, url in (
         ("many", photographs, ""),
         ("many_encrypted", photographs, encrypting_url),
@@ -202,8 +203,8 @@ def store_kinds(
         for number, data in enumerate(images):
             user.put(f"/{name}/{number}", data, url=url)
         body = "\n".join(map(str, range(len(images)))).encode()
-        found[name] = [Ask(f"/{name}?hapi", model, body)]
-    return found
+        spans[name] = [Ask(f"/{name}?hapi", model, body)]
+    return spans
 
 
 def _reduced(photograph: bytes) -> bytes:

@@ -104,7 +104,7 @@ class Station:
 
     def busy(self, now: float) -> float:
         """Part of the time from 0 to ``now`` that the servers are busy."""
-        later = sum(max(0.0, each - now) for each in self._free_at)
+        later = sum(max(0.0, free_at - now) for free_at in self._free_at)
         return (self._seconds - later) / now / len(self._free_at)
 
 
@@ -270,15 +270,15 @@ class Simulation:
     def _order(self, span: Span, proxy: Proxy) -> list[Replica]:
         """Replicas in the order in which a proxy asks them now."""
         asked = [
-            each
-            for each in span.replicas
-            if proxy.suppressed.get(each[0], 0.0) <= self._now
+            replica
+            for replica in span.replicas
+            if proxy.suppressed.get(replica[0], 0.0) <= self._now
         ]
         if self._settings.slack != HASH and asked:
             jobs = {n: proxy.known_jobs(n, self._now) for n, _ in asked}
             most = min(jobs.values()) + self._settings.slack
             if jobs[asked[0][0]] > most:
-                asked.sort(key=lambda each: jobs[each[0]])
+                asked.sort(key=lambda candidate: jobs[candidate[0]])
         return asked
 
     def _compute(
@@ -327,7 +327,7 @@ class Simulation:
 
     def _figures(self) -> Row:
         def busy(stations: Iterable[Station]) -> float:
-            return fmean(each.busy(self._end) for each in stations)
+            return fmean(station.busy(self._end) for station in stations)
 
         s = self._settings
         alive = [node for node in self._nodes if not node.is_dead]
@@ -347,7 +347,7 @@ class Simulation:
             "nodes_per_span": fmean(often) if often else None,
             "heads_per_second": heads / self._end,
             "package_seconds": max(node.has_package_at for node in alive),
-            "proxies_busy": busy(each.cpu for each in self._proxies),
+            "proxies_busy": busy(proxy.cpu for proxy in self._proxies),
             "nodes_busy": busy(node.cpu for node in alive),
             "package_nodes_busy": busy(node.cpu for node in self._owners),
             "disks_busy": busy(disk for node in alive for disk in node.disks),

@@ -139,8 +139,8 @@ def give_up(failure: threading.ExceptHookArgs) -> None:
 
 def main() -> None:
     threading.excepthook = give_up
-    found = rate(**json.load(sys.stdin))
-    json.dump({"samples_per_second": found}, sys.stdout)
+    result = rate(**json.load(sys.stdin))
+    json.dump({"samples_per_second": result}, sys.stdout)
     sys.stdout.flush()
     # Threads are still in torch, which aborts if they end abruptly.
     os._exit(0)

@@ -40,8 +40,8 @@ Put = Callable[[str, bytes], None]
 def images(shards: Shards, put: Put, container: str) -> Mapping[str, Any]:
     """Stores single photographs, ``<key>.jpg``."""
     labels = {}
-    for _, found in shards:
-        for key, jpeg, label in found:
+    for _, photographs in shards:
+        for key, jpeg, label in photographs:
             put(f"{key}.jpg", bytes(jpeg))
             labels[key] = label
     return {"images": container, "labels": labels}
@@ -57,8 +57,8 @@ def mds(shards: Shards, put: Put, container: str) -> Mapping[str, Any]:
         with MDSWriter(
             out=folder, columns=MDS_COLUMNS, size_limit=size_limit
         ) as writer:
-            for _, found in chain([first], shards):
-                for _, jpeg, label in found:
+            for _, photographs in chain([first], shards):
+                for _, jpeg, label in photographs:
                     writer.write({"image": bytes(jpeg), "label": label})
         for path in sorted(Path(folder).iterdir()):
             put(path.name, path.read_bytes())
@@ -67,10 +67,10 @@ def mds(shards: Shards, put: Put, container: str) -> Mapping[str, Any]:
 
 def resized(shards: Shards, put: Put, container: str) -> Mapping[str, Any]:
     """Stores the same tars with resized photographs."""
-    for name, found in shards:
+    for name, photographs in shards:
         sink = io.BytesIO()
         with tarfile.open(fileobj=sink, mode="w") as tar:
-            for key, jpeg, label in found:
+            for key, jpeg, label in photographs:
                 _add(tar, f"{key}.jpg", smaller(jpeg, RESIZE_SIZE))
                 _add(tar, f"{key}.cls", str(label).encode())
         put(name, sink.getvalue())
@@ -124,7 +124,7 @@ def converted(
 
 def main() -> NoReturn:
     functions = (images, mds, resized)
-    serve({each.__name__: partial(converted, each) for each in functions})
+    serve({task.__name__: partial(converted, task) for task in functions})
     os._exit(0)
 
 

@@ -98,14 +98,14 @@ def follow(
         (time, samples so far), at the start and after each batch.
     """
     samples = 0
-    found = [(time.monotonic(), samples)]
+    marks = [(time.monotonic(), samples)]
     for number in itertools.count(epoch):
         with contextlib.closing(steps(number)) as batches:
             for labels in batches:
                 samples += len(labels)
-                found.append((time.monotonic(), samples))
-                if found[-1][0] >= until:
-                    return found
+                marks.append((time.monotonic(), samples))
+                if marks[-1][0] >= until:
+                    return marks
         if not samples:
             raise ValueError(f"epoch {number} has no batch")
     raise AssertionError("epochs are endless")

@@ -41,9 +41,9 @@ class Server:
 
     def __init__(self, name: str) -> None:
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-        module, _, found = OPPONENTS[name].partition(":")
+        module, _, function = OPPONENTS[name].partition(":")
         self._kind: type[Opponent] = getattr(
-            importlib.import_module(f"benchmarks.opponents.{module}"), found
+            importlib.import_module(f"benchmarks.opponents.{module}"), function
         )
         self._opponent: Opponent | None = None
 
@@ -80,11 +80,11 @@ class Server:
         """
         opponent = self._prepared()
         meter = Meter(interface, storage_sessions)
-        found = []
+        epochs = []
         for epoch in range(first, first + count):
             begin = meter.read()
             labels = torch.cat(list(opponent.steps(epoch))).sort().values
-            found.append(
+            epochs.append(
                 {
                     "samples": len(labels),
                     "labels": labels.tolist(),
@@ -92,7 +92,7 @@ class Server:
                     **between(begin, meter.read(), len(labels)),
                 }
             )
-        return found
+        return epochs
 
     def follow(self, epoch: int, until: float) -> list[tuple[float, int]]:
         """Answers :func:`benchmarks.opponents.measurement.follow`."""
@@ -122,7 +122,7 @@ def main() -> NoReturn:
         server.follow,
         server.forget,
     )
-    serve({each.__name__: each for each in questions})
+    serve({question.__name__: question for question in questions})
     server.close()
     # Workers of a loader may be left after an error.
     for child in multiprocessing.active_children():

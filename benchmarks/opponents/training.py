@@ -140,8 +140,8 @@ class Trainer:
         self._scale = self._by_channel(STD)
 
     def _by_channel(self, values: Sequence[float]) -> torch.Tensor:
-        found = torch.tensor(values, device=self._device)
-        return found.view(-1, 1, 1) * 255
+        tensor = torch.tensor(values, device=self._device)
+        return tensor.view(-1, 1, 1) * 255
 
     def features(self, images: torch.Tensor) -> torch.Tensor:
         """Features, ``[batch, …]``, of uint8 images."""
@@ -150,12 +150,12 @@ class Trainer:
             sent = images.to(self._device, non_blocking=True)
             pixels = sent.to(torch.float32).sub_(self._shift)
             # Normalising is faster on contiguous channels.
-            found: torch.Tensor = self.frozen(
+            features: torch.Tensor = self.frozen(
                 pixels.div_(self._scale).contiguous(
                     memory_format=self._memory_format
                 )
             )
-        return found
+        return features
 
     def step(self, features: torch.Tensor, labels: torch.Tensor) -> None:
         """Trains the tail on one batch."""
@@ -171,7 +171,7 @@ class Trainer:
 
 def folded(frozen: nn.Module) -> nn.Module:
     """Folds each batch norm into the convolution before it."""
-    if any(isinstance(each, nn.BatchNorm2d) for each in frozen.modules()):
+    if any(isinstance(module, nn.BatchNorm2d) for module in frozen.modules()):
         frozen = fuse(frozen)
     return frozen
 

@@ -38,17 +38,17 @@ def speedup(record: Record) -> Figure:
     for ax, freeze in zip(axes, SHOWN_FREEZES, strict=True):
         for model in ("resnet18", "mobilenet_v3_small", "vit_b_16"):
             cells = [
-                each
-                for each in entries(record, "grid")
-                if (each["model"], each["freeze"]) == (model, freeze)
-                and each["link"] is not None
+                cell
+                for cell in entries(record, "grid")
+                if (cell["model"], cell["freeze"]) == (model, freeze)
+                and cell["link"] is not None
             ]
-            cells.sort(key=lambda each: float(each["link"]))
-            medians = [each["ratio"]["median"] for each in cells]
-            bounds = [each["ratio"]["interval"] for each in cells]
+            cells.sort(key=lambda cell: float(cell["link"]))
+            medians = [cell["ratio"]["median"] for cell in cells]
+            bounds = [cell["ratio"]["interval"] for cell in cells]
             pairs = list(zip(medians, bounds, strict=True))
             ax.errorbar(
-                [each["link"] for each in cells],
+                [cell["link"] for cell in cells],
                 medians,
                 [[m - b[0] for m, b in pairs], [b[1] - m for m, b in pairs]],
                 color=COLOURS[model],
@@ -68,23 +68,23 @@ def speedup(record: Record) -> Figure:
 def _plain_ticks(
     ax: Axes, horizontal: Sequence[float], vertical: Sequence[float]
 ) -> None:
-    ax.set_xticks(horizontal, [f"{each:g}" for each in horizontal])
-    ax.set_yticks(vertical, [f"{each:g}" for each in vertical])
+    ax.set_xticks(horizontal, [f"{axis:g}" for axis in horizontal])
+    ax.set_yticks(vertical, [f"{axis:g}" for axis in vertical])
     ax.minorticks_off()
 
 
 def runs(record: Record) -> Figure:
     """Seconds from the start to the end of each epoch, by cell."""
-    cells = sorted(entries(record, "runs"), key=lambda each: str(each["name"]))
+    cells = sorted(entries(record, "runs"), key=lambda run: str(run["name"]))
     num_rows = -(-max(4, len(cells)) // 2)
     figure = Figure(figsize=(7.5, 2.6 * num_rows), layout="constrained")
     axes = figure.subplots(num_rows, 2, squeeze=False).flat
     for ax, cell in zip(axes, cells, strict=False):
         for name, colour in COLOURS.items():
-            found = cell["cumulative"].get(name)
-            if found is None:
+            points = cell["cumulative"].get(name)
+            if points is None:
                 continue
-            seconds = found["seconds"]
+            seconds = points["seconds"]
             ours = name.startswith(("auto", "freeze"))
             ax.plot(
                 range(1, len(seconds) + 1),

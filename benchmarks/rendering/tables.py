@@ -48,8 +48,8 @@ def entries(record: Record, experiment: str) -> list[Mapping[str, Any]]:
     """Complete entries of an experiment; empty if it was not run."""
     section = record["experiments"].get(experiment, {})
     section = section.get("body", section)
-    found = section.get("cells") or section.get("entries") or []
-    return [each for each in found if each["complete"]]
+    entries = section.get("cells") or section.get("entries") or []
+    return [entry for entry in entries if entry["complete"]]
 
 
 def interval(low: float, high: float, digits: int = 2) -> str:
@@ -101,19 +101,19 @@ def runs(record: Record) -> Table:
         rows.append(["HAPI auto over the best loader", *over])
     columns = (
         "contender",
-        *(each["name"].replace("/", " ") for each in cells),
+        *(other["name"].replace("/", " ") for other in cells),
     )
     return Table("Seconds of a run of 1, 5 and 20 epochs", columns, rows)
 
 
 def _run_seconds(cumulative: Mapping[str, Any], name: str) -> str:
     """Seconds of whole runs, as far as there are any."""
-    found = []
+    rows = []
     for count in (1, 5, 20):
         run = cumulative.get(f"{name}-{count}", cumulative.get(name))
         if run is not None and len(run["seconds"]) >= count:
-            found.append(f"{run['seconds'][count - 1]:.1f}")
-    return " / ".join(found) or "not run"
+            rows.append(f"{run['seconds'][count - 1]:.1f}")
+    return " / ".join(rows) or "not run"
 
 
 def later_speeds(cell: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -122,16 +122,16 @@ def later_speeds(cell: Mapping[str, Any]) -> Mapping[str, Any]:
     Records of before these tiers have only that of the store.
     """
     if "later_over_stream_first" in cell:
-        found: Mapping[str, Any] = cell["later_over_stream_first"]
-        return found
+        ratios: Mapping[str, Any] = cell["later_over_stream_first"]
+        return ratios
     cached = cell["speedup"].get("freeze-cache")
     return {"store": cached["stream"]} if cached else {}
 
 
 def tenants(record: Record) -> Table:
     """Several accounts at once, with the same network."""
-    rows, found = [], entries(record, "tenants")
-    for entry in sorted(found, key=lambda each: len(each["workloads"])):
+    rows, tenants = [], entries(record, "tenants")
+    for entry in sorted(tenants, key=lambda tenant: len(tenant["workloads"])):
         if len({*entry["workloads"]}) > 1:
             continue
         rates = entry["samples_per_second"]
@@ -183,15 +183,15 @@ def regret(record: Record) -> Table:
 
 def wire_bytes(record: Record) -> Table:
     """JPEG bytes over feature bytes, for the cuts with a goal."""
-    found = record["experiments"].get("bytes", {}).get("goals", ())
+    goals = record["experiments"].get("bytes", {}).get("goals", ())
     rows = [
         (
-            f"{each['network']}, {each['boundary']}",
-            each["encoding"],
-            f"{each['ratio']:.1f}",
-            f"{each['least_ratio']:g}",
+            f"{goal['network']}, {goal['boundary']}",
+            goal["encoding"],
+            f"{goal['ratio']:.1f}",
+            f"{goal['least_ratio']:g}",
         )
-        for each in found
+        for goal in goals
     ]
     columns = ("cut", "encoding", "times fewer bytes", "goal")
     return Table("Bytes of a sample", columns, rows)
@@ -202,13 +202,13 @@ def accuracy(record: Record) -> Table:
     section = record["experiments"].get("accuracy", {})
     rows = []
     for kind, freeze in section.get("freezes", {}).items():
-        for name, found in freeze["ways"].items():
-            off = found["difference"]
+        for name, result in freeze["ways"].items():
+            off = result["difference"]
             rows.append(
                 (
                     f"{kind} ({freeze['module']})",
                     name,
-                    f"{found['mean']:.1%}",
+                    f"{result['mean']:.1%}",
                     f"{100 * off['mean']:+.2f}",
                     interval(100 * off["low"], 100 * off["high"], 1),
                 )

@@ -34,7 +34,7 @@ def calibrate(
     if bed.shaped:
         bed.set_link(None)
     _, *epochs = streaming.epochs(0, 1 + CALIBRATION_EPOCHS)
-    rates = [each["samples_per_second"] for each in epochs]
+    rates = [epoch["samples_per_second"] for epoch in epochs]
     rate, size = statistics.median(rates), epochs[-1]["down_bytes"]
     limit = None if link is None else link * rate * size
     if limit is not None:

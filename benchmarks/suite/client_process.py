@@ -169,12 +169,12 @@ class ClientTier:
         """
         job = self._jobs[name]
         meter = Meter(interface, storage_sessions)
-        found = []
+        epochs = []
         for epoch in range(first, first + count):
             before, begin = job.stats, meter.read()
             exhaust(train_epoch(job, self._optimizers[name], epoch))
             gained = job.stats - before
-            found.append(
+            epochs.append(
                 {
                     "samples": gained.samples,
                     **between(begin, meter.read(), gained.samples),
@@ -183,7 +183,7 @@ class ClientTier:
                     "package_bytes": gained.package_bytes,
                 }
             )
-        return found
+        return epochs
 
     def follow(
         self, name: str, epoch: int, until: float
@@ -206,8 +206,8 @@ class ClientTier:
         with Connection() as connection:
             exhaust(CacheAdminClient(connection).purge())
             connection.put_container(DEFAULT_MODELS_CONTAINER)
-            for each in connection.list(DEFAULT_MODELS_CONTAINER, ""):
-                connection.delete(DEFAULT_MODELS_CONTAINER, each.name)
+            for model in connection.list(DEFAULT_MODELS_CONTAINER, ""):
+                connection.delete(DEFAULT_MODELS_CONTAINER, model.name)
 
     def outlook(self, link: float | None, container: str) -> dict[str, Any]:
         """Cuts to measure; see :mod:`benchmarks.suite.fixed_cuts`.
@@ -283,9 +283,9 @@ def train_epoch(
     criterion = torch.nn.CrossEntropyLoss()
     job.tail.train()
     for features, labels in job.pipeline.loader(epoch):
-        found = job.tail(features)
+        outputs = job.tail(features)
         # There are more samples than classes; see position_of.
-        loss = criterion(found, labels % found.shape[1])
+        loss = criterion(outputs, labels % outputs.shape[1])
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -316,7 +316,7 @@ def main() -> NoReturn:
         tier.plan,
     )
     with contextlib.closing(tier):
-        serve({each.__name__: each for each in questions})
+        serve({question.__name__: question for question in questions})
     # Freeing graphs and weights one by one takes seconds of the core that
     # the next process shares.
     os._exit(0)

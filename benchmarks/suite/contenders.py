@@ -42,7 +42,7 @@ STORED_AS: Mapping[str, str] = MappingProxyType(
 
 def unavailable(names: Sequence[str]) -> dict[str, str]:
     """Opponents that cannot run on this machine, with the reason."""
-    found = {}
+    contenders = {}
     for name in names:
         lacking = [
             library
@@ -50,8 +50,8 @@ def unavailable(names: Sequence[str]) -> dict[str, str]:
             if not _is_installed(library)
         ]
         if lacking:
-            found[name] = f"{', '.join(lacking)} is not installed"
-    return found
+            contenders[name] = f"{', '.join(lacking)} is not installed"
+    return contenders
 
 
 def _is_installed(distribution: str) -> bool:
@@ -82,7 +82,7 @@ class Ours:
     name: str
 
     def epochs(self, first: int, count: int) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = ask(
+        epochs: list[dict[str, Any]] = ask(
             self.client,
             "epochs",
             name=self.name,
@@ -90,7 +90,7 @@ class Ours:
             count=count,
             **_meter(self.bed),
         )
-        return found
+        return epochs
 
 
 class Opponent:
@@ -121,7 +121,7 @@ class Opponent:
         )
 
     def epochs(self, first: int, count: int) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = ask(
+        epochs: list[dict[str, Any]] = ask(
             self._remote,
             "epochs",
             first=first,
@@ -130,8 +130,8 @@ class Opponent:
         )
         # Labels are for tests and would make records long.
         return [
-            {key: value for key, value in each.items() if key != "labels"}
-            for each in found
+            {key: value for key, value in epoch.items() if key != "labels"}
+            for epoch in epochs
         ]
 
 

@@ -49,12 +49,12 @@ def store(
     if not formats:
         return place
     with bed.client.remote(CONVERT) as convert:
-        for each in formats:
+        for layout in formats:
             fields = ask(
                 convert,
-                each,
+                layout,
                 place=asdict(place),
-                container=f"{name}-{each}",
+                container=f"{name}-{layout}",
                 paths=files,
             )
             place = replace(place, **fields)

@@ -52,7 +52,7 @@ def outlook(
             }
             for cut, option in options.items()
         ],
-        "policies": {n: name_of(each.cut) for n, each in policies.items()},
+        "policies": {n: name_of(policy.cut) for n, policy in policies.items()},
         "predicted": {
             **{
                 name_of(cut): problem.samples_per_second(option)

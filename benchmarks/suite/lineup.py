@@ -43,8 +43,8 @@ Settings = Mapping[str, Any]
 
 def options_at(settings: Settings, link: Link) -> Settings:
     """Options for a link, from an opponent's settings in the record."""
-    found = settings.get(SLOW, settings) if is_slow(link) else settings
-    options: Settings = found.get("options", {})
+    chosen = settings.get(SLOW, settings) if is_slow(link) else settings
+    options: Settings = chosen.get("options", {})
     return options
 
 
@@ -66,8 +66,8 @@ class Lineup:
     @property
     def settings(self) -> dict[str, Any]:
         """Settings of all opponents for the present network."""
-        found: dict[str, Any] = self.context.section["opponents"]
-        return found.setdefault(self.workload.model, {})
+        opponents: dict[str, Any] = self.context.section["opponents"]
+        return opponents.setdefault(self.workload.model, {})
 
     def place(self, size: str) -> Place:
         """The data set of a size; stored at first use."""
@@ -97,11 +97,11 @@ class Lineup:
             if name in self.settings:
                 continue
             tuned_as = TUNED_AS.get(name, name)
-            found = known.get(tuned_as) or self.settings.get(tuned_as)
-            if found is None:
-                found = self._tuned(opponent)
-            self.settings[name] = found
-            self.context.note(f"{name}: {found['options']}")
+            tuned = known.get(tuned_as) or self.settings.get(tuned_as)
+            if tuned is None:
+                tuned = self._tuned(opponent)
+            self.settings[name] = tuned
+            self.context.note(f"{name}: {tuned['options']}")
             self.context.save()
 
     def prepare(self, name: str, size: str, link: Link) -> Opponent:
@@ -118,17 +118,17 @@ class Lineup:
         """The fastest settings, without a limit and on a slow link."""
         if self.bed.shaped:
             self.bed.set_link(None)
-        found = {
+        entry = {
             "versions": dict(opponent.versions),
             **self._fastest(opponent, LONG),
         }
         if self.bed.shaped and self.tunes_slow and not self.context.quick:
-            fast = self._epoch(opponent, found["options"], LONG)
+            fast = self._epoch(opponent, entry["options"], LONG)
             rate = SLOW_LINK * fast["samples_per_second"]
             self.bed.set_link(rate * fast["down_bytes"])
-            found[SLOW] = self._fastest(opponent, SHORT)
+            entry[SLOW] = self._fastest(opponent, SHORT)
             self.bed.set_link(None)
-        return found
+        return entry
 
     def _fastest(self, opponent: Opponent, size: str) -> dict[str, Any]:
         """Options with the fastest epoch, and the rates of all."""

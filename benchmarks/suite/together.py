@@ -41,10 +41,10 @@ def client_processes(
             stack.enter_context(
                 replace(
                     bed.client,
-                    environment={**bed.client.environment, **each},
+                    environment={**bed.client.environment, **environment},
                 ).remote(CLIENT)
             )
-            for each in environments
+            for environment in environments
         ]
 
 
@@ -67,16 +67,16 @@ def measure_together(
         pending = [
             pool.submit(
                 ask,
-                each.remote,
+                trainer.remote,
                 "follow",
                 epoch=epoch,
                 until=end,
-                **each.question,
+                **trainer.question,
             )
-            for each in trainers
+            for trainer in trainers
         ]
-        progress = [each.result() for each in pending]
-    rates = [rate_between([each], begin, end) for each in progress]
+        progress = [result.result() for result in pending]
+    rates = [rate_between([points], begin, end) for points in progress]
     return {
         "samples_per_second": sum(rates),
         "each": rates,

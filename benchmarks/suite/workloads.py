@@ -105,7 +105,7 @@ class Workload:
         return f"{self.model}-{size}".replace("_", "-")
 
 
-WORKLOADS = tuple(Workload(*each) for each in LONG_VOLUMES)
+WORKLOADS = tuple(Workload(*volume) for volume in LONG_VOLUMES)
 
 
 def is_slow(link: Link) -> bool:

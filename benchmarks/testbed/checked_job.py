@@ -91,20 +91,20 @@ class CheckedJob:
         """Reads one epoch; counts what is not as it must be."""
         assert self._job is not None
         before = self._job.stats
-        found: dict[int, int] = dict.fromkeys(self._expected, 0)
+        seen: dict[int, int] = dict.fromkeys(self._expected, 0)
         wrong, error = 0, ""
         try:
             for features, labels in self._job.pipeline.loader(number):
                 for feature, label in zip(
                     features, labels.tolist(), strict=True
                 ):
-                    found[label] = found.get(label, 0) + 1
+                    seen[label] = seen.get(label, 0) + 1
                     wrong += not self._is_equal(label, feature)
                 time.sleep(STEP_SECONDS)
         except HapiError as failure:
             error = f"{type(failure).__name__} {failure.code}: {failure}"
         stats = self._job.stats - before
-        counts = list(found.values())
+        counts = list(seen.values())
         return {
             "error": error,
             "wrong": wrong,
@@ -126,13 +126,13 @@ class CheckedJob:
 
 def _local_features(frozen: FrozenGraph, tar: Path) -> dict[int, torch.Tensor]:
     prefix = frozen.prefix(frozen.num_cuts)
-    found = {}
+    digests = {}
     with tar.open("rb") as file, torch.inference_mode():
         for sample in iter_samples(file, name=tar.name):
             image = decode_image(sample.members["jpg"])
             pixels = TRANSFORM.sample(image, sample.key, None)
-            found[number_of(sample.key)] = prefix(pixels[None])[0]
-    return found
+            digests[number_of(sample.key)] = prefix(pixels[None])[0]
+    return digests
 
 
 def main() -> None:

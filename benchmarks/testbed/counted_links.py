@@ -41,9 +41,9 @@ class CountedLink(socketserver.ThreadingTCPServer):
                 sink.sendall(data)
             sink.shutdown(socket.SHUT_WR)
         except OSError:  # an end was closed: so is the other
-            for each in (source, sink):
+            for end in (source, sink):
                 with suppress(OSError):
-                    each.shutdown(socket.SHUT_RDWR)
+                    end.shutdown(socket.SHUT_RDWR)
 
 
 class _Relay(socketserver.BaseRequestHandler):
@@ -51,8 +51,8 @@ class _Relay(socketserver.BaseRequestHandler):
         link, near = self.server, self.request
         assert isinstance(link, CountedLink)
         with socket.create_connection((BACKEND_HOST, link.far_port)) as far:
-            for each in (near, far):
-                each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            for end in (near, far):
+                end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             back = threading.Thread(target=link.copy, args=(far, near))
             back.start()
             link.copy(near, far)
@@ -73,8 +73,8 @@ def place_devices(
         for device in builder.devs:
             device["port"] = ports[device["id"] * len(ports) // NUM_DEVICES]
         for devices in zip(*builder._replica2part2dev, strict=True):
-            found = {builder.devs[each]["port"] for each in devices}
-            if found != {*ports}:
-                raise ValueError(f"{path}: replicas are on {found} only")
+            used = {builder.devs[index]["port"] for index in devices}
+            if used != {*ports}:
+                raise ValueError(f"{path}: replicas are on {used} only")
         builder.get_ring().save(str(path.with_suffix(".ring.gz")))
     return folder

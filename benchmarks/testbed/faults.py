@@ -79,9 +79,9 @@ def schedule(
 ) -> list[Fault]:
     """Faults of a run; those of one host do not overlap."""
     chance = random.Random(seed)
-    weights = [each.weight for each in KINDS.values()]
+    weights = [kind.weight for kind in KINDS.values()]
     free_at: dict[str, float] = {}
-    found = []
+    faults = []
     at = chance.uniform(*gap_seconds)
     while at < seconds:
         [name] = chance.choices(list(KINDS), weights)
@@ -89,13 +89,13 @@ def schedule(
         duration = chance.uniform(*KINDS[name].seconds)
         dice = chance.randrange(2**32)
         hit = occupied(target)
-        if any(free_at.get(each, 0) > at for each in hit):
+        if any(free_at.get(node, 0) > at for node in hit):
             at += RETRY_SECONDS
             continue
-        found.append(Fault(at, name, target, duration, dice))
+        faults.append(Fault(at, name, target, duration, dice))
         free_at |= dict.fromkeys(hit, at + duration + REST_SECONDS)
         at += chance.uniform(*gap_seconds)
-    return found
+    return faults
 
 
 def occupied(target: str) -> set[str]:
@@ -160,15 +160,13 @@ class Faults:
             for path, data in self._flipped.items()
             if path.exists() and path.read_bytes() == data
         }
-        sick = [
-            each for each in self._puts if not self._swift.is_healthy(each)
-        ]
+        sick = [put for put in self._puts if not self._swift.is_healthy(put)]
         return sick + [str(path) for path in self._flipped]
 
     def keep_old(self) -> None:
         """Keeps the present version of all objects for ``old_version``."""
-        for each in self._puts:
-            for path in self._swift.replicas(each):
+        for put in self._puts:
+            for path in self._swift.replicas(put):
                 kept = self._old / path.parent.name
                 kept.mkdir(parents=True, exist_ok=True)
                 # With the extended attributes that are Swift's metadata.
@@ -272,7 +270,7 @@ class Faults:
 
     def rebalance(self, _: str, chance: random.Random) -> Iterator[str]:
         numbers = range(len(STORAGE) * len(DEVICES))
-        weights = {each: chance.uniform(*WEIGHTS) for each in numbers}
+        weights = {number: chance.uniform(*WEIGHTS) for number in numbers}
         self._swift.rebalance(weights)
         yield ""
 

@@ -37,10 +37,10 @@ def new_folder() -> Path:
 
 def owner_lives(folder: Path) -> bool:
     """True if the process of the folder's name still runs."""
-    found = _NAME.fullmatch(folder.name)
-    if found is None:
+    match = _NAME.fullmatch(folder.name)
+    if match is None:
         return False
-    return _start_ticks(int(found[1])) == int(found[2])
+    return _start_ticks(int(match[1])) == int(match[2])
 
 
 def _start_ticks(pid: int) -> int | None:

@@ -27,14 +27,14 @@ def find_tars(
     tars: list[Path] = []
     for source in sources:
         if source.is_file():
-            found = [source]
+            paths = [source]
         else:
-            found = sorted(source.glob(pattern)) or sorted(
+            paths = sorted(source.glob(pattern)) or sorted(
                 source.glob("*.tar")
             )
-        if not found:
+        if not paths:
             raise ValueError(f"{source} is no tar and no folder of tars")
-        tars += found
+        tars += paths
     return tars
 
 

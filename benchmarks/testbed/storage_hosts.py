@@ -74,7 +74,7 @@ def enter(argv: Sequence[str]) -> None:
     if ENTERED not in os.environ:
         if missing := missing_requirements():
             raise TestbedError(f"namespaces need {', '.join(missing)}")
-        paths = [os.path.abspath(each) for each in sys.path]
+        paths = [os.path.abspath(path) for path in sys.path]
         os.environ |= {"PYTHONPATH": os.pathsep.join(paths), ENTERED: "yes"}
         kinds = ("--net", "--mount", "--pid", "--fork", "--mount-proc")
         own = (sys.executable, "-m", "benchmarks", "object_chaos", *argv)
@@ -185,15 +185,22 @@ class Host:
         if parser.has_section("pipeline:main"):
             main = parser["pipeline:main"]
             *filters, app = main["pipeline"].split()
-            filters = [each for each in filters if each not in without]
+            filters = [
+                section_name
+                for section_name in filters
+                if section_name not in without
+            ]
             main["pipeline"] = " ".join([*filters, app])
-            uses = {f"filter:{each}": each for each in filters}
+            uses = {
+                f"filter:{section_name}": section_name
+                for section_name in filters
+            }
             uses[f"app:{app}"] = app.removesuffix("-server")
-            for section, each in uses.items():
+            for section, options in uses.items():
                 if not parser.has_section(section):
                     parser.add_section(section)
                 if not {"use", "paste.filter_factory"} & {*parser[section]}:
-                    program = f"egg:swift#{each.replace('-', '_')}"
+                    program = f"egg:swift#{options.replace('-', '_')}"
                     parser[section]["use"] = program
         path = self.etc / name
         with path.open("w") as out:
@@ -267,7 +274,9 @@ class StorageHosts:
         return f"http://{self.hosts[proxy].address}:{PORTS['proxy']}"
 
     def _start(self, host: Host) -> None:
-        policies = {each["name"]: each for each in LAYOUTS["mixed"].policies}
+        policies = {
+            policy["name"]: policy for policy in LAYOUTS["mixed"].policies
+        }
         chosen = {**policies[REPLICATED], "default": "yes"}, policies[CODED]
         host.configure(
             "swift.conf",
@@ -316,7 +325,7 @@ class StorageHosts:
             hapi["places"] = PLACES[host.name]
             sections |= {"filter:hapi": hapi, **self._proxy()}
         elif kind == "object":
-            sections |= {f"object-{each}": {} for each in DAEMONS}
+            sections |= {f"object-{daemon}": {} for daemon in DAEMONS}
             # There is no rsync daemon.
             sections["object-replicator"] = {"sync_method": "ssync"}
             sections["filter:hapi_object"] = hapi
@@ -387,7 +396,7 @@ class StorageHosts:
         for name in ("account", "container", "object", "object-1"):
             kind = name.partition("-")[0]
             is_object = kind == "object"
-            hosts = [self.hosts[each] for each in STORAGE]
+            hosts = [self.hosts[server] for server in STORAGE]
             ring = RingBuilder(PART_POWER, REPLICAS if is_object else 1, 0)
             for number, host in enumerate(hosts if is_object else [first]):
                 for device in DEVICES:
@@ -448,7 +457,7 @@ class StorageHosts:
 
     def is_healthy(self, path: str) -> bool:
         """True if all replicas, and no others, have the newest version."""
-        names = [each.name for each in self.replicas(path)]
+        names = [replica.name for replica in self.replicas(path)]
         times = {name[:_TIMESTAMP_CHARACTERS] for name in names}
         # Fragments differ in their numbers, replicas do not.
         is_whole = len({*names}) in (1, REPLICAS)

@@ -104,7 +104,7 @@ class StorageTier:
 
     def _pids(self) -> dict[str, int]:
         status = Cluster.attach(self._paths.directory).status()
-        pids = {n: each["pid"] for n, each in status["children"].items()}
+        pids = {n: child["pid"] for n, child in status["children"].items()}
         if self._worker is not None:
             pids["worker"] = self._worker.pid
         return pids

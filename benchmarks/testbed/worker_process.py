@@ -94,7 +94,7 @@ def ask_all(
     with ThreadPoolExecutor(len(clients)) as pool:
         pending = [pool.submit(ask, client) for client in clients]
         try:
-            return [each.result() for each in pending]
+            return [process.result() for process in pending]
         except BaseException:
             with ThreadPoolExecutor(len(clients)) as closers:
                 list(closers.map(Remote.close, clients))
