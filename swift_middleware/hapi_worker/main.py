@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from hapi_protocol.printable import LineFormatter
 from hapi_worker.config import WorkerConfig, load_config, merged
-from hapi_worker.monitoring.malloc_tuning import keep_heap
+from hapi_worker.monitoring.malloc_tuning import HeapTrimmer, keep_heap
 from hapi_worker.server.status import package_version
 from hapi_worker.server.systemd import (
     inherited_sockets,
@@ -138,10 +138,12 @@ def _serve(path: str, config: WorkerConfig) -> int:
     notify_systemd("READY=1")
     loader.begin()
     worker.self_test.begin()
+    heap = HeapTrimmer(lambda: bool(worker.admission.jobs()))
     while (number := signals.wait(TICK_SECONDS)) in (None, signal.SIGHUP):
         if number is None:
             worker.admission.drop_expired()
             worker.check_devices()
+            heap.check()
         else:
             _reload(path, worker)
     notify_systemd("STOPPING=1")

@@ -11,22 +11,19 @@ idle and once a minute.
 from __future__ import annotations
 
 import ctypes
-import logging
-import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 M_TRIM_THRESHOLD = -1
 M_MMAP_MAX = -4
 M_ARENA_MAX = -8
 """Options of glibc's malloc.h; see mallopt(3)."""
 TRIM_THRESHOLD_BYTES = 512 << 20
-CHECK_SECONDS = 2.0
-"""Interval of the checks for an idle worker."""
+"""Free memory at the end of the heap that malloc never returns itself: more
+than the blocks of a micro-batch, so that :class:`HeapTrimmer` decides."""
 TRIM_SECONDS = 60.0
 """Interval of trims while there is work."""
-
-logger = logging.getLogger(__name__)
 
 
 def keep_heap() -> bool:
@@ -34,24 +31,25 @@ def keep_heap() -> bool:
 
     Call it before threads start: those keep their own heaps.
     """
-    libc = _glibc()
-    if libc is None:
-        return False
+    libc = ctypes.CDLL(None)
     options = {
         M_ARENA_MAX: 1,
         M_MMAP_MAX: 0,
         M_TRIM_THRESHOLD: TRIM_THRESHOLD_BYTES,
     }
-    return all(libc.mallopt(*option) for option in options.items())
+    return hasattr(libc, "mallopt") and all(
+        libc.mallopt(*option) for option in options.items()
+    )
 
 
 def trim_heap() -> None:
-    """Returns free memory to the kernel."""
-    libc = _glibc()
-    if libc is not None:
+    """Returns free memory to the kernel, if this C library can."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "malloc_trim"):
         libc.malloc_trim(0)
 
 
+@dataclass
 class HeapTrimmer:
     """Trims the heap when a worker becomes idle, and once a minute.
 
@@ -61,48 +59,19 @@ class HeapTrimmer:
         clock: monotonic seconds.
     """
 
-    def __init__(
-        self,
-        is_busy: Callable[[], bool],
-        trim: Callable[[], None] = trim_heap,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._is_busy = is_busy
-        self._trim = trim
-        self._clock = clock
-        self._trimmed = clock()
+    is_busy: Callable[[], bool]
+    trim: Callable[[], None] = trim_heap
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
+        self._trimmed = self.clock()
         self._was_busy = False
-        self._ended = threading.Event()
-        self._thread = threading.Thread(
-            target=self._watch, name="heap", daemon=True
-        )
-
-    def begin(self) -> None:
-        """Starts the thread."""
-        self._thread.start()
-
-    def end(self) -> None:
-        """Ends the thread."""
-        self._ended.set()
-        if self._thread.ident is not None:
-            self._thread.join()
 
     def check(self) -> None:
         """Trims if work has ended since the last check, or lasts long."""
-        busy, now = self._is_busy(), self._clock()
-        if self._was_busy and not (
-            busy and now - self._trimmed < TRIM_SECONDS
-        ):
-            self._trim()
+        busy, now = self.is_busy(), self.clock()
+        is_late = now - self._trimmed >= TRIM_SECONDS
+        if self._was_busy and (is_late or not busy):
+            self.trim()
             self._trimmed = now
         self._was_busy = busy
-
-    def _watch(self) -> None:
-        while not self._ended.wait(CHECK_SECONDS):
-            self.check()
-
-
-def _glibc() -> ctypes.CDLL | None:
-    libc = ctypes.CDLL(None)
-    known = hasattr(libc, "mallopt") and hasattr(libc, "malloc_trim")
-    return libc if known else None

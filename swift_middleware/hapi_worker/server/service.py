@@ -10,7 +10,6 @@ from hapi_splitter.fork_server import ForkServer
 from hapi_worker.config import WorkerConfig
 from hapi_worker.jobs.worker import Worker
 from hapi_worker.models.package_loader import PackageLoad
-from hapi_worker.monitoring.malloc_tuning import HeapTrimmer
 from hapi_worker.server.app import WorkerApp
 from hapi_worker.server.unix_server import SocketInUseError, UnixServer
 
@@ -45,8 +44,6 @@ class Service:
             fork_server=fork_server,
             out_of_service=out_of_service,
         )
-        admission = self.worker.admission
-        self._heap = HeapTrimmer(lambda: bool(admission.jobs()))
         timeout = config.stall_seconds
         self._servers = [
             UnixServer(
@@ -77,7 +74,6 @@ class Service:
             SocketInUseError: another worker uses a socket.
             OSError: a socket cannot be opened; then both are closed.
         """
-        self._heap.begin()
         try:
             for server in self._servers:
                 server.begin()
@@ -98,5 +94,4 @@ class Service:
         for server in self._begun:
             server.end()
         self._begun.clear()
-        self._heap.end()
         self.ended = self.worker.close()

@@ -77,13 +77,6 @@ def test_heap_is_trimmed_once_a_minute_while_there_is_work(clock):
     assert trimmed == [100 + TRIM_SECONDS, 100 + 2 * TRIM_SECONDS]
 
 
-def test_thread_of_the_trimmer_ends():
-    heap = HeapTrimmer(lambda: False)
-    heap.begin()
-    heap.end()
-    assert not heap._thread.is_alive()
-
-
 FAULTS_AGAIN = """
 import resource, threading
 from hapi_worker.monitoring.malloc_tuning import keep_heap
