@@ -28,7 +28,7 @@ class ClientDisconnectedError(Exception):
     """The peer closed the connection before the end of the body."""
 
 
-class Connection:
+class PeerConnection:
     """A request's socket, for what WSGI does not offer.
 
     Args:

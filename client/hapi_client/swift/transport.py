@@ -237,14 +237,14 @@ class _Adapter(HTTPAdapter):
                 owners.claim(self.sock)
                 return super().getresponse()  # type: ignore[misc]
 
-        class Connection(Claims, HTTPConnection):
+        class PlainConnection(Claims, HTTPConnection):
             pass
 
         class TLSConnection(Claims, HTTPSConnection):
             pass
 
         class Pool(HTTPConnectionPool):
-            ConnectionCls = Connection
+            ConnectionCls = PlainConnection
 
         class TLSPool(HTTPSConnectionPool):
             ConnectionCls = TLSConnection

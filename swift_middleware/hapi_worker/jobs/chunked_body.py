@@ -3,7 +3,7 @@
 cheroot's own reader takes a truncated last chunk for a clean end, holds a
 chunk of any size in memory and does not measure its waiting time.  This one
 reads from the same buffered connection, ends only at a complete last chunk,
-and is woken by :meth:`Connection.stop_reading`.
+and is woken by :meth:`PeerConnection.stop_reading`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hapi_protocol.errors import (
     TooLargeError,
     TooSlowError,
 )
-from hapi_worker.peer import ClientDisconnectedError, Connection
+from hapi_worker.peer import ClientDisconnectedError, PeerConnection
 
 MAX_CHUNK_HEADER_BYTES = 128
 MAX_TRAILERS = 16
@@ -40,7 +40,7 @@ class ChunkedBody:
 
     def __init__(
         self,
-        connection: Connection,
+        connection: PeerConnection,
         *,
         length_bytes: int,
         idle_seconds: float,

@@ -36,7 +36,11 @@ from hapi_worker.execution.coalescing import Group
 from hapi_worker.execution.decode import LargeDecoder
 from hapi_worker.jobs.chunked_body import ChunkedBody
 from hapi_worker.monitoring.accounting import JobUsageMeter
-from hapi_worker.peer import POLL_SECONDS, ClientDisconnectedError, Connection
+from hapi_worker.peer import (
+    POLL_SECONDS,
+    ClientDisconnectedError,
+    PeerConnection,
+)
 from hapi_worker.scheduling.batch_size import DEFAULT_LINGER_SECONDS
 from hapi_worker.scheduling.fair_pool import FairPool
 
@@ -89,7 +93,7 @@ class Pipeline:
         self,
         samples: Iterator[Sample],
         body: ChunkedBody,
-        connection: Connection,
+        connection: PeerConnection,
         *,
         account: str,
         encoding: str,

@@ -68,8 +68,8 @@ from hapi_worker.monitoring.load_meter import LoadMeter
 from hapi_worker.monitoring.metrics import Metrics
 from hapi_worker.peer import (
     ClientDisconnectedError,
-    Connection,
     IsDisconnected,
+    PeerConnection,
     always_connected,
     client_disconnected_error,
 )
@@ -292,7 +292,7 @@ class Worker:
             + self.admission.queue.num_waiting(),
         )
 
-    def stream(self, job_id: str, connection: Connection) -> JobStream:
+    def stream(self, job_id: str, connection: PeerConnection) -> JobStream:
         """Answers ``POST /jobs/<id>``; returns at the first whole sample.
 
         Raises:
@@ -507,7 +507,7 @@ class Worker:
         job: Job,
         meter: JobUsageMeter,
         body: ChunkedBody,
-        connection: Connection,
+        connection: PeerConnection,
         cleanup: ExitStack,
     ) -> Pipeline:
         config = self.config

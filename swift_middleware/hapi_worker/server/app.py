@@ -37,12 +37,12 @@ from hapi_worker.jobs.worker import MAX_UPLOADS, MAX_WAITING_UPLOADS, Worker
 from hapi_worker.models.registry import KnownModel
 from hapi_worker.models.uploads import too_busy_error
 from hapi_worker.monitoring.metrics import CONTENT_TYPE as METRICS_CONTENT_TYPE
-from hapi_worker.peer import Connection
+from hapi_worker.peer import PeerConnection
 from hapi_worker.server.status import package_version, status_of
 from hapi_worker.wait_queue import QueueLimits, WaitQueue
 
 ENVIRON_CONNECTION = "hapi_worker.connection"
-"""WSGI key of the request's :class:`Connection`, if the body is chunked."""
+"""WSGI key of the :class:`PeerConnection` of a request with chunked body."""
 ENVIRON_IS_DISCONNECTED = "hapi_worker.is_disconnected"
 """WSGI key of a function that returns True if the caller disconnected."""
 ENVIRON_BROKEN_BODY = "hapi_worker.broken_body"
@@ -301,9 +301,9 @@ def _job_id(request: Any) -> str:
     return str(request.path.removeprefix("/jobs/"))
 
 
-def _connection(request: Any) -> Connection:
+def _connection(request: Any) -> PeerConnection:
     connection = request.environ.get(ENVIRON_CONNECTION)
-    if not isinstance(connection, Connection):
+    if not isinstance(connection, PeerConnection):
         raise AnnotationError(
             "bad_request", "the body of a job must be chunked"
         )

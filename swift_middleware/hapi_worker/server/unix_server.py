@@ -14,7 +14,7 @@ from cheroot import server as cheroot_server
 from cheroot import wsgi
 
 from hapi_worker.jobs.chunked_body import MAX_READ_BYTES
-from hapi_worker.peer import Connection
+from hapi_worker.peer import PeerConnection
 from hapi_worker.server.app import (
     ENVIRON_BROKEN_BODY,
     ENVIRON_CONNECTION,
@@ -56,7 +56,7 @@ class _Request(cheroot_server.HTTPRequest):
         super().send_headers()
 
 
-class _Connection(cheroot_server.HTTPConnection):
+class _CherootConnection(cheroot_server.HTTPConnection):
     RequestHandlerClass = _Request
     rbufsize = MAX_READ_BYTES
     is_new = True
@@ -65,7 +65,7 @@ class _Connection(cheroot_server.HTTPConnection):
 class _Gateway(wsgi.Gateway_10):
     def __init__(self, req: Any) -> None:
         super().__init__(req)
-        connection = Connection(req.conn.socket, req.conn.rfile)
+        connection = PeerConnection(req.conn.socket, req.conn.rfile)
         self.env[ENVIRON_IS_DISCONNECTED] = connection.is_disconnected
         if req.chunked_read:
             self.env[ENVIRON_CONNECTION] = connection
@@ -105,7 +105,7 @@ class UnixServer(wsgi.Server):
         listener: open socket at that path, which is not removed at the end.
     """
 
-    ConnectionClass = _Connection
+    ConnectionClass = _CherootConnection
     max_request_header_size = MAX_HEADER_BYTES
     expiration_interval = 0.2  # also the time a stop may take
 

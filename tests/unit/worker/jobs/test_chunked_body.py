@@ -12,7 +12,7 @@ from cheroot.makefile import StreamReader
 
 from hapi_protocol.errors import HapiError, TooLargeError, TooSlowError
 from hapi_worker.jobs.chunked_body import ChunkedBody
-from hapi_worker.peer import ClientDisconnectedError, Connection
+from hapi_worker.peer import ClientDisconnectedError, PeerConnection
 
 CHUNKS = b"4;x=y\r\nab\nd\r\n006\r\nefghi\r\r\n0\r\nTrailer: x\r\n\r\n"
 
@@ -23,7 +23,7 @@ class Wire:
     def __init__(self, length_bytes, idle_seconds):
         self.ours, self.theirs = socket.socketpair()
         self._sender: threading.Thread | None = None
-        self.connection = Connection(
+        self.connection = PeerConnection(
             self.ours, StreamReader(self.ours, "rb", 64 * 1024)
         )
         self.body = ChunkedBody(
