@@ -11,20 +11,14 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import partial
 from typing import Protocol
 
-import torch
-
 from hapi_protocol.errors import HapiError
-from hapi_splitter.encodings import EncodedFeatures
 from hapi_worker.execution.batch_items import MicroBatch, QueuedSample
-from hapi_worker.execution.decode import Decoder
+from hapi_worker.execution.device_executor import PrefixCompute
 from hapi_worker.execution.forward import PassResult
-from hapi_worker.models.device_models import Lease
-from hapi_worker.models.loaded_model import Reservation
 from hapi_worker.models.uploads import copy_of_error
 from hapi_worker.scheduling.batch_size import (
     DEFAULT_LINGER_SECONDS,
@@ -77,55 +71,6 @@ class Stream(Protocol):
         """The stream's pass failed; called without the lock."""
 
 
-class Compute(Protocol):
-    """The computation of a group."""
-
-    @property
-    def decoder(self) -> Decoder:
-        """Makes one input of the model from a sample."""
-
-    @property
-    def input_bytes(self) -> int:
-        """Bytes of one input."""
-
-    @property
-    def output_bytes(self) -> int:
-        """Bytes of one sample's features before encoding."""
-
-    def core_seconds(self) -> float:
-        """Clock of the CPU time of the calling thread and its helpers."""
-
-    def reserve(
-        self, size: int, retry: Callable[[], None]
-    ) -> Reservation | None:
-        """Reserves working memory; see ``DeviceModels.reserve``."""
-
-    def cancel_wait(self, retry: Callable[[], None]) -> None:
-        """Cancels the wait for memory of :meth:`reserve`."""
-
-    def free(self, reservation: Reservation) -> None:
-        """Returns the working memory."""
-
-    def run(self, images: Sequence[torch.Tensor], size: int) -> PassResult:
-        """Runs a pass of ``size`` on the calling thread of the device."""
-
-    def encode(self, rows: torch.Tensor, encoding: str) -> EncodedFeatures:
-        """Encodes some rows of a pass for the wire, on the host."""
-
-
-@dataclass(frozen=True)
-class GroupKey:
-    """The properties that streams of a group have in common."""
-
-    account: str
-    device: str
-    digest: str
-    cut: int
-    dtype: str
-    size: int
-    transform: str
-
-
 class Group:
     """Streams that share micro-batches, and the lock that guards them.
 
@@ -140,7 +85,7 @@ class Group:
     def __init__(
         self,
         account: str,
-        compute: Compute,
+        compute: PrefixCompute,
         pool: FairPool,
         size: int,
         *,
@@ -212,9 +157,11 @@ class Group:
             if not self._num_due():
                 self._num_requested -= 1
                 self._stop_waiting()
-                self.compute.cancel_wait(self._wake)
+                self.compute.memory.cancel_wait(self._wake)
                 return
-            reservation = self.compute.reserve(self.size, self._wake)
+            reservation = self.compute.memory.reserve(
+                self.compute.lease, self.size, self._wake
+            )
             if reservation is None:
                 # One pass waits for its turn, and stays requested.
                 self._num_requested -= self._waits_for_memory
@@ -225,7 +172,7 @@ class Group:
         try:
             self._run(reservation.batch)
         finally:
-            self.compute.free(reservation)
+            self.compute.memory.free(reservation)
 
     def _stop_waiting(self) -> None:
         self._num_requested -= self._waits_for_memory
@@ -318,33 +265,28 @@ class Group:
 
 
 class Groups:
-    """The groups of a worker; each exists as long as it has streams."""
+    """The groups of a worker; each exists as long as it has streams.
+
+    The key of a group has the properties that its streams have in common.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._groups: dict[GroupKey, tuple[Group, int]] = {}
+        self._groups: dict[Hashable, tuple[Group, int]] = {}
 
-    def join(self, key: GroupKey, make: Callable[[], Group]) -> Group:
+    def join(self, key: Hashable, make: Callable[[], Group]) -> Group:
         """Returns the group of a key; makes it if there is none."""
         with self._lock:
             group, members = self._groups.get(key) or (make(), 0)
             self._groups[key] = group, members + 1
             return group
 
-    def leave(self, key: GroupKey) -> None:
+    def leave(self, key: Hashable) -> None:
         """Undoes one :meth:`join`."""
         with self._lock:
             group, members = self._groups.pop(key)
             if members > 1:
                 self._groups[key] = group, members - 1
-
-
-def group_key(
-    account: str, lease: Lease, size: int, device: str, transform: str
-) -> GroupKey:
-    """Makes the key of a job that holds ``lease``."""
-    cut, dtype = lease.cut_dtype
-    return GroupKey(account, device, lease.digest, cut, dtype, size, transform)
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -26,7 +26,7 @@ from hapi_worker.execution.forward import (
 )
 from hapi_worker.execution.quarantine import ModelQuarantine
 from hapi_worker.models.device_models import DeviceModels, Lease
-from hapi_worker.models.loaded_model import Reservation
+from hapi_worker.models.working_memory import WorkingMemory
 from hapi_worker.scheduling.fair_pool import FairPool
 
 RETRY_SECONDS = 5.0
@@ -118,9 +118,15 @@ class Executor:
         self._failed(self)
 
 
+def executor_of(executors: Iterable[Executor], lease: Lease) -> Executor:
+    """Returns the executor of the device that has the leased model."""
+    models = lease.device_models
+    return next(e for e in executors if e.device_models is models)
+
+
 @dataclass(eq=False)
 class PrefixCompute:
-    """A model up to a cut, on one device; a ``coalescing.Compute``.
+    """The computation of a group: a model up to a cut, on one device.
 
     Args:
         lease: a job's hold on the model for the cut.
@@ -138,30 +144,26 @@ class PrefixCompute:
 
     @property
     def input_bytes(self) -> int:
+        """Bytes of one input."""
         return self.lease.frozen.form.num_bytes
 
     @cached_property
     def output_bytes(self) -> int:
+        """Bytes of one sample's features before encoding."""
         return self.lease.frozen.cuts[self.lease.cut - 1].bytes_per_sample
 
     def core_seconds(self) -> float:
+        """Clock of the CPU time of the calling thread and its helpers."""
         return core_clock(self.executor.device)
 
-    def reserve(
-        self, size: int, retry: Callable[[], None]
-    ) -> Reservation | None:
-        return self.executor.device_models.working_memory.reserve(
-            self.lease, size, retry
-        )
-
-    def cancel_wait(self, retry: Callable[[], None]) -> None:
-        self.executor.device_models.working_memory.cancel_wait(retry)
-
-    def free(self, reservation: Reservation) -> None:
-        self.executor.device_models.working_memory.free(reservation)
+    @property
+    def memory(self) -> WorkingMemory:
+        """Working memory of the device, which passes reserve."""
+        return self.executor.device_models.working_memory
 
     def run(self, images: Sequence[torch.Tensor], size: int) -> PassResult:
-        """
+        """Runs a pass of ``size`` on the calling thread of the device.
+
         Raises:
             UnavailableError: the device has failed.
             DoesNotFitError: not even one sample fits now.
@@ -174,9 +176,7 @@ class PrefixCompute:
         if done.num_halvings:
             self.oom()
             tried = size >> (done.num_halvings - 1)
-            self.executor.device_models.working_memory.record_out_of_memory(
-                self.lease, tried
-            )
+            self.memory.record_out_of_memory(self.lease, tried)
         self.quarantine.note(self.lease.digest, time.monotonic() - started)
         return done
 

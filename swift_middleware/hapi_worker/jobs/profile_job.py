@@ -33,7 +33,7 @@ from hapi_protocol.job_messages import ModelIdentity, ProfileRequest
 from hapi_protocol.profiles import ModelProfile
 from hapi_splitter.numerics import numerics_tag
 from hapi_splitter.profiling.profiler import profile_model
-from hapi_worker.execution.device_executor import Executor
+from hapi_worker.execution.device_executor import Executor, executor_of
 from hapi_worker.execution.forward import is_out_of_memory
 from hapi_worker.jobs.admission import Admission
 from hapi_worker.models.device_models import Lease
@@ -221,7 +221,7 @@ class Profiling:
 
     def _submit(self, account: str, run: _Run) -> None:
         try:
-            self._executor(run.lease).pool.submit(
+            executor_of(self._executors, run.lease).pool.submit(
                 account, lambda: self._measure(run), kind=PROFILE
             )
         except RuntimeError:
@@ -274,7 +274,7 @@ class Profiling:
         started = self._clock()
         result: ModelProfile | HapiError
         try:
-            guarded = self._executor(run.lease).guarded()
+            guarded = executor_of(self._executors, run.lease).guarded()
             with self._quiet(run.lease), guarded:
                 result = self._measured(run.lease)
         except HapiError as error:
@@ -297,7 +297,7 @@ class Profiling:
         Raises:
             UnavailableError: ``queue_full``: running work does not end.
         """
-        mine = self._executor(lease).pool
+        mine = executor_of(self._executors, lease).pool
         until = time.monotonic() + QUIET_SECONDS
         with contextlib.ExitStack() as pauses:
             for pool in self._pools:
@@ -313,13 +313,6 @@ class Profiling:
                         "profile would measure that too",
                     )
             yield
-
-    def _executor(self, lease: Lease) -> Executor:
-        return next(
-            executor
-            for executor in self._executors
-            if executor.device_models is lease.device_models
-        )
 
     def _measured(self, lease: Lease) -> ModelProfile:
         started = self._clock()

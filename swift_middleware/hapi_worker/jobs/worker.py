@@ -27,9 +27,13 @@ from hapi_splitter.host_limits import allowed_cores
 from hapi_splitter.numerics import enforce_exact, numerics_tag
 from hapi_splitter.profiling.profiler import DEFAULT_BATCHES
 from hapi_worker.config import WorkerConfig
-from hapi_worker.execution.coalescing import Group, Groups, group_key
+from hapi_worker.execution.coalescing import Group, Groups
 from hapi_worker.execution.decode import LargeDecoder, decoder_of
-from hapi_worker.execution.device_executor import Executor, PrefixCompute
+from hapi_worker.execution.device_executor import (
+    Executor,
+    PrefixCompute,
+    executor_of,
+)
 from hapi_worker.execution.devices import (
     DevicePlan,
     allocated_bytes,
@@ -372,7 +376,9 @@ class Worker:
         if self.decode_pool is not None:
             return self.decode_pool
         # An index job decodes nothing.
-        executor = self._executor_of(lease) if lease else self.executors[0]
+        executor = (
+            executor_of(self.executors, lease) if lease else self.executors[0]
+        )
         return executor.pool
 
     def _large_decoder(self, lease: Lease) -> LargeDecoder:
@@ -427,7 +433,7 @@ class Worker:
         if job.lease is None:
             return None
         lease = job.lease
-        executor = self._executor_of(lease)
+        executor = executor_of(self.executors, lease)
         if not executor.in_service:
             raise executor.failure()
         size = batch_size(
@@ -435,7 +441,8 @@ class Worker:
             start.num_samples(job.request),
         )
         transform = job.request.transform
-        key = group_key(job.account, lease, size, executor.name, transform)
+        prefix = executor.name, lease.digest, lease.cut_dtype
+        key = job.account, prefix, size, transform
 
         def make() -> Group:
             compute = PrefixCompute(
@@ -461,13 +468,6 @@ class Worker:
         group = self.groups.join(key, make)
         cleanup.callback(self.groups.leave, key)
         return group
-
-    def _executor_of(self, lease: Lease) -> Executor:
-        return next(
-            executor
-            for executor in self.executors
-            if executor.device_models is lease.device_models
-        )
 
     def _end_job(
         self,

@@ -63,6 +63,7 @@ class Compute:
 
     input_bytes = 4
     output_bytes = 4
+    lease = None
 
     def __init__(self):
         self.ran: list[list[float]] = []
@@ -72,6 +73,7 @@ class Compute:
         self.seconds = 0.0
         self.pass_seconds = 1.0
         self.cores = 0.0
+        self.memory = self
 
     def decoder(self, sample):
         if sample.key.startswith("bad"):
@@ -81,7 +83,7 @@ class Compute:
     def core_seconds(self):
         return self.cores
 
-    def reserve(self, size, starved):
+    def reserve(self, lease, size, starved):
         if self.room == 0:
             self.starved.append(starved)
             return None
