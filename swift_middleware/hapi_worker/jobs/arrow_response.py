@@ -6,7 +6,7 @@ import errno
 import logging
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from hapi_protocol.errors import HapiError
 from hapi_protocol.feature_stream import Row
@@ -22,7 +22,6 @@ from hapi_protocol.summary import WorkerLoad
 from hapi_protocol.tee_stream import BOTH, CONTENT_TYPE_TEE, end_frame, frame
 from hapi_splitter.encodings import EncodedFeatures
 from hapi_worker.execution.batch_items import MicroBatch
-from hapi_worker.jobs.chunked_body import ChunkedBody
 from hapi_worker.jobs.pipeline import Pipeline
 from hapi_worker.monitoring.accounting import JobTotals
 from hapi_worker.monitoring.metrics import Metrics
@@ -38,6 +37,7 @@ class BrokenStreamError(ConnectionAbortedError):
     """Makes the server close the connection without a last chunk."""
 
 
+@dataclass(eq=False)
 class JobStream:
     """A WSGI body: the job's feature stream, or its index stream.
 
@@ -50,22 +50,14 @@ class JobStream:
             reason (see ``Usage``) and the job's totals.
     """
 
-    def __init__(
-        self,
-        request: JobRequest,
-        pipeline: Pipeline,
-        body: ChunkedBody,
-        schema: object,
-        metrics: Metrics,
-        load: Callable[[], WorkerLoad],
-        on_end: Callable[[str, str, JobTotals], None],
-    ) -> None:
-        self._request = request
-        self._pipeline = pipeline
-        self._body = body
-        self._metrics = metrics
-        self._load = load
-        self._on_end = on_end
+    request: JobRequest
+    pipeline: Pipeline
+    schema: object
+    metrics: Metrics
+    load: Callable[[], WorkerLoad]
+    on_end: Callable[[str, str, JobTotals], None]
+
+    def __post_init__(self) -> None:
         self._pieces: list[bytes] = []
         self._saturated = 0
         self._cpu_seconds = 0.0
@@ -76,17 +68,17 @@ class JobStream:
         self._outcome = (OUTCOME_GONE, "")
         self._closed = False
         sink = _Appender(self._pieces)
-        is_framed = request.is_split or request.is_merged
+        is_framed = self.request.is_split or self.request.is_merged
         self._framed = _FramedSink(sink) if is_framed else None
         self._writer = (
             FeatureStreamWriter(
                 self._framed,
-                schema,
+                self.schema,
                 self._framed.mark,
-                is_merged=request.is_merged,
+                is_merged=self.request.is_merged,
             )
             if self._framed
-            else FeatureStreamWriter(sink, schema)
+            else FeatureStreamWriter(sink, self.schema)
         )
         if self._framed:
             self._framed.flush()
@@ -109,23 +101,23 @@ class JobStream:
         self._closed = True
         try:
             self._output.close()
-            self._pipeline.cancel()
+            self.pipeline.cancel()
             self._report()
         finally:
-            self._on_end(*self._outcome, self._final_totals())
+            self.on_end(*self._outcome, self._final_totals())
 
     def _final_totals(self) -> JobTotals:
         return replace(
             self._totals,
             sent_bytes=self._sent_bytes,
-            source_bytes=self._body.bytes_read,
+            source_bytes=self.pipeline.body.bytes_read,
             cpu_seconds=self._own_cpu(),
         )
 
     def _own_cpu(self) -> float:
         """CPU seconds of the reader and of this thread, which also sends."""
         own = time.thread_time() - self._started_cpu
-        return self._pipeline.read_cpu + own
+        return self.pipeline.read_cpu + own
 
     def blocked_seconds(self) -> float:
         """Time for which the client has been taking the present piece."""
@@ -135,7 +127,7 @@ class JobStream:
     def abort(self, error: HapiError) -> None:
         """Ends the stream, from another thread."""
         self._outcome = OUTCOME_FAILED, error.code
-        self._pipeline.abort(error)
+        self.pipeline.abort(error)
 
     def stalled(self) -> None:
         """Records that the client took nothing for too long."""
@@ -143,19 +135,19 @@ class JobStream:
 
     def _report(self) -> None:
         outcome, reason = self._outcome
-        kind = self._request.kind
-        self._metrics.jobs.labels(kind, outcome, reason).inc()
-        self._metrics.received_bytes.inc(self._body.bytes_read)
+        kind = self.request.kind
+        self.metrics.jobs.labels(kind, outcome, reason).inc()
+        self.metrics.received_bytes.inc(self.pipeline.body.bytes_read)
         logger.info(
             "job %s of %s: %s%s, %d rows, %d errors, %d bytes in (%s)",
             kind,
-            self._request.source_name,
+            self.request.source_name,
             outcome,
             f" ({reason})" if reason else "",
             self._writer.num_rows,
             self._writer.num_errors,
-            self._body.bytes_read,
-            self._request.trans_id,
+            self.pipeline.body.bytes_read,
+            self.request.trans_id,
         )
 
     def _run(self) -> Generator[bytes, None, None]:
@@ -163,14 +155,14 @@ class JobStream:
             yield from self._all_pieces()
         except HapiError as error:
             self._outcome = (OUTCOME_FAILED, error.code)
-            logger.warning("%s (%s)", error, self._request.trans_id)
+            logger.warning("%s (%s)", error, self.request.trans_id)
             raise _broken() from error
         except ClientDisconnectedError as error:
             raise _broken() from error
         except Exception as error:
             self._outcome = (OUTCOME_FAILED, "internal")
             logger.exception(
-                "a defect: a stream failed (%s)", self._request.trans_id
+                "a defect: a stream failed (%s)", self.request.trans_id
             )
             raise _broken() from error
         self._outcome = (OUTCOME_DONE, "")
@@ -179,7 +171,7 @@ class JobStream:
         blocked = 0.0
         # The server takes and sends all pieces in one thread.
         self._started_cpu = time.thread_time()
-        for batch in self._pipeline.batches():
+        for batch in self.pipeline.batches():
             batch.timings["send_blocked"] = blocked
             self._write(batch)
             started = time.monotonic()
@@ -189,11 +181,11 @@ class JobStream:
                 self._writer.num_rows, self._writer.num_errors
             )
         self._writer.close(
-            source_etag=self._request.source_etag,
-            source_bytes=self._body.bytes_read,
+            source_etag=self.request.source_etag,
+            source_bytes=self.pipeline.body.bytes_read,
             saturated=self._saturated,
             cpu_seconds=self._cpu_seconds + self._own_cpu(),
-            load=self._load(),
+            load=self.load(),
         )
         if self._framed:
             self._framed.end(self._writer.num_errors)
@@ -212,10 +204,10 @@ class JobStream:
         if batch.encoded is not None:
             encoded = batch.encoded
             self._saturated += encoded.saturated
-            self._metrics.saturated.inc(encoded.saturated)
+            self.metrics.saturated.inc(encoded.saturated)
         spent = timings.pop("encode", 0.0)
         parts = [(batch.rows, encoded)]
-        if self._request.is_merged:
+        if self.request.is_merged:
             parts = list(_single_rows(batch.rows, encoded))
         for number, (rows, part) in enumerate(parts, 1):
             seconds = {
@@ -230,12 +222,12 @@ class JobStream:
                 scale=None if part is None else part.scale,
                 zero=None if part is None else part.zero,
             )
-            if self._request.is_merged and self._framed:
+            if self.request.is_merged and self._framed:
                 self._framed.flush()
         self._count(batch)
 
     def _count(self, batch: MicroBatch) -> None:
-        metrics = self._metrics
+        metrics = self.metrics
         metrics.samples.inc(len(batch.rows))
         metrics.sample_errors.inc(sum(r.error is not None for r in batch.rows))
         for stage, seconds in batch.timings.items():
@@ -252,7 +244,7 @@ class JobStream:
             yield piece
             self._piece_since = None
             self._sent_bytes += len(piece)
-            self._metrics.sent_bytes.inc(len(piece))
+            self.metrics.sent_bytes.inc(len(piece))
 
 
 def _single_rows(

@@ -19,7 +19,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 
 import torch
 
@@ -55,20 +55,7 @@ _Decoded = tuple[torch.Tensor | LargeImage, float]
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class PipelineLimits:
-    """Bounds of one job.
-
-    Args:
-        buffer_bytes: limit for samples that are not in a micro-batch yet,
-            and for features that are not sent yet.
-        step_seconds: longest time without progress.
-    """
-
-    buffer_bytes: int
-    step_seconds: float
-
-
+@dataclass(eq=False)
 class Pipeline:
     """Runs one job; a ``coalescing.Stream`` of its group.
 
@@ -82,40 +69,31 @@ class Pipeline:
         decode_pool: decoding threads, shared by all jobs.
         large: decodes large images; None for an index job.
         meter: seconds that pools spend on the job.
-        bounds: bounds of memory and time.
+        buffer_bytes: limit for samples that are not in a micro-batch yet, and
+            for features that are not sent yet.
+        step_seconds: longest time without progress.
         describe: turns the error of an unusable sample into a row's error.
 
     Attributes:
         read_cpu: CPU seconds of the reader thread, once it has ended.
     """
 
-    def __init__(
-        self,
-        samples: Iterator[Sample],
-        body: ChunkedBody,
-        connection: PeerConnection,
-        *,
-        account: str,
-        encoding: str,
-        group: Group | None,
-        decode_pool: FairPool,
-        large: LargeDecoder | None,
-        meter: JobUsageMeter,
-        bounds: PipelineLimits,
-        describe: Callable[[SampleError], str] = str,
-    ) -> None:
-        self.encoding = encoding
-        self._samples = samples
-        self._body = body
-        self._connection = connection
-        self._account = account
-        self._group = group
-        self._decode_pool = decode_pool
-        self._large = large
-        self._meter = meter
-        self._bounds = bounds
-        self._describe = describe
-        lock = threading.Lock() if group is None else group.lock
+    samples: Iterator[Sample]
+    body: ChunkedBody
+    connection: PeerConnection
+    _: KW_ONLY
+    account: str
+    encoding: str
+    group: Group | None
+    decode_pool: FairPool
+    large: LargeDecoder | None
+    meter: JobUsageMeter
+    buffer_bytes: int
+    step_seconds: float
+    describe: Callable[[SampleError], str] = str
+
+    def __post_init__(self) -> None:
+        lock = threading.Lock() if self.group is None else self.group.lock
         self._output_changed = threading.Condition(lock)
         """Notifies the writer."""
         self._space_freed = threading.Condition(lock)
@@ -144,8 +122,8 @@ class Pipeline:
             HapiError: the object or the body is unusable.
             ClientDisconnectedError: the connection was closed.
         """
-        if self._group is not None:
-            self._group.join(self)
+        if self.group is not None:
+            self.group.join(self)
         self._reader.start()
         with self._output_changed:
             while not (self._has_first or self._ended):
@@ -160,30 +138,30 @@ class Pipeline:
             HapiError: the object or the body is unusable.
             ClientDisconnectedError: the connection was closed.
         """
-        take = self._take_rows if self._group is None else self._take_batch
+        take = self._take_rows if self.group is None else self._take_batch
         while (batch := take()) is not None:
             yield batch
 
     def buffered_bytes(self) -> int:
         """Bytes of samples that were read and of features not sent yet."""
         in_flight_bytes = 0
-        if self._group is not None:
+        if self.group is not None:
             in_flight_bytes = (
-                self._rows_in_flight * self._group.compute.output_bytes
+                self._rows_in_flight * self.group.compute.output_bytes
             )
         return self._buffered + in_flight_bytes
 
     def abort(self, error: HapiError) -> None:
         """Makes the writer fail, from another thread."""
         self.fail(error)
-        self._connection.break_off()
+        self.connection.break_off()
 
     def cancel(self) -> None:
         """Stops all stages; the micro-batch on the device may finish."""
         with self._output_changed:
             self._cancelled = True
-            if self._group is not None:
-                self._group.leave(self)
+            if self.group is not None:
+                self.group.leave(self)
             # Work that waits in the pools refers to the queued samples.
             for queued_sample in self._queued:
                 queued_sample.sample = queued_sample.large = None
@@ -193,7 +171,7 @@ class Pipeline:
             self._num_decoded = 0
             self._output_changed.notify_all()
             self._space_freed.notify_all()
-        self._connection.stop_reading()
+        self.connection.stop_reading()
         if self._reader.ident is not None:
             self._reader.join(JOIN_SECONDS)
             if self._reader.is_alive():
@@ -202,7 +180,7 @@ class Pipeline:
     # --- the writer's thread ---
 
     def _take_batch(self) -> MicroBatch | None:
-        assert self._group is not None, "a job with features has one"
+        assert self.group is not None, "a job with features has one"
         with self._output_changed:
             # The time that the client took is not the pipeline's.
             self._last_progress = time.monotonic()
@@ -217,13 +195,13 @@ class Pipeline:
                     DEFAULT_LINGER_SECONDS if lingers else POLL_SECONDS
                 )
                 if lingers:
-                    self._group.request_passes()
+                    self.group.request_passes()
 
     def _delivered(self, batch: MicroBatch) -> MicroBatch:
         self._rows_in_flight -= len(batch.rows)
         batch.timings["read"] = self._read_seconds()
-        assert self._group is not None, "a job with features has one"
-        self._group.request_passes()
+        assert self.group is not None, "a job with features has one"
+        self.group.request_passes()
         return batch
 
     def _take_rows(self) -> MicroBatch | None:
@@ -243,7 +221,7 @@ class Pipeline:
                 self._output_changed.wait(POLL_SECONDS)
 
     def _read_seconds(self) -> float:
-        waited = self._body.waited_seconds
+        waited = self.body.waited_seconds
         since, self._reported_wait_seconds = (
             self._reported_wait_seconds,
             waited,
@@ -253,14 +231,14 @@ class Pipeline:
     def _check(self) -> None:
         if self._failure is not None:
             raise self._failure
-        if self._connection.is_disconnected():
+        if self.connection.is_disconnected():
             raise ClientDisconnectedError(
                 "the other end closed the connection"
             )
-        if _seconds_since(self._last_progress) > self._bounds.step_seconds:
+        if _seconds_since(self._last_progress) > self.step_seconds:
             raise TooSlowError(
                 "too_slow",
-                f"no sample moved on for {self._bounds.step_seconds:g} s",
+                f"no sample moved on for {self.step_seconds:g} s",
             )
 
     # --- the group, with the lock held ---
@@ -295,10 +273,10 @@ class Pipeline:
     def pass_started(self, batch: MicroBatch) -> None:
         self._in_flight.append(batch)
         self._rows_in_flight += len(batch.rows)
-        self._meter.pass_started()
+        self.meter.pass_started()
 
     def charge(self, device_seconds: float, cpu_seconds: float) -> None:
-        self._meter.pass_ended(device_seconds, cpu_seconds)
+        self.meter.pass_ended(device_seconds, cpu_seconds)
 
     def pass_finished(self, batch: MicroBatch) -> None:
         batch.done = True
@@ -320,15 +298,15 @@ class Pipeline:
     def _is_paused(self) -> bool:
         """True if passes leave its samples out: it failed, or the client is
         slow."""
-        if self._group is None:
+        if self.group is None:
             return False
         if self._failure is not None:
             return True
         rows = self._rows_in_flight
-        in_flight_bytes = rows * self._group.compute.output_bytes
+        in_flight_bytes = rows * self.group.compute.output_bytes
         return (
-            rows >= MIN_BATCHES_IN_FLIGHT * self._group.size
-            and in_flight_bytes >= self._bounds.buffer_bytes
+            rows >= MIN_BATCHES_IN_FLIGHT * self.group.size
+            and in_flight_bytes >= self.buffer_bytes
         )
 
     # --- the decoding threads ---
@@ -343,13 +321,13 @@ class Pipeline:
             return
         started, cpu = time.monotonic(), time.thread_time()
         try:
-            with self._meter.decoding() as add_cpu:
+            with self.meter.decoding() as add_cpu:
                 image, other_cpu = decode(sample)
                 add_cpu(other_cpu)
         except SampleError as error:
             image, other_cpu = None, 0.0
             queued_sample.row = replace(
-                queued_sample.row, error=self._describe(error)
+                queued_sample.row, error=self.describe(error)
             )
         except Exception as error:
             self.fail(error)
@@ -363,13 +341,13 @@ class Pipeline:
         with self._output_changed:
             if not self._cancelled:
                 self._mark_ready(queued_sample)
-                assert self._group is not None, "rows are not decoded"
-                self._group.request_passes()
+                assert self.group is not None, "rows are not decoded"
+                self.group.request_passes()
 
     def _await_process(
         self, queued_sample: QueuedSample, image: LargeImage
     ) -> None:
-        decoder = self._large
+        decoder = self.large
         assert decoder is not None, "a job with features has one"
 
         def decode() -> None:
@@ -383,7 +361,7 @@ class Pipeline:
                 return
             queued_sample.large = image
         with contextlib.suppress(RuntimeError):  # the worker is ending
-            decoder.pool.submit(self._account, decode)
+            decoder.pool.submit(self.account, decode)
 
     def _mark_ready(self, queued_sample: QueuedSample) -> None:
         num_bytes = row_bytes(queued_sample.row)
@@ -404,11 +382,11 @@ class Pipeline:
 
     def _read(self) -> None:
         try:
-            for sample in self._samples:
+            for sample in self.samples:
                 if not self._accept(sample):
                     return
             # Nothing more is needed: the filter may stop sending.
-            self._connection.stop_reading()
+            self.connection.stop_reading()
         except Exception as error:
             self.fail(error)
             return
@@ -421,11 +399,11 @@ class Pipeline:
             self._output_changed.notify_all()
 
     def _accept(self, sample: Sample) -> bool:
-        row = row_of(sample, is_index=self._group is None)
+        row = row_of(sample, is_index=self.group is None)
         queued_sample = QueuedSample(row, None, row_bytes(row))
         decode: Callable[[], None] | None = None
-        if self._group is not None and row.error is None:
-            compute = self._group.compute
+        if self.group is not None and row.error is None:
+            compute = self.group.compute
             decoder = compute.decoder
             queued_sample.sample = sample
             queued_sample.charged_bytes += compute.input_bytes + sum(
@@ -448,7 +426,7 @@ class Pipeline:
                 self._output_changed.notify_all()
             self._note_progress()
         if decode is not None:
-            self._decode_pool.submit(self._account, decode)
+            self.decode_pool.submit(self.account, decode)
         return True
 
     def _wait_for_space(self, more_bytes: int) -> None:
@@ -463,12 +441,12 @@ class Pipeline:
         return (
             not self._cancelled
             and self._buffered > 0
-            and self._buffered + more_bytes > self._bounds.buffer_bytes
+            and self._buffered + more_bytes > self.buffer_bytes
         )
 
     def _request_passes(self) -> None:
-        if self._group is not None and not self._cancelled:
-            self._group.request_passes()
+        if self.group is not None and not self._cancelled:
+            self.group.request_passes()
 
     # --- all threads, with the lock held ---
 

@@ -5,34 +5,22 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, nullcontext
 from functools import partial
 
 import torch
 
-from hapi_protocol.errors import AnnotationError, HapiError
-from hapi_protocol.feature_stream import feature_schema, index_schema
 from hapi_protocol.job_messages import (
-    KIND_INDEX,
-    OUTCOME_FAILED,
-    OUTCOME_GONE,
     JobGrant,
     JobRequest,
 )
-from hapi_protocol.shards import Limits
-from hapi_protocol.summary import WorkerLoad
-from hapi_protocol.transforms import parse_transform
 from hapi_splitter.fork_server import ForkServer
 from hapi_splitter.host_limits import allowed_cores
 from hapi_splitter.numerics import enforce_exact, numerics_tag
 from hapi_splitter.profiling.profiler import DEFAULT_BATCHES
 from hapi_worker.config import WorkerConfig
-from hapi_worker.execution.coalescing import Group, Groups
-from hapi_worker.execution.decode import LargeDecoder, decoder_of
+from hapi_worker.execution.coalescing import Groups
 from hapi_worker.execution.device_executor import (
     Executor,
-    PrefixCompute,
-    executor_of,
 )
 from hapi_worker.execution.devices import (
     DevicePlan,
@@ -40,24 +28,16 @@ from hapi_worker.execution.devices import (
     plan_devices,
 )
 from hapi_worker.execution.quarantine import ModelQuarantine
-from hapi_worker.jobs.admission import Admission, Job
+from hapi_worker.jobs.admission import Admission
 from hapi_worker.jobs.arrow_response import JobStream
-from hapi_worker.jobs.chunked_body import ChunkedBody
-from hapi_worker.jobs.pipeline import Pipeline, PipelineLimits
+from hapi_worker.jobs.job_start import JobStart
 from hapi_worker.jobs.profile_job import MAX_WAITING, Profiling
 from hapi_worker.jobs.request_validation import (
     check_package,
     check_request,
     check_transform,
-    medium_of,
 )
-from hapi_worker.jobs.sample_reader import (
-    BodyStart,
-    object_error,
-    read_samples,
-    read_start,
-)
-from hapi_worker.models.device_models import DeviceModels, Lease
+from hapi_worker.models.device_models import DeviceModels
 from hapi_worker.models.memory_queue import MemoryQueue
 from hapi_worker.models.package_loader import PackageLoad, load_fast
 from hapi_worker.models.registry import Models
@@ -65,19 +45,15 @@ from hapi_worker.models.self_test import SelfTest
 from hapi_worker.monitoring.accounting import (
     MAX_WAITING_QUERIES,
     JobAccounting,
-    JobTotals,
-    JobUsageMeter,
 )
 from hapi_worker.monitoring.load_meter import LoadMeter
 from hapi_worker.monitoring.metrics import Metrics
 from hapi_worker.peer import (
-    ClientDisconnectedError,
     IsDisconnected,
     PeerConnection,
     always_connected,
     client_disconnected_error,
 )
-from hapi_worker.scheduling.batch_size import batch_size
 from hapi_worker.scheduling.fair_pool import FairPool
 from hapi_worker.scheduling.fair_queue import Ledger
 from hapi_worker.wait_queue import QueueLimits
@@ -133,7 +109,7 @@ class Worker:
         self.executors = [self._executor(plan, queue) for plan in plans]
         self.decode_pool = self._decode_pool(kind)
         num_large = math.ceil(self.cores)
-        self._large_pool = FairPool(
+        self.large_pool = FairPool(
             "large images",
             # One account leaves a thread to the others.
             num_large + 1,
@@ -141,7 +117,7 @@ class Worker:
             share=num_large,
             meter=self.load_meter,
         )
-        self._fork_server = fork_server or ForkServer()
+        self.fork_server = fork_server or ForkServer()
         load_model = partial(
             load_fast,
             load,
@@ -204,7 +180,7 @@ class Worker:
     def pools(self) -> dict[str, FairPool]:
         """The thread pools by name."""
         pools = {executor.name: executor.pool for executor in self.executors}
-        pools["large"] = self._large_pool
+        pools["large"] = self.large_pool
         if self.decode_pool is not None:
             pools["decode"] = self.decode_pool
         return pools
@@ -217,7 +193,7 @@ class Worker:
         """
         self.models.close()
         self.profiling.close()
-        self._fork_server.end()
+        self.fork_server.end()
         ended = [pool.close() for pool in self.pools.values()]
         return all(ended)
 
@@ -303,45 +279,7 @@ class Worker:
             HapiError: the job is unknown, or its object is unusable.
         """
         job = self.admission.start(job_id)
-        length = job.request.source_length_bytes
-        body = ChunkedBody(
-            connection,
-            length_bytes=self.config.max_object_bytes
-            if length is None
-            else length,
-            idle_seconds=self.config.idle_seconds,
-            is_upper_bound=length is None,
-        )
-        digest = job.lease.digest if job.lease else None
-        meter = self.accounting.begin(job_id, job.request, digest)
-        cleanup = ExitStack()
-        end = partial(self._end_job, job, cleanup)
-        job.abort = body.abort
-        try:
-            pipeline = self._pipeline(job, meter, body, connection, cleanup)
-            job.abort = pipeline.abort
-            job.buffered = pipeline.buffered_bytes
-            pipeline.start()
-            stream = JobStream(
-                job.request,
-                pipeline,
-                body,
-                _schema(job),
-                self.metrics,
-                lambda: self._load_report(job.account),
-                end,
-            )
-            job.abort = stream.abort
-            job.blocked_seconds = stream.blocked_seconds
-            return stream
-        except BaseException as error:
-            totals = JobTotals(source_bytes=body.bytes_read)
-            end(*self._count_early_end(job, error), totals)
-            if isinstance(error, ClientDisconnectedError):
-                raise AnnotationError(
-                    "bad_request", f"the job's body: {error}"
-                ) from error
-            raise
+        return JobStart(self, job, connection).stream()
 
     def _executor(self, plan: DevicePlan, queue: MemoryQueue) -> Executor:
         return Executor(
@@ -371,28 +309,6 @@ class Worker:
             return None
         threads = self.config.decode_threads or math.ceil(self.cores)
         return FairPool("decode", threads, self.ledger, meter=self.load_meter)
-
-    def _decoding_pool(self, lease: Lease | None) -> FairPool:
-        if self.decode_pool is not None:
-            return self.decode_pool
-        # An index job decodes nothing.
-        executor = (
-            executor_of(self.executors, lease) if lease else self.executors[0]
-        )
-        return executor.pool
-
-    def _large_decoder(self, lease: Lease) -> LargeDecoder:
-        models = lease.device_models
-        return LargeDecoder(
-            self._large_pool,
-            self._fork_server,
-            self.config.decode_seconds,
-            # memory_limit is a GPU's own memory, and decoding takes the
-            # host's.
-            models.working_memory.decoding
-            if models.device.type == "cpu"
-            else lambda num_bytes: nullcontext(),
-        )
 
     def _device_failed(self, executor: Executor) -> None:
         self.metrics.device_failures.labels(executor.name).inc()
@@ -427,118 +343,6 @@ class Worker:
     def _buffered_bytes(self) -> int:
         return sum(job.buffered() for job in self.admission.jobs())
 
-    def _join_group(
-        self, job: Job, start: BodyStart, cleanup: ExitStack
-    ) -> Group | None:
-        if job.lease is None:
-            return None
-        lease = job.lease
-        executor = executor_of(self.executors, lease)
-        if not executor.in_service:
-            raise executor.failure()
-        size = batch_size(
-            lease.batch_limit(lease.device_models.preferred_batch),
-            start.num_samples(job.request),
-        )
-        transform = job.request.transform
-        prefix = executor.name, lease.digest, lease.cut_dtype
-        key = job.account, prefix, size, transform
-
-        def make() -> Group:
-            compute = PrefixCompute(
-                lease,
-                executor,
-                self.quarantine,
-                self.metrics.out_of_memory.inc,
-                decoder_of(
-                    lease.frozen,
-                    max_pixels=self.config.max_pixels,
-                    formats=self.config.image_formats,
-                    training=parse_transform(transform),
-                ),
-            )
-            return Group(
-                job.account,
-                compute,
-                executor.pool,
-                size,
-                on_pass=self.metrics.batch_samples.observe,
-            )
-
-        group = self.groups.join(key, make)
-        cleanup.callback(self.groups.leave, key)
-        return group
-
-    def _end_job(
-        self,
-        job: Job,
-        cleanup: ExitStack,
-        outcome: str,
-        reason: str,
-        totals: JobTotals,
-    ) -> None:
-        with ExitStack() as last:
-            last.callback(self.admission.end, job)
-            # Accounting ends first: the next job sees the usage record.
-            last.callback(
-                self.accounting.end, job.job_id, outcome, reason, totals
-            )
-            cleanup.close()
-
-    def _load_report(self, account: str) -> WorkerLoad:
-        admission = self.admission
-        return self.load_meter.report(
-            account,
-            admission.num_running(account)
-            + admission.queue.waiting_by_account()[account],
-        )
-
-    def _count_early_end(
-        self, job: Job, error: BaseException
-    ) -> tuple[str, str]:
-        gone = isinstance(error, ClientDisconnectedError)
-        outcome = OUTCOME_GONE if gone else OUTCOME_FAILED
-        reason = error.code if isinstance(error, HapiError) else ""
-        self.metrics.jobs.labels(job.request.kind, outcome, reason).inc()
-        return outcome, reason
-
-    def _pipeline(
-        self,
-        job: Job,
-        meter: JobUsageMeter,
-        body: ChunkedBody,
-        connection: PeerConnection,
-        cleanup: ExitStack,
-    ) -> Pipeline:
-        config = self.config
-        start = read_start(body)
-        samples = read_samples(
-            start,
-            body,
-            job.request,
-            medium=medium_of(job.lease),
-            limits=Limits(
-                max_member_bytes=config.max_sample_bytes,
-                max_sample_bytes=config.max_sample_bytes,
-            ),
-            max_samples=config.max_samples,
-        )
-        pipeline = Pipeline(
-            samples,
-            body,
-            connection,
-            account=job.account,
-            encoding=job.request.encoding,
-            group=self._join_group(job, start, cleanup),
-            decode_pool=self._decoding_pool(job.lease),
-            large=self._large_decoder(job.lease) if job.lease else None,
-            meter=meter,
-            bounds=PipelineLimits(config.buffer_bytes, config.batch_seconds),
-            describe=str if job.request.num_objects is None else object_error,
-        )
-        cleanup.callback(pipeline.cancel)
-        return pipeline
-
 
 def _job_limits(config: WorkerConfig) -> QueueLimits:
     return QueueLimits(
@@ -551,9 +355,3 @@ def _job_limits(config: WorkerConfig) -> QueueLimits:
 def _profiled_batches(largest: int, usual: Sequence[int]) -> tuple[int, ...]:
     """The usual sizes below the largest micro-batch of jobs, and that one."""
     return (*(size for size in usual if size < largest), largest)
-
-
-def _schema(job: Job) -> object:
-    if job.request.kind == KIND_INDEX or job.lease is None:
-        return index_schema()
-    return feature_schema(job.lease.shape, job.request.encoding)

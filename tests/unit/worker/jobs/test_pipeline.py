@@ -19,7 +19,7 @@ from hapi_splitter.inputs.subprocess_decode import LargeImage
 from hapi_worker.execution.batch_items import MicroBatch
 from hapi_worker.execution.coalescing import Group
 from hapi_worker.execution.forward import PassResult, encode_rows, padded
-from hapi_worker.jobs.pipeline import Pipeline, PipelineLimits
+from hapi_worker.jobs.pipeline import Pipeline
 from hapi_worker.models.loaded_model import Reservation
 from hapi_worker.monitoring.accounting import JobUsageMeter
 from hapi_worker.scheduling.batch_size import DEFAULT_LINGER_SECONDS
@@ -122,7 +122,8 @@ def pipeline(samples, pool, *, group=None, buffer_bytes=100_000, large=None):
         decode_pool=pool,
         large=large,
         meter=JobUsageMeter(job_for(b"x"), None, threading.Condition()),
-        bounds=PipelineLimits(buffer_bytes, 10),
+        buffer_bytes=buffer_bytes,
+        step_seconds=10,
     )
 
 
@@ -213,14 +214,14 @@ def test_streams_are_charged_their_part_of_a_pass_even_if_it_fails(shared):
         for start, count in ((0, 3), (10, 1))
     ]
     shared.run(*jobs)
-    used = [job._meter._device_seconds for job in jobs]
+    used = [job.meter._device_seconds for job in jobs]
     assert used[0] == pytest.approx(3 * used[1])
     assert sum(used) >= 0.05
     # Those of all cores that the pass had, not of the thread that ran it.
-    assert [job._meter._cpu_seconds for job in jobs] == pytest.approx(
+    assert [job.meter._cpu_seconds for job in jobs] == pytest.approx(
         [6.0, 2.0], abs=0.5
     )
-    assert all(job._meter.is_idle for job in jobs)
+    assert all(job.meter.is_idle for job in jobs)
 
 
 def test_long_stream_does_not_block_other_streams_of_its_account(shared):
