@@ -92,6 +92,7 @@ def metric_name(ip: str, port: int) -> str:
     return f"{ip}_{port}".translate(str.maketrans(".:", "--"))
 
 
+@dataclass(eq=False)
 class FilterMetrics:
     """The counters and timings of the table above.
 
@@ -100,17 +101,16 @@ class FilterMetrics:
         prefix: first word of the names.
     """
 
-    def __init__(self, logger: Any, prefix: str = "hapi") -> None:
-        self._logger = logger
-        self._prefix = prefix
+    logger: Any
+    prefix: str = "hapi"
 
     def count(self, name: str, amount: int = 1) -> None:
         """Adds to ``hapi.<name>``."""
-        self._logger.update_stats(f"{self._prefix}.{name}", amount)
+        self.logger.update_stats(f"{self.prefix}.{name}", amount)
 
     def timing(self, name: str, seconds: float) -> None:
         """Records one value of ``hapi.<name>.timing``."""
-        self._logger.timing(f"{self._prefix}.{name}.timing", 1000 * seconds)
+        self.logger.timing(f"{self.prefix}.{name}.timing", 1000 * seconds)
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:

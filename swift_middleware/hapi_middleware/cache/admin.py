@@ -81,6 +81,7 @@ class _Page:
     marker: str
 
 
+@dataclass(eq=False)
 class CacheAdmin:
     """Handles one request about an account's cache.
 
@@ -90,11 +91,12 @@ class CacheAdmin:
         metrics: metrics of the filter.
     """
 
-    def __init__(self, app: Any, env: Env, metrics: FilterMetrics) -> None:
-        self._app = app
-        self._metrics = metrics
-        self._env = env
-        self._account = _account(env) or ""
+    app: Any
+    env: Env
+    metrics: FilterMetrics
+
+    def __post_init__(self) -> None:
+        self._account = _account(self.env) or ""
 
     def answer(self) -> Any:
         """Returns a WSGI application: the listing, or the number deleted.
@@ -103,19 +105,19 @@ class CacheAdmin:
             SwiftAnswerError: the caller does not own the account.
             HapiError: the request is wrong, or Swift fails.
         """
-        method = self._env["REQUEST_METHOD"]
+        method = self.env["REQUEST_METHOD"]
         actions = {"GET": self._list, "DELETE": self._purge}
         if method not in actions:
             raise make_error(
                 "method_not_allowed",
                 f"{method} ?{PARAMETER}: allowed are {', '.join(actions)}",
             )
-        refusal = owner_refusal(self._env, self._account)
+        refusal = owner_refusal(self.env, self._account)
         if refusal is not None:
             raise SwiftAnswerError(refusal)
-        page = _parse_page(_parameters(self._env["QUERY_STRING"]))
+        page = _parse_page(_parameters(self.env["QUERY_STRING"]))
         body = json.dumps(actions[method](page)).encode() + b"\n"
-        self._metrics.count("cache_requests")
+        self.metrics.count("cache_requests")
         return Response(
             status=200,
             headers={
@@ -181,9 +183,9 @@ class CacheAdmin:
         allowed: tuple[int, ...] = (),
     ) -> Response:
         request = private_request(
-            self._env, method, self._account, name, query=query
+            self.env, method, self._account, name, query=query
         )
-        response = request.get_response(self._app)
+        response = request.get_response(self.app)
         if method != "GET" or not response.is_success:
             drain_and_close(response)
         if response.is_success or response.status_int in allowed:

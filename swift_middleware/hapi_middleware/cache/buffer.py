@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 SHARE_OF_FREE = 3
 SILENT_SECONDS = 10.0
@@ -44,6 +45,7 @@ class Buffer:
         return BufferReservation(self, account)
 
 
+@dataclass(eq=False)
 class BufferReservation:
     """The memory of one entry.
 
@@ -55,29 +57,30 @@ class BufferReservation:
         num_bytes: reserved memory.
     """
 
-    def __init__(self, buffer: Buffer, account: str) -> None:
+    buffer: Buffer
+    account: str
+
+    def __post_init__(self) -> None:
         self.num_bytes = 0
-        self._account = account
-        self._buffer = buffer
-        self._started = self._last = buffer.clock()
+        self._started = self._last = self.buffer.clock()
         self._sent_bytes = 0
         self._break_off: Callable[[], None] | None = None
 
     def grow(self, num_bytes: int) -> bool:
         """Reserves more memory; returns False if there is not enough."""
         if not self._fits(num_bytes):
-            for reservation in list(self._buffer.reservations):
+            for reservation in list(self.buffer.reservations):
                 reservation._end_if_slow()
             if not self._fits(num_bytes):
                 return False
         self.num_bytes += num_bytes
-        self._buffer.reservations.add(self)
+        self.buffer.reservations.add(self)
         return True
 
     def free(self) -> None:
         """Frees the memory.  Idempotent."""
         self.num_bytes = 0
-        self._buffer.reservations.discard(self)
+        self.buffer.reservations.discard(self)
 
     def begin_sending(self, break_off: Callable[[], None]) -> None:
         """Records that a client reads the entry from now on.
@@ -85,28 +88,27 @@ class BufferReservation:
         Args:
             break_off: ends the answer and frees the memory.
         """
-        self._started = self._last = self._buffer.clock()
+        self._started = self._last = self.buffer.clock()
         self._break_off = break_off
 
     def sent(self, num_bytes: int) -> None:
         """Records that the client has taken a piece."""
-        self._last = self._buffer.clock()
+        self._last = self.buffer.clock()
         self._sent_bytes += num_bytes
 
     def _fits(self, num_bytes: int) -> bool:
-        buffer = self._buffer
+        buffer = self.buffer
         free = buffer.limit_bytes - buffer.used_bytes - num_bytes
         others = sum(
             reservation.num_bytes
             for reservation in buffer.reservations
-            if reservation._account == self._account
-            and reservation is not self
+            if reservation.account == self.account and reservation is not self
         )
         held = others + self.num_bytes + num_bytes
         return free >= 0 and (not others or held <= SHARE_OF_FREE * free)
 
     def _end_if_slow(self) -> None:
-        now = self._buffer.clock()
+        now = self.buffer.clock()
         due = self._started + self._sent_bytes / MIN_BYTES_PER_SECOND
         is_slow = now > min(self._last, due) + SILENT_SECONDS
         if is_slow and self._break_off is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from dataclasses import dataclass
 from typing import Any
 
 from swift.common.swob import Request, Response
@@ -95,6 +96,7 @@ class CacheEntryBody:
         self.close()
 
 
+@dataclass(eq=False)
 class StoreCache:
     """Reads and stores entries; failures go to log and metrics only.
 
@@ -109,19 +111,14 @@ class StoreCache:
         buffer: memory budget of this process.
     """
 
-    def __init__(
-        self,
-        app: Any,
-        config: FilterConfig,
-        metrics: FilterMetrics,
-        logger: Any,
-    ) -> None:
-        self.config = config
-        self._metrics = metrics
-        self.buffer = Buffer(config.cache_buffer_bytes)
+    app: Any
+    config: FilterConfig
+    metrics: FilterMetrics
+    logger: Any
+
+    def __post_init__(self) -> None:
+        self.buffer = Buffer(self.config.cache_buffer_bytes)
         self._pauses: dict[str, float] = {}
-        self._app = app
-        self._logger = logger
 
     def find(
         self, env: Env, account: str, name: str, key: str, payer: str
@@ -180,13 +177,13 @@ class StoreCache:
 
     def count(self, outcome: str) -> None:
         """Counts ``hapi.cache.<outcome>``."""
-        self._metrics.count(f"cache.{outcome}")
+        self.metrics.count(f"cache.{outcome}")
 
     def _read(
         self, env: Env, account: str, name: str, key: str, payer: str
     ) -> CacheEntryBody | None:
         request = private_request(env, "GET", account, name)
-        response = request.get_response(self._app)
+        response = request.get_response(self.app)
         if not response.is_success:
             drain_and_close(response)
             if response.status_int == 404:
@@ -233,7 +230,7 @@ class StoreCache:
         """Length of all entries some seconds ago; creates the container."""
         info = get_container_info(
             private_request(env, "HEAD", account).environ,
-            self._app,
+            self.app,
             swift_source=SWIFT_SOURCE,
         )
         if info["status"] // 100 == 2:
@@ -244,14 +241,14 @@ class StoreCache:
         return 0
 
     def _send(self, request: Request) -> None:
-        response = request.get_response(self._app)
+        response = request.get_response(self.app)
         drain_and_close(response)
         if not response.is_success:
             raise _answer_error(response.status)
 
     def _warn(self, name: str, problem: str) -> None:
         shown = printable(name.replace("\x00", "/"))
-        self._logger.warning("hapi: the cache's %s %s", shown, problem)
+        self.logger.warning("hapi: the cache's %s %s", shown, problem)
 
 
 def _unpacked(response: Response, key: str, length: int) -> memoryview:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import UserList
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 from urllib.parse import quote
@@ -210,6 +210,7 @@ def complete_at_logging(env: Env, usage_query: UsageQuery) -> None:
     env[_LOG_INFO] = DeferredLogInfo(list(env[_LOG_INFO]), usage_query)
 
 
+@dataclass(eq=False)
 class LoggedStream:
     """A stream whose entry goes to the filter's log when it ends.
 
@@ -221,19 +222,13 @@ class LoggedStream:
         logger: Swift's.
     """
 
-    def __init__(
-        self,
-        stream: AnswerStream,
-        usage_query: UsageQuery,
-        entry: str,
-        trans_id: str,
-        logger: Any,
-    ) -> None:
-        self._stream = stream
-        self._usage_query = usage_query
-        self._entry = entry
-        self._trans_id = trans_id
-        self._logger = logger
+    stream: AnswerStream
+    usage_query: UsageQuery
+    entry: str
+    trans_id: str
+    logger: Any
+
+    def __post_init__(self) -> None:
         self._is_logged = False
 
     def __iter__(self) -> LoggedStream:
@@ -241,7 +236,7 @@ class LoggedStream:
 
     def __next__(self) -> bytes:
         try:
-            return next(self._stream)
+            return next(self.stream)
         except BaseException:
             self.close()
             raise
@@ -252,8 +247,8 @@ class LoggedStream:
             return
         self._is_logged = True
         try:
-            entry = self._entry + self._usage_query()
+            entry = self.entry + self.usage_query()
         finally:
             # The query ends the worker's stream only, not its wrappers.
-            self._stream.close()
-        self._logger.info("%s (txn: %s)", entry, self._trans_id)
+            self.stream.close()
+        self.logger.info("%s (txn: %s)", entry, self.trans_id)

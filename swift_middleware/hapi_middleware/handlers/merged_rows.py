@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from itertools import chain
 
 from hapi_middleware.concurrency import LightQueue, Task, Timeout
@@ -33,6 +34,7 @@ from hapi_protocol.tee_stream import (
 )
 
 
+@dataclass(eq=False)
 class JobRows:
     """The rows of one job, read as soon as they come.
 
@@ -48,17 +50,13 @@ class JobRows:
         last: the end of an Arrow stream; known at its end.
     """
 
-    def __init__(
-        self,
-        stream: WorkerStream,
-        indices: Sequence[int],
-        reporter: StreamReporter,
-    ) -> None:
-        self.indices = indices
-        self.worker = stream.worker
+    stream: WorkerStream
+    indices: Sequence[int]
+    reporter: StreamReporter
+
+    def __post_init__(self) -> None:
+        self.worker = self.stream.worker
         self.summary = self.last = b""
-        self._stream = stream
-        self._reporter = reporter
         self._frames = LightQueue()
         self._task = Task(self._read)
 
@@ -100,7 +98,7 @@ class JobRows:
     def close(self) -> None:
         """Ends the job.  Idempotent."""
         self._task.cancel()
-        self._stream.close()
+        self.stream.close()
 
     def _next(self) -> tuple[bytes, bytes]:
         frame = self._frames.get()
@@ -110,9 +108,9 @@ class JobRows:
         return kind, data
 
     def _read(self) -> None:
-        self._reporter.adopt_thread()
+        self.reporter.adopt_thread()
         try:
-            for frame in whole_frames(self._stream):
+            for frame in whole_frames(self.stream):
                 self._frames.put(frame)
             self._frames.put(bad_stream("it ends too early"))
         except (Exception, Timeout) as error:

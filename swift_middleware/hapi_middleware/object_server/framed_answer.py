@@ -7,6 +7,7 @@ hangs would keep the proxy from the next replica.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from hapi_middleware.concurrency import Empty, LightQueue, Task, Timeout
@@ -20,6 +21,7 @@ MAX_SILENT_PINGS = 3
 slow, and another replica would start at the beginning."""
 
 
+@dataclass(eq=False)
 class FramedAnswer:
     """Iterates over the frames that a task sends.
 
@@ -34,22 +36,16 @@ class FramedAnswer:
         failed: told each error that is sent.
     """
 
-    def __init__(
-        self,
-        work: Callable[[Send], None],
-        beat_seconds: float,
-        logger: Any,
-        ping: Callable[[], None],
-        failed: Callable[[HapiError], None],
-    ) -> None:
-        self._work = work
-        self._beat_seconds = beat_seconds
-        self._logger = logger
-        self._ping = ping
-        self._failed = failed
+    work: Callable[[Send], None]
+    beat_seconds: float
+    logger: Any
+    ping: Callable[[], None]
+    failed: Callable[[HapiError], None]
+
+    def __post_init__(self) -> None:
         self._missed_pings = 0
         self._has_frames = False
-        self._thread_locals = logger.thread_locals
+        self._thread_locals = self.logger.thread_locals
         self._queue = LightQueue(1)
         self._has_begun = False
         self._has_ended = False
@@ -66,7 +62,7 @@ class FramedAnswer:
             self._has_begun = True
             return frame(Kind.BEAT)
         try:
-            kind, payload = self._queue.get(timeout=self._beat_seconds)
+            kind, payload = self._queue.get(timeout=self.beat_seconds)
         except Empty:
             return self._beat()
         self._has_frames = True
@@ -75,13 +71,13 @@ class FramedAnswer:
 
     def _beat(self) -> bytes:
         try:
-            self._ping()
+            self.ping()
         except HapiError as error:
             self._missed_pings += 1
             if self._has_frames and self._missed_pings < MAX_SILENT_PINGS:
                 return frame(Kind.BEAT)
             self._has_ended = True
-            self._failed(error)
+            self.failed(error)
             return frame(Kind.ERROR, error_payload(error))
         self._missed_pings = 0
         return frame(Kind.BEAT)
@@ -93,15 +89,15 @@ class FramedAnswer:
             task.cancel()
 
     def _run(self) -> None:
-        self._logger.thread_locals = self._thread_locals
+        self.logger.thread_locals = self._thread_locals
         try:
-            self._work(self._send)
+            self.work(self._send)
             self._send(Kind.END, b"")
         except HapiError as error:
-            self._failed(error)
+            self.failed(error)
             self._send(Kind.ERROR, error_payload(error))
         except (Exception, Timeout):
-            self._logger.exception("hapi_object: unexpected failure")
+            self.logger.exception("hapi_object: unexpected failure")
             failure = InternalError(
                 "internal", "the filter failed; see the object server's log"
             )

@@ -153,6 +153,7 @@ def read_whole(app: Any, env: Env) -> None:
             pass
 
 
+@dataclass(eq=False)
 class LocalObjects:
     """Many objects on this host, framed for the worker; iterated once.
 
@@ -166,10 +167,11 @@ class LocalObjects:
 
     """
 
-    def __init__(self, app: Any, env: Env, order: ObjectsOrder) -> None:
-        self._app = app
-        self._env = env
-        self._order = order
+    app: Any
+    env: Env
+    order: ObjectsOrder
+
+    def __post_init__(self) -> None:
         self._opened: deque[tuple[StoredObject, LocalObject]] = deque()
 
     def open(self) -> None:
@@ -178,13 +180,13 @@ class LocalObjects:
         Raises:
             UnavailableError: one is not readable here as it is named.
         """
-        container = self._order.job.source_name
-        for stored in self._order.objects:
+        container = self.order.job.source_name
+        for stored in self.order.objects:
             name = f"{container}/{stored.key}"
             path = quote(f"/{stored.device}/{stored.partition}{name}")
             wanted = Wanted(path, name, stored.etag, stored.length_bytes)
             try:
-                local = LocalObject(self._app, self._env, wanted)
+                local = LocalObject(self.app, self.env, wanted)
             except NotHereError as error:
                 raise UnavailableError(
                     "service_unavailable", f"{name}: {error}; retry"

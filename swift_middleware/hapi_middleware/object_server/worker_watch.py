@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from hapi_middleware.metrics import FilterMetrics
@@ -17,6 +18,7 @@ LOG_SECONDS = 60.0
 _AWAY, _BUSY, _DEGRADED = "away", "busy", "degraded"
 
 
+@dataclass(eq=False)
 class WorkerWatch:
     """Counts the errors of a worker, and logs the changes of its state.
 
@@ -26,15 +28,11 @@ class WorkerWatch:
         clock: monotonic seconds.
     """
 
-    def __init__(
-        self,
-        metrics: FilterMetrics,
-        logger: Any,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._metrics = metrics
-        self._logger = logger
-        self._clock = clock
+    metrics: FilterMetrics
+    logger: Any
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
         self._state = ""
         self._logged: dict[str, float] = {}
 
@@ -51,9 +49,9 @@ class WorkerWatch:
         is_package = step == STEP_MODEL and state == _AWAY
         if not state or is_package:
             return
-        self._metrics.count(f"worker_{state}")
+        self.metrics.count(f"worker_{state}")
         if state != self._state and self._may_log(state):
-            self._logger.error(
+            self.logger.error(
                 "hapi_object: the worker of %s is %s: %s",
                 address,
                 state,
@@ -64,7 +62,7 @@ class WorkerWatch:
     def works(self, address: str) -> None:
         """Notes that the worker has granted a job."""
         if self._state and self._may_log(""):
-            self._logger.warning(
+            self.logger.warning(
                 "hapi_object: the worker of %s, which was %s, takes jobs",
                 address,
                 self._state,
@@ -72,7 +70,7 @@ class WorkerWatch:
         self._state = ""
 
     def _may_log(self, state: str) -> bool:
-        now = self._clock()
+        now = self.clock()
         is_new = now - self._logged.get(state, float("-inf")) > LOG_SECONDS
         if is_new:
             self._logged[state] = now

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from hapi_middleware.concurrency import HTTP_ERRORS, Timeout
@@ -75,6 +75,7 @@ class NodeError(UnavailableError):
         self.kind = kind
 
 
+@dataclass(eq=False)
 class NodeFaults:
     """Notes the faults of object servers.
 
@@ -89,20 +90,12 @@ class NodeFaults:
         table: as given.
     """
 
-    def __init__(
-        self,
-        table: NodeTable,
-        metrics: FilterMetrics,
-        logger: Any,
-        *,
-        silence_seconds: float,
-        suppress_seconds: float,
-    ) -> None:
-        self.table = table
-        self._metrics = metrics
-        self._logger = logger
-        self._silence_seconds = silence_seconds
-        self._suppress_seconds = suppress_seconds
+    table: NodeTable
+    metrics: FilterMetrics
+    logger: Any
+    _: KW_ONLY
+    silence_seconds: float
+    suppress_seconds: float
 
     def is_left_out(self, device: Mapping[str, Any]) -> bool:
         """True if a device of a ring, or its server, is not asked now."""
@@ -129,7 +122,7 @@ class NodeFaults:
         Raises:
             UnavailableError: it is silent, or breaks off.
         """
-        limit = Timeout(seconds or self._silence_seconds)
+        limit = Timeout(seconds or self.silence_seconds)
         try:
             yield
         except (FrameError, OSError, *HTTP_ERRORS) as error:
@@ -198,7 +191,7 @@ class NodeFaults:
             )
         if error.code in BUSY:
             self._count(node, "busy")
-            self._logger.debug(
+            self.logger.debug(
                 "hapi: the worker of the object server %s is busy: %s",
                 node,
                 printable(str(error)),
@@ -210,7 +203,7 @@ class NodeFaults:
         self._count(node, "damaged")
         if self.has_damaged(node):
             return  # requests at the same time count once
-        self._logger.error(
+        self.logger.error(
             "hapi: the object server %s has a damaged replica: %s",
             node,
             printable(str(error)),
@@ -219,7 +212,7 @@ class NodeFaults:
             *node.address,
             "object",
             node.name,
-            seconds=self._suppress_seconds,
+            seconds=self.suppress_seconds,
         )
 
     def noted_degraded(self, node: Node, model: str, error: HapiError) -> None:
@@ -231,10 +224,10 @@ class NodeFaults:
             *node.address,
             "model",
             model,
-            seconds=self._suppress_seconds,
+            seconds=self.suppress_seconds,
             longest=LONGEST_SECONDS,
         )
-        self._logger.warning(
+        self.logger.warning(
             "hapi: the worker of the object server %s does not take the model "
             "%s; it is not asked for it for %g s: %s",
             node,
@@ -252,8 +245,8 @@ class NodeFaults:
         error = NodeError(problem, reason, kind)
         if not self.table.is_left_out(*node.address, *part):
             is_usual = kind == ABSENT
-            log = self._logger.debug if is_usual else self._logger.warning
-            longest = self._suppress_seconds
+            log = self.logger.debug if is_usual else self.logger.warning
+            longest = self.suppress_seconds
             first = min(BRIEF_SECONDS, longest) if kind in _BRIEF else longest
             seconds = self.table.back_off(
                 *node.address, *part, seconds=first, longest=longest
@@ -267,8 +260,8 @@ class NodeFaults:
         return error
 
     def _count(self, node: Node, kind: str) -> None:
-        self._metrics.count(f"node.{kind}")
-        self._metrics.count(f"node.{kind}.{metric_name(*node.address)}")
+        self.metrics.count(f"node.{kind}")
+        self.metrics.count(f"node.{kind}.{metric_name(*node.address)}")
 
 
 def is_degraded(error: HapiError) -> bool:

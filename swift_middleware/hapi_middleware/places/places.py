@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -54,6 +55,7 @@ worker's ``queue_seconds``."""
 _T = TypeVar("_T")
 
 
+@dataclass(eq=False)
 class Computers:
     """The places that a request may ask, in order.
 
@@ -66,24 +68,18 @@ class Computers:
         others: finds places that are asked after these.
     """
 
-    def __init__(
-        self,
-        places: Sequence[Computer],
-        metrics: FilterMetrics,
-        others: Callable[[], Sequence[Computer]] = tuple,
-    ) -> None:
-        self._places = places
-        self._metrics = metrics
-        self._others = others
+    places: Sequence[Computer]
+    metrics: FilterMetrics
+    others: Callable[[], Sequence[Computer]] = tuple
 
     def after(self, first: Sequence[Computer]) -> Computers:
         """These places after others."""
-        places = [*first, *self._places]
-        return Computers(places, self._metrics, self._others)
+        places = [*first, *self.places]
+        return Computers(places, self.metrics, self.others)
 
     def _in_order(self) -> Iterator[Computer]:
-        yield from self._places
-        yield from self._others()
+        yield from self.places
+        yield from self.others()
 
     def find_model(
         self, identity: ModelIdentity, trans_id: str
@@ -112,7 +108,7 @@ class Computers:
 
         def start(place: Computer) -> WorkerStream | None:
             stream = place.start(work, answered)
-            self._metrics.count(f"places.{place.KIND}")
+            self.metrics.count(f"places.{place.KIND}")
             return stream
 
         return self._in_turn(

@@ -68,6 +68,7 @@ class FetchedObject:
             yield zeros
 
 
+@dataclass(eq=False)
 class ObjectReader:
     """Reads objects of one container with the caller's own rights.
 
@@ -79,28 +80,22 @@ class ObjectReader:
         logger: Swift's.
     """
 
-    def __init__(
-        self,
-        app: Any,
-        env: Env,
-        container_path: str,
-        max_bytes: int,
-        logger: Any,
-    ) -> None:
-        self._app = app
-        self._env = env
-        self._container_path = container_path
-        self._max_bytes = max_bytes
-        self._logger = logger
-        self._thread_locals = logger.thread_locals
+    app: Any
+    env: Env
+    container_path: str
+    max_bytes: int
+    logger: Any
+
+    def __post_init__(self) -> None:
+        self._thread_locals = self.logger.thread_locals
 
     def get(self, name: str) -> Response:
         """Swift's answer to the GET of an object."""
-        return self._request(name).get_response(self._app)
+        return self._request(name).get_response(self.app)
 
     def _request(self, name: str, method: str = "GET") -> Request:
-        path = quote(f"{self._container_path}/{name}")
-        return object_request(self._env, path, method)
+        path = quote(f"{self.container_path}/{name}")
+        return object_request(self.env, path, method)
 
     def head(self, numbered: tuple[int, str]) -> ObjectHead | None:
         """Facts about an object, given as (index in the request, name).
@@ -108,17 +103,17 @@ class ObjectReader:
         Returns:
             None if Swift does not let the caller read it now.
         """
-        self._logger.thread_locals = self._thread_locals
+        self.logger.thread_locals = self._thread_locals
         request = self._request(numbered[1], "HEAD")
         try:
-            response = request.get_response(self._app)
+            response = request.get_response(self.app)
             drain_and_close(response)
         except (Exception, Timeout):
-            self._logger.exception("hapi: the HEAD of an object failed")
+            self.logger.exception("hapi: the HEAD of an object failed")
             return None
         if not response.is_success:
             return None
-        save_cors_headers(self._env, response.headers)
+        save_cors_headers(self.env, response.headers)
         return ObjectHead.from_response(response, request)
 
     def read(self, numbered: tuple[int, str]) -> FetchedObject:
@@ -127,7 +122,7 @@ class ObjectReader:
         Never raises: a failure of one object must not stop the others.
         """
         # Swift's log lines of this thread name the request.
-        self._logger.thread_locals = self._thread_locals
+        self.logger.thread_locals = self._thread_locals
         index, name = numbered
         try:
             response = self.get(name)
@@ -136,9 +131,9 @@ class ObjectReader:
             finally:
                 close_if_possible(response.app_iter)
         except (Exception, Timeout) as error:
-            self._logger.warning(
+            self.logger.warning(
                 "hapi: %s breaks off: %s",
-                printable(f"{self._container_path}/{name}"),
+                printable(f"{self.container_path}/{name}"),
                 printable(str(error)),
             )
             # The error's text may name hosts: it goes to the log only.
@@ -155,15 +150,15 @@ class ObjectReader:
             drain_and_close(response)
             entry = ObjectEntry(index, name, status, None, _refusal(status))
             return FetchedObject(entry, is_readable=False)
-        save_cors_headers(self._env, response.headers)
+        save_cors_headers(self.env, response.headers)
         head = ObjectHead.from_response(response)
         entry = ObjectEntry(index, name, status, head.etag or None)
         length = head.length_bytes
         if length is None or not head.etag:
             entry = entry.failed(status, _NO_LENGTH)
             return FetchedObject(entry, is_readable=True)
-        if length > self._max_bytes:
-            message = too_large_message(length, self._max_bytes)
+        if length > self.max_bytes:
+            message = too_large_message(length, self.max_bytes)
             return FetchedObject(entry.failed(413, message), is_readable=True)
         body = ObjectBody(response.app_iter, length, name, head.md5)
         return FetchedObject(entry, is_readable=True, pieces=deque(body))

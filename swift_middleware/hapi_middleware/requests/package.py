@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from swift.common.swob import Request, Response
@@ -58,6 +59,7 @@ class KnownPackages:
             self._heads.popitem(last=False)
 
 
+@dataclass(eq=False)
 class Package:
     """The model package that an annotation names.
 
@@ -75,24 +77,19 @@ class Package:
         head: facts about it, from :meth:`identify`.
     """
 
-    def __init__(
-        self,
-        app: Any,
-        env: Env,
-        path: ModelPath,
-        max_bytes: int,
-        *,
-        is_own: bool = False,
-        known: KnownPackages | None = None,
-    ) -> None:
-        self._app = app
-        self._env = env
-        self._path = path
-        self._url = f"/v1{path.quoted()}"
-        self._max_bytes = max_bytes
-        self._is_own = is_own
-        self._known = known
-        self.name = f"/{path.account}/{path.container}/{path.object}"
+    app: Any
+    env: Env
+    path: ModelPath
+    max_bytes: int
+    _: KW_ONLY
+    is_own: bool = False
+    known: KnownPackages | None = None
+
+    def __post_init__(self) -> None:
+        self._url = f"/v1{self.path.quoted()}"
+        self.name = (
+            f"/{self.path.account}/{self.path.container}/{self.path.object}"
+        )
         self.head = ObjectHead("", None, is_manifest=False)
 
     def identify(self) -> ModelIdentity:
@@ -103,8 +100,8 @@ class Package:
             PackageError: a manifest, or too short to be a package.
             TooLargeError: ``package_too_large``.
         """
-        known = self._known and self._known.find(self.name)
-        if known and may_read(self._app, self._env, self._url):
+        known = self.known and self.known.find(self.name)
+        if known and may_read(self.app, self.env, self._url):
             self.head = known
             return self.identity_from_head(known)
         return self.identify_again()
@@ -117,8 +114,8 @@ class Package:
             raise refusal(response.status_int, "model", self.name)
         self.head = ObjectHead.from_response(response, request)
         identity = self.identity_from_head(self.head)
-        if self._known is not None:
-            self._known.add(self.name, self.head)
+        if self.known is not None:
+            self.known.add(self.name, self.head)
         return identity
 
     def open(self, identity: ModelIdentity) -> ObjectBody | None:
@@ -145,11 +142,11 @@ class Package:
         )
 
     def _get_response(self, method: str) -> tuple[Response, Request]:
-        if self._is_own:
-            request = source_request(self._env, method)
+        if self.is_own:
+            request = source_request(self.env, method)
         else:
-            request = model_request(self._env, method, self._url)
-        return request.get_response(self._app), request
+            request = model_request(self.env, method, self._url)
+        return request.get_response(self.app), request
 
     def identity_from_head(self, head: ObjectHead) -> ModelIdentity:
         """The model's identity, by an authorised HEAD of the package.
@@ -174,18 +171,18 @@ class Package:
                 "model package",
                 object_name=self.name,
             )
-        if length > self._max_bytes:
+        if length > self.max_bytes:
             raise TooLargeError(
                 "package_too_large",
                 f"the model {self.name} has {length} bytes; at most "
-                f"{self._max_bytes} are allowed here",
+                f"{self.max_bytes} are allowed here",
                 object_name=self.name,
-                details={"max_package_bytes": self._max_bytes},
+                details={"max_package_bytes": self.max_bytes},
             )
         return ModelIdentity(
-            account=self._path.account,
-            container=self._path.container,
-            object=self._path.object,
+            account=self.path.account,
+            container=self.path.container,
+            object=self.path.object,
             etag=head.etag,
             length_bytes=length,
         )

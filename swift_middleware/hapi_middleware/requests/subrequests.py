@@ -125,6 +125,7 @@ def bare_etag(value: str) -> str:
     return value.strip().removeprefix("W/").strip('"')
 
 
+@dataclass(eq=False)
 class ObjectBody:
     """The bytes of one object, for instance of a GET; can be iterated once.
 
@@ -142,30 +143,23 @@ class ObjectBody:
             another digest.
     """
 
-    def __init__(
-        self,
-        chunks: Iterable[bytes],
-        length_bytes: int,
-        name: str,
-        md5: str | None = None,
-    ) -> None:
-        self.length_bytes = length_bytes
-        self._chunks = chunks
-        self._name = name
-        self._md5 = md5
+    chunks: Iterable[bytes]
+    length_bytes: int
+    name: str
+    md5: str | None = None
 
     def __iter__(self) -> Iterator[bytes]:
         missing = self.length_bytes
         digest = hashlib.md5(usedforsecurity=False)
         held = b""
         try:
-            for chunk in self._chunks:
+            for chunk in self.chunks:
                 missing -= len(chunk)
                 if missing < 0:
                     break
-                if self._md5:
+                if self.md5:
                     digest.update(chunk)
-                if self._md5 and not missing:
+                if self.md5 and not missing:
                     # Read on to the end: only then does an object server
                     # put a damaged file aside.
                     held += chunk
@@ -175,18 +169,18 @@ class ObjectBody:
             raise self._incomplete(str(error)) from error
         if missing:
             raise self._incomplete(f"{missing} bytes are missing")
-        if self._md5:
-            check_md5(self._name, digest.hexdigest(), self._md5)
+        if self.md5:
+            check_md5(self.name, digest.hexdigest(), self.md5)
         if held:
             yield held
 
     def close(self) -> None:
-        close_if_possible(self._chunks)
+        close_if_possible(self.chunks)
 
     def _incomplete(self, reason: str) -> UnavailableError:
         return _unavailable(
-            self._name,
-            f"{self._name} could not be read to its end: {reason}",
+            self.name,
+            f"{self.name} could not be read to its end: {reason}",
         )
 
 
@@ -199,13 +193,13 @@ def _unavailable(name: str, message: str) -> UnavailableError:
     )
 
 
+@dataclass(eq=False)
 class Source:
     """The object that the client's own request names."""
 
-    def __init__(self, app: Any, env: Env, name: str) -> None:
-        self._app = app
-        self._env = env
-        self._name = name
+    app: Any
+    env: Env
+    name: str
 
     def head(self, wanted_etag: str | None = None) -> ObjectHead:
         """Reads the object's headers with the client's rights.
@@ -226,32 +220,29 @@ class Source:
         return head
 
     def _head(self, headers: Mapping[str, str]) -> ObjectHead:
-        request = source_request(self._env, "HEAD", headers)
-        response = request.get_response(self._app)
+        request = source_request(self.env, "HEAD", headers)
+        response = request.get_response(self.app)
         drain_and_close(response)
         if not response.is_success:
             raise self._plain_answer(response)
-        save_cors_headers(self._env, response.headers)
+        save_cors_headers(self.env, response.headers)
         return ObjectHead.from_response(response, request)
 
     def _plain_answer(self, head: Response) -> SwiftAnswerError | HapiError:
         # Decided first: the request below may change the environment.
         reason = self._why_only_head_fails(head)
         # The client's own request, without its annotation.
-        response = Request(self._env).get_response(self._app)
+        response = Request(self.env).get_response(self.app)
         if response.status_int >= 400:
             return SwiftAnswerError(response)
         close_if_possible(response.app_iter)
-        return _unavailable(self._name, f"{self._name}: {reason}")
+        return _unavailable(self.name, f"{self.name}: {reason}")
 
     def _why_only_head_fails(self, head: Response) -> str:
         if head.status_int == 404:
             return "it was created during this request; retry"
         text = f"Swift answers {head.status} to the filter's own HEAD of it"
-        if (
-            head.status_int in (401, 403)
-            and "swift.authorize" not in self._env
-        ):
+        if head.status_int in (401, 403) and "swift.authorize" not in self.env:
             return (
                 f"{text}, and allows the request itself: the filter must be "
                 "right of the authentication in the pipeline"
@@ -285,8 +276,8 @@ class Source:
         part: ByteRange | None,
         headers: Mapping[str, str],
     ) -> ObjectBody:
-        request = source_request(self._env, "GET", headers)
-        response = request.get_response(self._app)
+        request = source_request(self.env, "GET", headers)
+        response = request.get_response(self.app)
         expected = part.length_bytes if part else head.length_bytes
         try:
             self._check(response, head, part, expected)
@@ -294,7 +285,7 @@ class Source:
             close_if_possible(response.app_iter)
             raise
         md5 = None if part else head.md5
-        return ObjectBody(response.app_iter, expected or 0, self._name, md5)
+        return ObjectBody(response.app_iter, expected or 0, self.name, md5)
 
     def _check(
         self,
@@ -305,7 +296,7 @@ class Source:
     ) -> None:
         status = response.status_int
         if status == 412 and part:
-            raise source_changed_error(self._name, head.etag, None)
+            raise source_changed_error(self.name, head.etag, None)
         if not response.is_success:
             raise SwiftAnswerError(response)
         etag = bare_etag(response.headers.get("Etag", ""))
@@ -316,8 +307,8 @@ class Source:
             expected,
         ):
             raise _unavailable(
-                self._name,
-                f"{self._name} changed while it was being read (status "
+                self.name,
+                f"{self.name} changed while it was being read (status "
                 f"{status}, ETag {etag}, {length} bytes); retry",
             )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from hapi_middleware.concurrency import Task
@@ -62,6 +63,7 @@ class WorkerStream(Protocol):
         """Ends the stream as broken by ``error``, and returns the error."""
 
 
+@dataclass(eq=False)
 class FeatureStream:
     """Sends source bytes to the worker while features are read from it.
 
@@ -81,20 +83,14 @@ class FeatureStream:
         worker: as given.
     """
 
-    def __init__(
-        self,
-        sock: Any,
-        body: JobBody,
-        reporter: StreamReporter,
-        worker: str = "",
-        reason_of: Callable[[HapiError], HapiError] = lambda error: error,
-    ) -> None:
-        self.worker = worker
-        self._reason_of = reason_of
-        self._sock = sock
-        self._body = body
-        self._reporter = reporter
-        self._answer = http.client.HTTPResponse(sock, method="POST")
+    sock: Any
+    body: JobBody
+    reporter: StreamReporter
+    worker: str = ""
+    reason_of: Callable[[HapiError], HapiError] = lambda error: error
+
+    def __post_init__(self) -> None:
+        self._answer = http.client.HTTPResponse(self.sock, method="POST")
         self._send_error: HapiError | None = None
         self._first_chunk = b""
         self._has_started = False
@@ -136,7 +132,7 @@ class FeatureStream:
             self.close()
             raise
         self._has_started = True
-        self._reporter.started()
+        self.reporter.started()
 
     def __iter__(self) -> FeatureStream:
         return self
@@ -170,8 +166,8 @@ class FeatureStream:
         self._first_chunk = b""
         with ExitStack() as closing:
             closing.callback(self._report_end)
-            closing.callback(self._body.close)
-            closing.callback(self._sock.close)
+            closing.callback(self.body.close)
+            closing.callback(self.sock.close)
             closing.callback(self._answer.close)
             # Runs first: a green thread that waits for a socket must not see
             # it closed, because its descriptor is soon reused.
@@ -185,7 +181,7 @@ class FeatureStream:
                 self._source_bytes,
                 self._sent_bytes,
             )
-            self._reporter.ended(end)
+            self.reporter.ended(end)
 
     def _read(self) -> bytes:
         try:
@@ -202,7 +198,7 @@ class FeatureStream:
 
     def _cause(self, error: HapiError) -> HapiError:
         is_broken = error.code == "worker_unavailable"
-        return self._reason_of(error) if is_broken else error
+        return self.reason_of(error) if is_broken else error
 
     def fail(self, error: HapiError) -> HapiError:
         """Ends the stream as broken by ``error``, and returns the error."""
@@ -212,12 +208,12 @@ class FeatureStream:
         return error
 
     def _send(self) -> None:
-        self._reporter.adopt_thread()
+        self.reporter.adopt_thread()
         try:
-            for chunk in self._body:
-                self._sock.sendall(b"%x\r\n%b\r\n" % (len(chunk), chunk))
+            for chunk in self.body:
+                self.sock.sendall(b"%x\r\n%b\r\n" % (len(chunk), chunk))
                 self._source_bytes += len(chunk)
-            self._sock.sendall(b"0\r\n\r\n")
+            self.sock.sendall(b"0\r\n\r\n")
         except TimeoutError as error:
             self._stop_sending(
                 TooSlowError("too_slow", f"the worker reads no bytes: {error}")
@@ -229,12 +225,12 @@ class FeatureStream:
         except HapiError as error:
             self._stop_sending(error)
         finally:
-            self._body.close()
+            self.body.close()
 
     def _stop_sending(self, error: HapiError) -> None:
         self._send_error = error
         try:
             # Without a last chunk, the worker sees a truncated source.
-            self._sock.shutdown(1)
+            self.sock.shutdown(1)
         except OSError:
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from hapi_middleware.metrics import FilterMetrics
@@ -30,6 +31,7 @@ class PackageStore(Protocol):
         """Uploads a package."""
 
 
+@dataclass(eq=False)
 class PackageUploader:
     """Asks the worker, and uploads the package if it is missing.
 
@@ -41,19 +43,11 @@ class PackageUploader:
         max_uploads: uploads after which the worker does not keep the package.
     """
 
-    def __init__(
-        self,
-        worker: PackageStore,
-        package: Package,
-        metrics: FilterMetrics,
-        trans_id: str,
-        max_uploads: int,
-    ) -> None:
-        self._max_uploads = max_uploads
-        self._worker = worker
-        self._package = package
-        self._metrics = metrics
-        self._trans_id = trans_id
+    worker: PackageStore
+    package: Package
+    metrics: FilterMetrics
+    trans_id: str
+    max_uploads: int
 
     def ask(
         self, identity: ModelIdentity, ask: Callable[[ModelIdentity], T]
@@ -73,13 +67,13 @@ class PackageUploader:
             UnavailableError: the worker does not keep the package.
             HapiError: errors of ``ask`` and of the upload.
         """
-        for number in range(self._max_uploads + 1):
+        for number in range(self.max_uploads + 1):
             try:
                 return ask(identity)
             except ConflictError as error:
                 if error.code != "model_needed":
                     raise
-            if number < self._max_uploads:
+            if number < self.max_uploads:
                 identity = self._upload(identity)
         raise UnavailableError(
             "service_unavailable",
@@ -91,14 +85,14 @@ class PackageUploader:
     def _upload(self, identity: ModelIdentity) -> ModelIdentity:
         """Uploads the package and returns its current identity."""
         for _ in range(MAX_VERSIONS):
-            body = self._package.open(identity)
+            body = self.package.open(identity)
             if body is None:
-                identity = self._package.identify_again()
+                identity = self.package.identify_again()
                 continue
-            self._metrics.count("model_uploads")
+            self.metrics.count("model_uploads")
             try:
-                with self._metrics.timed("model_upload"):
-                    self._worker.put_model(identity, body, self._trans_id)
+                with self.metrics.timed("model_upload"):
+                    self.worker.put_model(identity, body, self.trans_id)
             finally:
                 body.close()
             return identity

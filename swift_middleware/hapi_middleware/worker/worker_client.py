@@ -12,6 +12,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
@@ -50,6 +51,7 @@ REASON_SECONDS = 1.0
 """Longest wait for the reason of a broken answer."""
 
 
+@dataclass(eq=False)
 class WorkerClient:
     """Client of the worker on this host.
 
@@ -65,12 +67,9 @@ class WorkerClient:
         HapiError: from all methods, the worker's own error.
     """
 
-    def __init__(
-        self, socket_path: str, connect_timeout: float, timeout: float
-    ) -> None:
-        self._socket_path = socket_path
-        self._connect_timeout = connect_timeout
-        self._timeout = timeout
+    socket_path: str
+    connect_timeout: float
+    timeout: float
 
     def create_job(self, job: JobRequest) -> JobGrant:
         """Requests a job; raises ConflictError for ``model_needed``."""
@@ -251,7 +250,7 @@ class WorkerClient:
 
     def _opaque_name(self) -> str:
         """A name by which callers count workers, and learn nothing else."""
-        place = f"{os.uname().nodename} {self._socket_path}"
+        place = f"{os.uname().nodename} {self.socket_path}"
         secret = utils.HASH_PATH_PREFIX + utils.HASH_PATH_SUFFIX
         return hashlib.sha256(secret + place.encode()).hexdigest()[:12]
 
@@ -274,7 +273,7 @@ class WorkerClient:
         self, trans_id: str, timeout: float | None = None
     ) -> Iterator[http.client.HTTPConnection]:
         connection = http.client.HTTPConnection("hapi-worker")
-        connection.sock = self._connect(trans_id, timeout or self._timeout)
+        connection.sock = self._connect(trans_id, timeout or self.timeout)
         try:
             with socket_errors_as_hapi_errors("answer", trans_id):
                 yield connection
@@ -282,9 +281,9 @@ class WorkerClient:
             connection.close()
 
     def _connect(self, trans_id: str, timeout: float) -> Any:
-        connect_timeout = min(self._connect_timeout, timeout)
+        connect_timeout = min(self.connect_timeout, timeout)
         try:
-            sock = connect_unix(self._socket_path, connect_timeout)
+            sock = connect_unix(self.socket_path, connect_timeout)
         except OSError as error:
             raise UnavailableError(
                 "worker_unavailable",

@@ -12,6 +12,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import Protocol
 
@@ -71,6 +72,7 @@ class Stream(Protocol):
         """The stream's pass failed; called without the lock."""
 
 
+@dataclass(eq=False)
 class Group:
     """Streams that share micro-batches, and the lock that guards them.
 
@@ -82,20 +84,14 @@ class Group:
         on_pass: called with the number of samples of each pass.
     """
 
-    def __init__(
-        self,
-        account: str,
-        compute: PrefixCompute,
-        pool: FairPool,
-        size: int,
-        *,
-        on_pass: Callable[[int], None] = lambda count: None,
-    ) -> None:
-        self.account = account
-        self.compute = compute
-        self.pool = pool
-        self.size = size
-        self._on_pass = on_pass
+    account: str
+    compute: PrefixCompute
+    pool: FairPool
+    size: int
+    _: KW_ONLY
+    on_pass: Callable[[int], None] = lambda count: None
+
+    def __post_init__(self) -> None:
         self.lock = threading.Lock()
         self._streams: list[Stream] = []
         self._num_requested = 0
@@ -205,7 +201,7 @@ class Group:
         images = [image for _, batch in taken for image in batch.images]
         if not images:
             return None
-        self._on_pass(len(images))
+        self.on_pass(len(images))
         for _, batch in taken:
             batch.timings["queue"] = time.monotonic() - batch.submitted
         try:

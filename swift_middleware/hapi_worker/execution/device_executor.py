@@ -36,6 +36,7 @@ HANGING_KINDS = ("cuda",)
 logger = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class Executor:
     """One device: the models in its memory and the threads that use it.
 
@@ -47,19 +48,14 @@ class Executor:
         failed: called once when the device has left service.
     """
 
-    def __init__(
-        self,
-        name: str,
-        device_models: DeviceModels,
-        pool: FairPool,
-        failed: Callable[[Executor], None],
-    ) -> None:
-        self.name = name
-        self.device_models = device_models
-        self.pool = pool
-        self._failed = failed
+    name: str
+    device_models: DeviceModels
+    pool: FairPool
+    failed: Callable[[Executor], None]
+
+    def __post_init__(self) -> None:
         self._lock = threading.Lock()
-        device_models.guarded = self.guarded
+        self.device_models.guarded = self.guarded
 
     @property
     def device(self) -> torch.device:
@@ -115,7 +111,7 @@ class Executor:
         logger.critical(
             "device %s has failed and leaves service: %s", self.name, error
         )
-        self._failed(self)
+        self.failed(self)
 
 
 def executor_of(executors: Iterable[Executor], lease: Lease) -> Executor:

@@ -10,6 +10,7 @@ import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from hapi_protocol.errors import TooSlowError
 
@@ -20,6 +21,7 @@ BAN_SECONDS = 300.0
 MAX_MODELS = 1024
 
 
+@dataclass(eq=False)
 class ModelQuarantine:
     """Counts slow passes by model; thread-safe.
 
@@ -31,14 +33,11 @@ class ModelQuarantine:
         total: number of slow passes of all models.
     """
 
-    def __init__(
-        self,
-        limit_seconds: float,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.limit_seconds = limit_seconds
+    limit_seconds: float
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
         self.total = 0
-        self._clock = clock
         self._lock = threading.Lock()
         self._late: OrderedDict[str, deque[float]] = OrderedDict()
 
@@ -49,7 +48,7 @@ class ModelQuarantine:
         with self._lock:
             self.total += 1
             late = self._late.setdefault(digest, deque(maxlen=MAX_SLOW_PASSES))
-            late.append(self._clock())
+            late.append(self.clock())
             self._late.move_to_end(digest)
             while len(self._late) > MAX_MODELS:
                 self._late.popitem(last=False)
@@ -66,7 +65,7 @@ class ModelQuarantine:
                 late[-1] - late[0] > WINDOW_SECONDS
             ):
                 return
-            left = late[-1] + BAN_SECONDS - self._clock()
+            left = late[-1] + BAN_SECONDS - self.clock()
             if left <= 0:
                 del self._late[digest]
                 return

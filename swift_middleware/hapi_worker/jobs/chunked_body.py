@@ -9,6 +9,7 @@ and is woken by :meth:`PeerConnection.stop_reading`.
 from __future__ import annotations
 
 import time
+from dataclasses import KW_ONLY, dataclass
 
 from hapi_protocol.errors import (
     AnnotationError,
@@ -24,6 +25,7 @@ MAX_TRAILERS = 16
 MAX_READ_BYTES = 256 * 1024
 
 
+@dataclass(eq=False)
 class ChunkedBody:
     """A readable file over a chunked body.
 
@@ -38,22 +40,17 @@ class ChunkedBody:
         waited_seconds: time spent waiting for bytes.
     """
 
-    def __init__(
-        self,
-        connection: PeerConnection,
-        *,
-        length_bytes: int,
-        idle_seconds: float,
-        is_upper_bound: bool = False,
-    ) -> None:
-        self._connection = connection
-        self._length_bytes = length_bytes
-        self._is_upper_bound = is_upper_bound
-        self._idle_seconds = idle_seconds
+    connection: PeerConnection
+    _: KW_ONLY
+    length_bytes: int
+    idle_seconds: float
+    is_upper_bound: bool = False
+
+    def __post_init__(self) -> None:
         self._left_in_chunk = 0
         self._ended = False
         self._failure: HapiError | None = None
-        # Each read of the connection's reader copies its whole buffer.
+        # Each read of the self.connection's reader copies its whole buffer.
         self._buffer = b""
         self._position = 0
         self.bytes_read = 0
@@ -86,7 +83,7 @@ class ChunkedBody:
         The response can still be sent.
         """
         self._failure = error
-        self._connection.stop_reading()
+        self.connection.stop_reading()
 
     def drain(self) -> None:
         """Reads and drops the rest; raises what :meth:`read` raises."""
@@ -102,12 +99,12 @@ class ChunkedBody:
             raise _bad(f"chunk header {header!r}")
         self._left_in_chunk = int(digits, 16)
         total = self.bytes_read + self._left_in_chunk
-        if total > self._length_bytes:
+        if total > self.length_bytes:
             raise TooLargeError(
                 "object_too_large",
                 f"the body has {total} bytes or more, and "
-                f"{self._length_bytes} were "
-                + ("allowed" if self._is_upper_bound else "announced"),
+                f"{self.length_bytes} were "
+                + ("allowed" if self.is_upper_bound else "announced"),
             )
         if not self._left_in_chunk:
             self._end()
@@ -119,12 +116,12 @@ class ChunkedBody:
         else:
             raise _bad(f"more than {MAX_TRAILERS} trailers")
         self._ended = True
-        if self._is_upper_bound:
+        if self.is_upper_bound:
             return
-        if self.bytes_read != self._length_bytes:
+        if self.bytes_read != self.length_bytes:
             raise _bad(
                 f"the body has {self.bytes_read} bytes, and "
-                f"{self._length_bytes} were announced"
+                f"{self.length_bytes} were announced"
             )
 
     def _line(self) -> bytes:
@@ -149,17 +146,17 @@ class ChunkedBody:
         """Fills the buffer if it is empty."""
         if self._position < len(self._buffer):
             return
-        if not self._connection.reader.has_data():
+        if not self.connection.reader.has_data():
             started = time.monotonic()
-            ready = self._connection.wait_readable(self._idle_seconds)
+            ready = self.connection.wait_readable(self.idle_seconds)
             self.waited_seconds += time.monotonic() - started
             if not ready:
                 raise TooSlowError(
                     "too_slow",
-                    f"nothing was sent for {self._idle_seconds:g} s",
+                    f"nothing was sent for {self.idle_seconds:g} s",
                 )
         try:
-            self._buffer = self._connection.reader.read1(MAX_READ_BYTES)
+            self._buffer = self.connection.reader.read1(MAX_READ_BYTES)
         except OSError as error:
             raise ClientDisconnectedError(str(error)) from error
         if self._failure is not None:

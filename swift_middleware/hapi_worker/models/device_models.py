@@ -19,6 +19,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -384,6 +385,7 @@ class DeviceModels:
                 torch.cuda.empty_cache()
 
 
+@dataclass(eq=False)
 class Lease:
     """Keeps a model in memory for one job until it is released.
 
@@ -397,21 +399,16 @@ class Lease:
         frozen: the model's layers, on the device.
     """
 
-    def __init__(
-        self,
-        device_models: DeviceModels,
-        loaded: LoadedModel,
-        cut_dtype: CutDtype,
-        needs: MemoryRequirement,
-    ) -> None:
-        self.device_models = device_models
-        self.loaded = loaded
-        self.needs = needs
-        self.cut_dtype = cut_dtype
+    device_models: DeviceModels
+    loaded: LoadedModel
+    cut_dtype: CutDtype
+    needs: MemoryRequirement
+
+    def __post_init__(self) -> None:
         self._prefix: nn.Module | None = None
-        self.cut = cut_dtype.cut
-        self.digest = loaded.digest
-        self.frozen = loaded.frozen
+        self.cut = self.cut_dtype.cut
+        self.digest = self.loaded.digest
+        self.frozen = self.loaded.frozen
 
     @property
     def shape(self) -> tuple[int, ...]:

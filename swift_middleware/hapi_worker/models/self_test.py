@@ -12,6 +12,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from hapi_protocol.errors import (
     PACKAGE_REFUSED,
@@ -29,6 +30,7 @@ RETRY_SECONDS = 60.0
 logger = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class SelfTest:
     """Loads a small package, as those of users are loaded.
 
@@ -41,13 +43,10 @@ class SelfTest:
             none.
     """
 
-    def __init__(
-        self,
-        load: Callable[[bytearray], FrozenGraph],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._load = load
-        self._clock = clock
+    load: Callable[[bytearray], FrozenGraph]
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
         self._lock = threading.Lock()
         self._tested = float("-inf")
         self._is_running = False
@@ -56,11 +55,11 @@ class SelfTest:
 
     def run(self) -> str:
         """Tests now, or waits for the test that runs; returns the problem."""
-        asked = self._clock()
+        asked = self.clock()
         with self._lock:
             if self._tested < asked:
                 problem = self._try()
-                self._tested = self._clock()
+                self._tested = self.clock()
                 if not self._has_ended:
                     self._note(problem)
             self._is_running = False
@@ -91,7 +90,7 @@ class SelfTest:
         """
         if not self.problem:
             return
-        if self._clock() > self._tested + AGAIN_SECONDS:
+        if self.clock() > self._tested + AGAIN_SECONDS:
             self.begin()
         raise UnavailableError(
             "worker_unavailable",
@@ -102,7 +101,7 @@ class SelfTest:
 
     def _try(self) -> str:
         try:
-            self._load(bytearray(_package()))
+            self.load(bytearray(_package()))
         except HapiError as error:
             return error.message
         except Exception as error:

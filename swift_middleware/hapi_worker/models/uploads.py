@@ -10,7 +10,7 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 from hapi_protocol.errors import (
     ConflictError,
@@ -43,6 +43,7 @@ class Upload:
     error: HapiError | None = None
 
 
+@dataclass(eq=False)
 class Uploads:
     """Requested and running uploads, and remembered refusals.
 
@@ -52,16 +53,12 @@ class Uploads:
         check_worker: raises an error if no package can be validated now.
     """
 
-    def __init__(
-        self,
-        changed: threading.Condition,
-        *,
-        clock: Callable[[], float],
-        check_worker: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._changed = changed
-        self._check_worker = check_worker
-        self._clock = clock
+    changed: threading.Condition
+    _: KW_ONLY
+    clock: Callable[[], float]
+    check_worker: Callable[[], None] = lambda: None
+
+    def __post_init__(self) -> None:
         self._uploads: dict[ModelIdentity, Upload] = {}
         self._refusals: OrderedDict[ModelIdentity, tuple[float, HapiError]]
         self._refusals = OrderedDict()
@@ -78,7 +75,7 @@ class Uploads:
             ConflictError: ``model_needed``: the caller must upload it.
         """
         if not self.is_awaited(identity):
-            expires = self._clock() + GRACE_SECONDS
+            expires = self.clock() + GRACE_SECONDS
             self._uploads[identity] = Upload(expires, account)
             raise ConflictError(
                 "model_needed",
@@ -91,7 +88,7 @@ class Uploads:
     def is_awaited(self, identity: ModelIdentity) -> bool:
         """Returns True if an upload was requested or has begun; called with
         the lock held."""
-        now = self._clock()
+        now = self.clock()
         self._uploads = {
             known: upload
             for known, upload in self._uploads.items()
@@ -105,10 +102,10 @@ class Uploads:
         Raises:
             HapiError: the earlier refusal, or no package can be validated.
         """
-        self._check_worker()
-        with self._changed:
+        self.check_worker()
+        with self.changed:
             expires, error = self._refusals.get(identity, (0.0, None))
-            if error is not None and self._clock() < expires:
+            if error is not None and self.clock() < expires:
                 raise copy_of_error(error)
 
     def begin(self, identity: ModelIdentity) -> str:
@@ -118,7 +115,7 @@ class Uploads:
             The account for whose job it was requested, or its own.
         """
         unasked = Upload(0.0, identity.account)
-        with self._changed:
+        with self.changed:
             upload = self._uploads.setdefault(identity, unasked)
             upload.begun = True
             return upload.account
@@ -135,16 +132,16 @@ class Uploads:
                 except ``does_not_fit``, which depends on the memory and not
                 on the package.
         """
-        with self._changed:
+        with self.changed:
             if error is not None and error.code != "does_not_fit":
                 self._remember(identity, error)
             upload = self._uploads.pop(identity, None)
             if upload is not None:
                 upload.error = error
-            self._changed.notify_all()
+            self.changed.notify_all()
 
     def _remember(self, identity: ModelIdentity, error: HapiError) -> None:
-        expires = self._clock() + REFUSAL_SECONDS
+        expires = self.clock() + REFUSAL_SECONDS
         self._refusals[identity] = expires, copy_of_error(error)
         self._refusals.move_to_end(identity)
         while len(self._refusals) > MAX_REFUSALS:

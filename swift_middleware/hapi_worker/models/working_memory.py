@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING
 
 from hapi_worker.models.loaded_model import (
@@ -28,6 +29,7 @@ CAP_SECONDS = 600.0
 logger = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class WorkingMemory:
     """The working memory of one device; guarded by the lock of its models.
 
@@ -41,21 +43,16 @@ class WorkingMemory:
         decoding_bytes: memory of images that are decoded.
     """
 
-    def __init__(
-        self,
-        models: DeviceModels,
-        *,
-        num_forwards: int,
-        wait_seconds: float,
-        pass_seconds: float,
-    ) -> None:
-        self.num_forwards = num_forwards
-        self.pass_seconds = pass_seconds
+    models: DeviceModels
+    _: KW_ONLY
+    num_forwards: int
+    wait_seconds: float
+    pass_seconds: float
+
+    def __post_init__(self) -> None:
         self.decoding_bytes = 0
-        self._models = models
-        self._wait_seconds = wait_seconds
-        self._changed = models.queue.changed
-        self._clock = models.queue.clock
+        self._changed = self.models.queue.changed
+        self._clock = self.models.queue.clock
         self._reserved: list[Reservation] = []
         self._waiting_passes: list[Callable[[], None]] = []
 
@@ -81,8 +78,8 @@ class WorkingMemory:
     def batch_limit(self, lease: Lease, maximum: int) -> int:
         """Largest batch of a pass, see :meth:`Lease.batch_limit`."""
         with self._changed:
-            others = self._models.model_bytes() - lease.loaded.parameter_bytes
-            available = self._models.limit_bytes - others
+            others = self.models.model_bytes() - lease.loaded.parameter_bytes
+            available = self.models.limit_bytes - others
             maximum = self._capped(lease, maximum)
             return max(lease.needs.batch_for(available, maximum), 1)
 
@@ -120,7 +117,7 @@ class WorkingMemory:
                 self._wait_for_memory(retry)
                 return None
             maximum = self._capped(lease, maximum)
-            capacity = self._models.limit_bytes - self._models.used_bytes()
+            capacity = self.models.limit_bytes - self.models.used_bytes()
             share = granted_bytes(
                 _working(lease, maximum),
                 self._other_demands(lease, maximum),
@@ -155,7 +152,7 @@ class WorkingMemory:
         with self._changed:
             self._reserved.remove(reservation)
             retry = self._waiting_passes[:1]
-            self._models.queue.freed()
+            self.models.queue.freed()
         for notify in retry:
             notify()
 
@@ -169,16 +166,16 @@ class WorkingMemory:
             DoesNotFitError: the image needs more than that.
             UnavailableError: other images, jobs or passes hold the memory.
         """
-        share = self._models.limit_bytes // 2
+        share = self.models.limit_bytes // 2
         if num_bytes > share:
             raise does_not_fit_error("decoding an image", num_bytes, share)
         with self._changed:
             if not self._changed.wait_for(
                 lambda: self.decoding_bytes + num_bytes <= share,
-                self._wait_seconds,
+                self.wait_seconds,
             ):
                 raise too_busy_error("queue_full", "images hold the memory")
-            self._models.make_room(num_bytes, 0)
+            self.models.make_room(num_bytes, 0)
             self.decoding_bytes += num_bytes
         try:
             self.await_passes()
@@ -187,7 +184,7 @@ class WorkingMemory:
             with self._changed:
                 self.decoding_bytes -= num_bytes
                 retry = self._waiting_passes[:1]
-                self._models.queue.freed()
+                self.models.queue.freed()
             for notify in retry:
                 notify()
 
@@ -223,7 +220,7 @@ class WorkingMemory:
     def _other_demands(self, lease: Lease, maximum: int) -> list[int]:
         """Demands of passes at all other leased cuts, each counted once."""
         demands: dict[tuple[str, CutDtype], int] = {}
-        for other in self._models.leases():
+        for other in self.models.leases():
             key = other.digest, other.cut_dtype
             demands[key] = _working(other, maximum)
         demands.pop((lease.digest, lease.cut_dtype), None)
@@ -235,7 +232,7 @@ class WorkingMemory:
         evicted = {
             id(reservation.loaded): reservation.loaded.parameter_bytes
             for reservation in self._reserved
-            if not self._models.has(reservation.loaded)
+            if not self.models.has(reservation.loaded)
         }
         working = sum(reservation.num_bytes for reservation in self._reserved)
         return working + sum(evicted.values())
@@ -247,15 +244,13 @@ class WorkingMemory:
             UnavailableError: the passes do not end, or the device has failed.
         """
         with self._changed:
-            if not self._changed.wait_for(self._has_room, self._wait_seconds):
+            if not self._changed.wait_for(self._has_room, self.wait_seconds):
                 raise too_busy_error("queue_full", "passes hold the memory")
-            self._models.check_service()
+            self.models.check_service()
 
     def _has_room(self) -> bool:
-        needed = self._models.used_bytes() + self._taken_bytes()
-        return (
-            needed <= self._models.limit_bytes or not self._models.in_service
-        )
+        needed = self.models.used_bytes() + self._taken_bytes()
+        return needed <= self.models.limit_bytes or not self.models.in_service
 
 
 def _working(lease: Lease, batch: int) -> int:

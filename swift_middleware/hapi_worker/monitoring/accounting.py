@@ -13,7 +13,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 from hapi_protocol.errors import NotFoundError, TooSlowError, UnavailableError
 from hapi_protocol.job_messages import JobRequest, Usage
@@ -48,6 +48,7 @@ class JobTotals:
     cpu_seconds: float = 0.0
 
 
+@dataclass(eq=False)
 class JobUsageMeter:
     """Measures one job's seconds on the pools; thread-safe.
 
@@ -57,15 +58,11 @@ class JobUsageMeter:
         changed: guards the numbers; notified when no work is left.
     """
 
-    def __init__(
-        self,
-        request: JobRequest,
-        digest: str | None,
-        changed: threading.Condition,
-    ) -> None:
-        self._request = request
-        self._digest = digest
-        self._changed = changed
+    request: JobRequest
+    digest: str | None
+    changed: threading.Condition
+
+    def __post_init__(self) -> None:
         self._num_working = 0
         self._device_seconds = 0.0
         self._decode_seconds = 0.0
@@ -83,36 +80,36 @@ class JobUsageMeter:
         Yields a function that adds CPU seconds of other processes.
         """
         others: list[float] = []
-        with self._changed:
+        with self.changed:
             self._num_working += 1
         started, cpu = time.monotonic(), time.thread_time()
         try:
             yield others.append
         finally:
-            with self._changed:
+            with self.changed:
                 self._decode_seconds += time.monotonic() - started
                 self._cpu_seconds += time.thread_time() - cpu + sum(others)
                 self._left()
 
     def pass_started(self) -> None:
         """Records that the job takes part in a pass."""
-        with self._changed:
+        with self.changed:
             self._num_working += 1
 
     def pass_ended(self, device_seconds: float, cpu_seconds: float) -> None:
         """Adds the job's part of a pass that has ended."""
-        with self._changed:
+        with self.changed:
             self._device_seconds += device_seconds
             self._cpu_seconds += cpu_seconds
             self._left()
 
     def usage(self, outcome: str, reason: str, totals: JobTotals) -> Usage:
         """Makes the usage record."""
-        request = self._request
+        request = self.request
         return Usage(
             kind=request.kind,
             charged_account=request.charged_account,
-            model_digest=self._digest,
+            model_digest=self.digest,
             cut=request.cut,
             encoding=request.encoding,
             samples=totals.samples,
@@ -129,7 +126,7 @@ class JobUsageMeter:
     def _left(self) -> None:
         self._num_working -= 1
         if not self._num_working:
-            self._changed.notify_all()
+            self.changed.notify_all()
 
 
 @dataclass
@@ -143,6 +140,7 @@ class _Ended:
     totals: JobTotals
 
 
+@dataclass(eq=False)
 class JobAccounting:
     """Usage of the running jobs and of the last ended ones; thread-safe.
 
@@ -152,16 +150,12 @@ class JobAccounting:
         clock: monotonic seconds.
     """
 
-    def __init__(
-        self,
-        *,
-        max_ended: int = MAX_ENDED,
-        keep_seconds: float = KEEP_SECONDS,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._max_ended = max_ended
-        self._keep_seconds = keep_seconds
-        self._clock = clock
+    _: KW_ONLY
+    max_ended: int = MAX_ENDED
+    keep_seconds: float = KEEP_SECONDS
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
         self._changed = threading.Condition()
         self._queries = WaitQueue(
             QueueLimits(waiting=MAX_WAITING_QUERIES),
@@ -194,7 +188,7 @@ class JobAccounting:
         with self._changed:
             meter = self._running.pop(job_id)
             self._ended[job_id] = _Ended(
-                self._clock(), meter, outcome, reason, totals
+                self.clock(), meter, outcome, reason, totals
             )
             self._forget()
             self._changed.notify_all()
@@ -234,9 +228,9 @@ class JobAccounting:
         return ended is None or ended.meter.is_idle
 
     def _forget(self) -> None:
-        oldest = self._clock() - self._keep_seconds
+        oldest = self.clock() - self.keep_seconds
         while self._ended and (
-            len(self._ended) > self._max_ended
+            len(self._ended) > self.max_ended
             or next(iter(self._ended.values())).moment <= oldest
         ):
             self._ended.popitem(last=False)

@@ -13,6 +13,7 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from webob import Request, Response
@@ -64,6 +65,7 @@ Handler = Callable[[Any], Any]
 """A function from WebOb request to response."""
 
 
+@dataclass(eq=False)
 class WorkerApp:
     """The application of the main socket.
 
@@ -72,11 +74,17 @@ class WorkerApp:
         admin_only: answer only health, metrics and status.
     """
 
-    def __init__(self, worker: Worker, *, admin_only: bool = False) -> None:
-        self._worker = worker
-        self._admin_only = admin_only
+    worker: Worker
+    _: KW_ONLY
+    admin_only: bool = False
+
+    def __post_init__(self) -> None:
         self._uploads = WaitQueue(UPLOAD_LIMITS, self._too_many_uploads)
-        self._allowed_uids = {0, os.getuid(), *worker.config.allowed_users}
+        self._allowed_uids = {
+            0,
+            os.getuid(),
+            *self.worker.config.allowed_users,
+        }
 
     def __call__(
         self, environ: dict[str, Any], start_response: StartResponse
@@ -94,7 +102,7 @@ class WorkerApp:
             logger.exception(
                 "a defect: %s %s (%s)", request.method, request.path, trans_id
             )
-            self._worker.metrics.refusals.labels("internal").inc()
+            self.worker.metrics.refusals.labels("internal").inc()
             response = _error_response(
                 InternalError("internal", "the worker failed; see its log"),
                 trans_id,
@@ -119,7 +127,7 @@ class WorkerApp:
         try:
             yield
         except HapiError as error:
-            self._worker.metrics.refusals.labels(error.code).inc()
+            self.worker.metrics.refusals.labels(error.code).inc()
             raise
 
     def _handler(self, request: Any) -> Handler:
@@ -130,7 +138,7 @@ class WorkerApp:
             return self._route(request, GET=self._metrics)
         if path == "/status":
             return self._route(request, GET=self._status)
-        if not self._admin_only:
+        if not self.admin_only:
             if path == "/jobs":
                 return self._route(request, POST=self._grant)
             if path == "/profiles":
@@ -152,7 +160,7 @@ class WorkerApp:
         return method
 
     def _health(self, request: Any) -> Any:
-        worker = self._worker
+        worker = self.worker
         models, used = worker.models.loaded_totals()
         if "test" in request.GET:
             worker.self_test.run()
@@ -180,18 +188,18 @@ class WorkerApp:
     def _status(self, request: Any) -> Any:
         uid = int(request.environ[ENVIRON_PEER_UID])
         trusted = uid in (0, os.getuid())
-        return _json_response(200, status_of(self._worker, with_names=trusted))
+        return _json_response(200, status_of(self.worker, with_names=trusted))
 
     def _metrics(self, request: Any) -> Any:
         return Response(
-            body=self._worker.metrics.render(),
+            body=self.worker.metrics.render(),
             headerlist=[("Content-Type", METRICS_CONTENT_TYPE)],
         )
 
     def _grant(self, request: Any) -> Any:
         with self._counted():
             body = _read_body(request, MAX_MESSAGE_BYTES)
-            grant = self._worker.grant(
+            grant = self.worker.grant(
                 JobRequest.from_body(bytes(body)),
                 request.environ[ENVIRON_IS_DISCONNECTED],
             )
@@ -201,16 +209,16 @@ class WorkerApp:
         with self._counted():
             body = _read_body(request, MAX_MESSAGE_BYTES)
             profile_request = ProfileRequest.from_body(bytes(body))
-        profile = self._worker.profiling.profile(profile_request)
+        profile = self.worker.profiling.profile(profile_request)
         return _json_body(200, profile.to_body())
 
     def _stream(self, request: Any) -> Any:
         with self._counted():
             connection = _connection(request)
         try:
-            stream = self._worker.stream(_job_id(request), connection)
+            stream = self.worker.stream(_job_id(request), connection)
         except RightsError as error:  # no job is counted for it
-            self._worker.metrics.refusals.labels(error.code).inc()
+            self.worker.metrics.refusals.labels(error.code).inc()
             raise
         return Response(
             app_iter=stream,
@@ -221,13 +229,13 @@ class WorkerApp:
         )
 
     def _usage(self, request: Any) -> Any:
-        usage = self._worker.accounting.find(_job_id(request))
+        usage = self.worker.accounting.find(_job_id(request))
         return _json_body(200, usage.to_body())
 
     def _model(self, request: Any) -> Any:
         with self._counted():
             identity = _identity(request)
-        known = self._worker.models.known(identity)
+        known = self.worker.models.known(identity)
         if known is None:
             raise NotFoundError(
                 "not_found",
@@ -239,12 +247,12 @@ class WorkerApp:
             {
                 "digest": known.digest,
                 "num_cuts": known.num_cuts,
-                "numerics_tag": self._worker.numerics_tag,
+                "numerics_tag": self.worker.numerics_tag,
             },
         )
 
     def _put(self, request: Any) -> Any:
-        uploads = self._worker.metrics.uploads
+        uploads = self.worker.metrics.uploads
         try:
             known = self._upload(request, _identity(request))
         except HapiError as error:
@@ -256,7 +264,7 @@ class WorkerApp:
         )
 
     def _upload(self, request: Any, identity: ModelIdentity) -> KnownModel:
-        models = self._worker.models
+        models = self.worker.models
         models.uploads.check(identity)
         lasting: HapiError | None = None
         try:
@@ -265,7 +273,7 @@ class WorkerApp:
             is_disconnected = request.environ[ENVIRON_IS_DISCONNECTED]
             self._uploads.take(account, UPLOAD_WAIT_SECONDS, is_disconnected)
             try:
-                limit = self._worker.config.max_package_bytes
+                limit = self.worker.config.max_package_bytes
                 package = _read_body(request, limit)
                 return models.put(identity, package)
             finally:
@@ -273,7 +281,7 @@ class WorkerApp:
         except HapiError as error:
             lasting = error if error.status in LASTING_STATUSES else None
             if error.code == "worker_unavailable":
-                self._worker.self_test.begin()
+                self.worker.self_test.begin()
             raise
         finally:
             models.end_upload(identity, lasting)
@@ -287,8 +295,8 @@ class WorkerApp:
         )
 
     def _check_upload(self, request: Any, identity: ModelIdentity) -> None:
-        check_package(identity, self._worker.config)
-        self._worker.models.check_length(identity)
+        check_package(identity, self.worker.config)
+        self.worker.models.check_length(identity)
         if request.content_length != identity.length_bytes:
             raise AnnotationError(
                 "bad_request",
