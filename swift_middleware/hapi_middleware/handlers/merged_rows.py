@@ -13,13 +13,7 @@ from itertools import chain
 
 from hapi_middleware.concurrency import LightQueue, Task, Timeout
 from hapi_middleware.handlers.access_log import UsageQuery
-from hapi_middleware.metrics import (
-    OUTCOME_BROKEN,
-    OUTCOME_DONE,
-    OUTCOME_GONE,
-    StreamEnd,
-    StreamReporter,
-)
+from hapi_middleware.metrics import StreamEnd, StreamReporter
 from hapi_middleware.worker.feature_stream import WorkerStream
 from hapi_protocol.errors import HapiError
 from hapi_protocol.headers import CONTENT_TYPE_STREAM
@@ -124,7 +118,7 @@ def close_all(opened: Sequence[JobRows]) -> None:
             stack.callback(stream.close)
 
 
-class MergedStream:
+class MergedStream(WorkerStream):
     """The rows of all jobs of a request, in its order.
 
     Args:
@@ -133,12 +127,9 @@ class MergedStream:
         reporter: reports the end.
         usage_query: gets the outcome.
         on_close: called at the end.
-
-    Attributes:
-        worker: opaque name of one of the workers.
-        content_type: that of a feature stream.
-        is_closed: True after the end, a failure or :meth:`close`.
     """
+
+    content_type = CONTENT_TYPE_STREAM
 
     def __init__(
         self,
@@ -149,46 +140,17 @@ class MergedStream:
         on_close: Callable[[], None],
     ) -> None:
         self.worker = first[0].worker
-        self.content_type = CONTENT_TYPE_STREAM
-        self.is_closed = False
         self._reporter = reporter
         self._usage_query = usage_query
         self._on_close = on_close
         self._open: list[JobRows] = first
-        self._sent_bytes = 0
         self._pieces = self._run(chain([first], windows))
 
-    def __iter__(self) -> MergedStream:
-        return self
-
-    def __next__(self) -> bytes:
-        try:
-            piece = next(self._pieces)
-            self._sent_bytes += len(piece)
-            return piece
-        except StopIteration:
-            self._end(OUTCOME_DONE, None)
-            raise
-        except HapiError as error:
-            raise self.fail(error) from None
-        except BaseException:
-            self.close()
-            raise
-
-    def close(self) -> None:
-        """Ends all jobs.  Idempotent."""
-        self._end(OUTCOME_GONE, None)
-
-    def fail(self, error: HapiError) -> HapiError:
-        """Ends the stream as broken by ``error``, and returns the error."""
-        self._end(OUTCOME_BROKEN, error)
-        return error
+    def _next(self) -> bytes | None:
+        return next(self._pieces, None)
 
     def _end(self, outcome: str, error: HapiError | None) -> None:
-        if self.is_closed:
-            return
-        self.is_closed = True
-        self._usage_query.ended(outcome, error, self._sent_bytes)
+        self._usage_query.ended(outcome, error, self.sent_bytes)
         with ExitStack() as stack:
             stack.callback(self._reporter.report, outcome, error)
             stack.callback(self._on_close)

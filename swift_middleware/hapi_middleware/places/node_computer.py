@@ -8,14 +8,7 @@ from typing import TypeVar
 
 from hapi_middleware.concurrency import Timeout
 from hapi_middleware.config import PLACE_OBJECT
-from hapi_middleware.metrics import (
-    OUTCOME_BROKEN,
-    OUTCOME_DONE,
-    OUTCOME_GONE,
-    FilterMetrics,
-    StreamEnd,
-    StreamReporter,
-)
+from hapi_middleware.metrics import FilterMetrics, StreamEnd, StreamReporter
 from hapi_middleware.places.computer import (
     BUSY,
     ELSEWHERE,
@@ -70,18 +63,13 @@ from hapi_protocol.profiles import ModelProfile
 M = TypeVar("M", bound=JsonMessage)
 
 
-class NodeStream:
+class NodeStream(WorkerStream):
     """The features that an object server computes.
 
     Args:
         exchange: the job's exchange; owned by the stream.
         start: the answer's beginning.
         reporter: reports the stream's start and end.
-
-    Attributes:
-        content_type: content type of the worker's answer.
-        worker: opaque name of the worker.
-        is_closed: True after the end, a failure or :meth:`close`.
     """
 
     def __init__(
@@ -92,56 +80,21 @@ class NodeStream:
     ) -> None:
         self.content_type = start.content_type
         self.worker = start.worker
-        self.is_closed = False
         self._exchange = exchange
         self._reporter = reporter
-        self._outcome = OUTCOME_GONE
-        self._error: HapiError | None = None
-        self._sent_bytes = 0
         reporter.started()
 
-    def __iter__(self) -> NodeStream:
-        return self
+    def _next(self) -> bytes | None:
+        kind, data = self._exchange.next()
+        return None if kind is Kind.END else data
 
-    def __next__(self) -> bytes:
-        if self.is_closed:
-            raise StopIteration
-        try:
-            kind, data = self._exchange.next()
-        except HapiError as error:
-            raise self.fail(error) from None
-        except BaseException:
-            self.close()
-            raise
-        if kind is Kind.END:
-            self._outcome = OUTCOME_DONE
-            self.close()
-            raise StopIteration
-        self._sent_bytes += len(data)
-        return data
-
-    def close(self) -> None:
-        """Ends the exchange, and with it the job.  Idempotent."""
-        if self.is_closed:
-            return
-        self.is_closed = True
+    def _end(self, outcome: str, error: HapiError | None) -> None:
         self._exchange.close()
         usage = self._exchange.usage
+        source_bytes = usage.source_bytes if usage else 0
         self._reporter.ended(
-            StreamEnd(
-                self._outcome,
-                self._error,
-                usage.source_bytes if usage else 0,
-                self._sent_bytes,
-            )
+            StreamEnd(outcome, error, source_bytes, self.sent_bytes)
         )
-
-    def fail(self, error: HapiError) -> HapiError:
-        """Ends the stream as broken by ``error``, and returns the error."""
-        self._outcome = OUTCOME_BROKEN
-        self._error = error
-        self.close()
-        return error
 
 
 class NodeComputer(Computer):

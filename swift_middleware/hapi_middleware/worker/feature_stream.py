@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -37,40 +38,70 @@ class JobBody(Protocol):
     def close(self) -> None: ...
 
 
-class WorkerStream(Protocol):
-    """The features of a job; ends cleanly only if the worker's answer did."""
+class WorkerStream(ABC):
+    """The features of a job; ends cleanly only if the worker's answer did.
 
-    def __iter__(self) -> Iterator[bytes]: ...
+    Otherwise the iterator raises, and the WSGI server breaks the client's
+    connection.
 
-    def __next__(self) -> bytes: ...
+    Attributes:
+        worker: opaque name of the worker.
+        content_type: content type of the worker's answer.
+        is_closed: True after the end, a failure or :meth:`close`.
+        sent_bytes: bytes of features that were taken.
+    """
 
-    @property
-    def worker(self) -> str:
-        """Opaque name of the worker."""
+    worker: str
+    content_type: str
+    is_closed = False
+    sent_bytes = 0
 
-    @property
-    def content_type(self) -> str:
-        """Content type of the worker's answer."""
+    @abstractmethod
+    def _next(self) -> bytes | None:
+        """Returns the next features; None at a clean end."""
 
-    @property
-    def is_closed(self) -> bool:
-        """True after the end, a failure or :meth:`close`."""
+    @abstractmethod
+    def _end(self, outcome: str, error: HapiError | None) -> None:
+        """Frees resources and reports the end; called once."""
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self
+
+    def __next__(self) -> bytes:
+        try:
+            data = None if self.is_closed else self._next()
+        except HapiError as error:
+            raise self.fail(error) from None
+        except BaseException:
+            self.close()
+            raise
+        if data is None:
+            self._close(OUTCOME_DONE)
+            raise StopIteration
+        self.sent_bytes += len(data)
+        return data
 
     def close(self) -> None:
         """Ends the job and frees its resources.  Idempotent."""
+        self._close(OUTCOME_GONE)
 
     def fail(self, error: HapiError) -> HapiError:
         """Ends the stream as broken by ``error``, and returns the error."""
+        self._close(OUTCOME_BROKEN, error)
+        return error
+
+    def _close(self, outcome: str, error: HapiError | None = None) -> None:
+        if not self.is_closed:
+            self.is_closed = True
+            self._end(outcome, error)
 
 
 @dataclass(eq=False)
-class FeatureStream:
+class FeatureStream(WorkerStream):
     """Sends source bytes to the worker while features are read from it.
 
     A green thread sends the source while the caller of this iterator reads
-    the features; the first to end ends the other.  The iterator ends cleanly
-    only if the worker's answer did: otherwise it raises, and the WSGI server
-    breaks the client's connection.
+    the features; the first to end ends the other.
 
     Args:
         sock: connected to the worker, the job's request head sent.
@@ -78,9 +109,6 @@ class FeatureStream:
         reporter: reports the stream's start and end.
         worker: opaque name of the worker.
         reason_of: finds out why the worker has closed the connection.
-
-    Attributes:
-        worker: as given.
     """
 
     sock: Any
@@ -94,11 +122,7 @@ class FeatureStream:
         self._send_error: HapiError | None = None
         self._first_chunk = b""
         self._has_started = False
-        self._closed = False
-        self._outcome = OUTCOME_GONE
-        self._error: HapiError | None = None
         self._source_bytes = 0
-        self._sent_bytes = 0
         self._sender = Task(self._send)
 
     def start(self) -> None:
@@ -131,41 +155,31 @@ class FeatureStream:
         except BaseException:
             self.close()
             raise
+        self.content_type = self._answer.getheader("Content-Type", "")
         self._has_started = True
         self.reporter.started()
 
-    def __iter__(self) -> FeatureStream:
-        return self
-
-    def __next__(self) -> bytes:
+    def _next(self) -> bytes | None:
         data, self._first_chunk = self._first_chunk, b""
-        if not data and not self._closed:
-            data = self._read()
-        if data:
-            self._sent_bytes += len(data)
-            return data
-        self._outcome = OUTCOME_DONE
-        self.close()
-        raise StopIteration
+        if not data:
+            try:
+                with socket_errors_as_hapi_errors(
+                    "go on with its answer", None
+                ):
+                    data = self._answer.read1(READ_BYTES)
+            except HapiError as error:
+                raise self._send_error or self._cause(error) from None
+            if not data and self._send_error:
+                raise self._send_error
+        return data or None
 
-    @property
-    def content_type(self) -> str:
-        """Content type of the worker's answer, once it has started."""
-        return self._answer.getheader("Content-Type", "")
-
-    @property
-    def is_closed(self) -> bool:
-        """True after the end, a failure or :meth:`close`."""
-        return self._closed
-
-    def close(self) -> None:
-        """Ends both directions and frees their resources.  Idempotent."""
-        if self._closed:
-            return
-        self._closed = True
+    def _end(self, outcome: str, error: HapiError | None) -> None:
         self._first_chunk = b""
         with ExitStack() as closing:
-            closing.callback(self._report_end)
+            if self._has_started:
+                sizes = self._source_bytes, self.sent_bytes
+                end = StreamEnd(outcome, error, *sizes)
+                closing.callback(self.reporter.ended, end)
             closing.callback(self.body.close)
             closing.callback(self.sock.close)
             closing.callback(self._answer.close)
@@ -173,39 +187,9 @@ class FeatureStream:
             # it closed, because its descriptor is soon reused.
             closing.callback(self._sender.cancel)
 
-    def _report_end(self) -> None:
-        if self._has_started:
-            end = StreamEnd(
-                self._outcome,
-                self._error,
-                self._source_bytes,
-                self._sent_bytes,
-            )
-            self.reporter.ended(end)
-
-    def _read(self) -> bytes:
-        try:
-            with socket_errors_as_hapi_errors("go on with its answer", None):
-                data = self._answer.read1(READ_BYTES)
-        except HapiError as error:
-            raise self.fail(self._send_error or self._cause(error)) from None
-        except BaseException:
-            self.close()
-            raise
-        if not data and self._send_error:
-            raise self.fail(self._send_error)
-        return data
-
     def _cause(self, error: HapiError) -> HapiError:
         is_broken = error.code == "worker_unavailable"
         return self.reason_of(error) if is_broken else error
-
-    def fail(self, error: HapiError) -> HapiError:
-        """Ends the stream as broken by ``error``, and returns the error."""
-        self._outcome = OUTCOME_BROKEN
-        self._error = error
-        self.close()
-        return error
 
     def _send(self) -> None:
         self.reporter.adopt_thread()

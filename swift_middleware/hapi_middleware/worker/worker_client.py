@@ -28,6 +28,7 @@ from hapi_middleware.worker.worker_errors import (
 )
 from hapi_protocol.backend import ModelInfo, WorkerStatus
 from hapi_protocol.errors import (
+    MAX_BODY_BYTES,
     AnnotationError,
     HapiError,
     InternalError,
@@ -43,6 +44,7 @@ from hapi_protocol.job_messages import (
     ProfileRequest,
     Usage,
 )
+from hapi_protocol.json_messages import parse_object, read_message_fields
 from hapi_protocol.profiles import MAX_PROFILE_BYTES, ModelProfile
 
 HANGS = "hangs"
@@ -73,11 +75,8 @@ class WorkerClient:
 
     def create_job(self, job: JobRequest) -> JobGrant:
         """Requests a job; raises ConflictError for ``model_needed``."""
-        with self._exchange(job.trans_id) as connection:
-            _send_head(
-                connection, "POST", "/jobs", job.trans_id, job.to_body()
-            )
-            body = read_answer(connection.getresponse(), 201)
+        message = job.to_body()
+        body = self._ask("POST", "/jobs", job.trans_id, message, status=201)
         with _answer_errors("job"):
             return JobGrant.from_body(body)
 
@@ -98,13 +97,13 @@ class WorkerClient:
                 answer.close()
                 return None
             body = read_answer(answer, 200)
-        return _model_info(body)
+        with _answer_errors("model"):
+            fields = parse_object(body, "facts of a model")
+            return read_message_fields(ModelInfo, fields, "facts of a model")
 
     def get_status(self, trans_id: str) -> WorkerStatus:
         """State of the worker, which tries to take a package."""
-        with self._exchange(trans_id) as connection:
-            _send_head(connection, "GET", "/healthz?test", trans_id)
-            body = read_answer(connection.getresponse(), 200)
+        body = self._ask("GET", "/healthz?test", trans_id)
         try:
             fields = json.loads(body)
             return WorkerStatus(
@@ -166,17 +165,13 @@ class WorkerClient:
 
     def get_profile(self, request: ProfileRequest) -> ModelProfile:
         """Requests a profile; raises ConflictError for ``model_needed``."""
-        with self._exchange(request.trans_id) as connection:
-            _send_head(
-                connection,
-                "POST",
-                "/profiles",
-                request.trans_id,
-                request.to_body(),
-            )
-            body = read_answer(
-                connection.getresponse(), 200, MAX_PROFILE_BYTES
-            )
+        body = self._ask(
+            "POST",
+            "/profiles",
+            request.trans_id,
+            request.to_body(),
+            max_bytes=MAX_PROFILE_BYTES,
+        )
         with _answer_errors("profile"):
             return ModelProfile.from_body(body)
 
@@ -262,11 +257,26 @@ class WorkerClient:
             trans_id: transaction id of the client's request.
             timeout: timeout of each step, in seconds.
         """
-        with self._exchange(trans_id, timeout) as connection:
-            _send_head(connection, "GET", _job_path(job_id), trans_id)
-            body = read_answer(connection.getresponse(), 200)
+        path = _job_path(job_id)
+        body = self._ask("GET", path, trans_id, timeout=timeout)
         with _answer_errors("usage"):
             return Usage.from_body(body)
+
+    def _ask(
+        self,
+        method: str,
+        path: str,
+        trans_id: str,
+        message: bytes | None = None,
+        *,
+        status: int = 200,
+        timeout: float | None = None,
+        max_bytes: int = MAX_BODY_BYTES,
+    ) -> bytes:
+        """Body of the answer, which must have the status."""
+        with self._exchange(trans_id, timeout) as connection:
+            _send_head(connection, method, path, trans_id, message)
+            return read_answer(connection.getresponse(), status, max_bytes)
 
     @contextmanager
     def _exchange(
@@ -342,17 +352,3 @@ def _send_chunks(
         except OSError:
             # The worker has refused the rest; its answer has the reason.
             return
-
-
-def _model_info(body: bytes) -> ModelInfo:
-    try:
-        fields = json.loads(body)
-        return ModelInfo(
-            digest=str(fields["digest"]),
-            num_cuts=int(fields["num_cuts"]),
-            numerics_tag=str(fields["numerics_tag"]),
-        )
-    except (ValueError, KeyError, TypeError) as error:
-        raise InternalError(
-            "internal", f"the worker's answer on a model: {error!r}"
-        ) from error
