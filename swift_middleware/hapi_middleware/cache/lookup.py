@@ -7,6 +7,8 @@
 
 from __future__ import annotations
 
+from dataclasses import InitVar, dataclass
+
 from hapi_middleware.cache.cache_writer import CacheWriter, CachingStream
 from hapi_middleware.cache.entries import MAX_NAME_BYTES, entry_name
 from hapi_middleware.cache.store import CacheEntryBody, StoreCache
@@ -24,6 +26,7 @@ from hapi_protocol.headers import (
 from hapi_protocol.tee_stream import CONTENT_TYPE_TEE
 
 
+@dataclass(eq=False)
 class CacheLookup:
     """The cache's part in one request.
 
@@ -38,28 +41,23 @@ class CacheLookup:
         state: value of the answer's ``X-Hapi-Cache``.
     """
 
-    def __init__(
-        self,
-        cache: StoreCache,
-        env: Env,
-        request: FeatureRequest,
-        head: ObjectHead,
-        payer: str,
-    ) -> None:
-        self._payer = payer
-        self._cache = cache
-        self._env = env
-        self._request = request
+    cache: StoreCache
+    env: Env
+    request: FeatureRequest
+    head: InitVar[ObjectHead]
+    payer: str
+
+    def __post_init__(self, head: ObjectHead) -> None:
         self._last_etag = ""
-        mode = request.annotation.cache
+        mode = self.request.annotation.cache
         self.state = CACHE_OFF
-        if cache.config.cache and mode != CACHE_OFF and self._fits(head):
+        if self.cache.config.cache and mode != CACHE_OFF and self._fits(head):
             self.state = CACHE_MISS
-            account = request.account
-            may_store = mode == CACHE_READWRITE and not cache.is_paused(
+            account = self.request.account
+            may_store = mode == CACHE_READWRITE and not self.cache.is_paused(
                 account
             )
-            if may_store and is_owner(env, account):
+            if may_store and is_owner(self.env, account):
                 self.state = CACHE_STORE
 
     @property
@@ -78,8 +76,8 @@ class CacheLookup:
             return None
         self._last_etag = etag
         key, name = self._key_and_name(etag)
-        return self._cache.find(
-            self._env, self._request.account, name, key, self._payer
+        return self.cache.find(
+            self.env, self.request.account, name, key, self.payer
         )
 
     def wrap(
@@ -93,9 +91,9 @@ class CacheLookup:
         key, name = self._key_and_name(etag)
 
         def store(content: bytes) -> None:
-            self._cache.store(self._env, self._request.account, name, content)
+            self.cache.store(self.env, self.request.account, name, content)
 
-        writer = CacheWriter(self._cache, key, store, self._payer)
+        writer = CacheWriter(self.cache, key, store, self.payer)
         return CachingStream(stream, writer)
 
     def _fits(self, head: ObjectHead) -> bool:
@@ -104,7 +102,7 @@ class CacheLookup:
         return not head.is_manifest and length <= MAX_NAME_BYTES
 
     def _key_and_name(self, etag: str) -> tuple[str, str]:
-        request = self._request
+        request = self.request
         annotation = request.annotation
         key = cache_key(etag, annotation.byte_range, annotation.crc32s)
         return key, entry_name(request.container, request.object, key)

@@ -9,7 +9,9 @@ from hapi_middleware.cache.store import StoreCache
 from hapi_middleware.config import FilterConfig
 from hapi_middleware.metrics import FilterMetrics
 from hapi_middleware.places.places import Places
-from hapi_middleware.requests.package import KnownPackages
+from hapi_middleware.requests.annotation_request import Env
+from hapi_middleware.requests.package import KnownPackages, Package
+from hapi_protocol.headers import ModelPath
 
 
 @dataclass(frozen=True)
@@ -33,3 +35,13 @@ class HandlerContext:
     places: Places
     cache: StoreCache
     known_packages: KnownPackages
+
+    def package(
+        self, env: Env, path: ModelPath, *, is_own: bool = False
+    ) -> Package:
+        """The package of a request, see :class:`.Package`."""
+        max_bytes = self.config.max_package_bytes
+        known = None if is_own else self.known_packages
+        return Package(
+            self.app, env, path, max_bytes, is_own=is_own, known=known
+        )

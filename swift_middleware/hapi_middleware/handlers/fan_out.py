@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, InitVar, dataclass, field, replace
 from itertools import chain, islice
 from typing import Any
 
@@ -107,6 +107,7 @@ class Window:
         return any(self.heads)
 
 
+@dataclass(eq=False)
 class FanOut:
     """The jobs of one request for many objects.
 
@@ -123,28 +124,21 @@ class FanOut:
         reporter: reports the start and the end of all jobs together.
     """
 
-    def __init__(
-        self,
-        places: Places,
-        computers: Computers,
-        reader: ObjectReader,
-        job: JobRequest,
-        package: Package,
-        names: Sequence[str],
-        *,
-        concurrency: int,
-        max_object_bytes: int,
-        usage_query: UsageQuery,
-        reporter: StreamReporter,
+    places: Places
+    computers: Computers
+    reader: ObjectReader
+    job: JobRequest
+    package: Package
+    names: InitVar[Sequence[str]]
+    _: KW_ONLY
+    concurrency: int
+    max_object_bytes: int
+    usage_query: UsageQuery
+    reporter: InitVar[StreamReporter]
+
+    def __post_init__(
+        self, names: Sequence[str], reporter: StreamReporter
     ) -> None:
-        self._places = places
-        self._computers = computers
-        self._reader = reader
-        self._job = job
-        self._package = package
-        self._concurrency = concurrency
-        self._max_object_bytes = max_object_bytes
-        self._usage_query = usage_query
         self._reporter = JointReporter(reporter)
         self._is_near = True
         numbered = iter(list(enumerate(names)))
@@ -170,7 +164,7 @@ class FanOut:
         first = self._start(next(self._windows))
         windows = (self._start_later(window) for window in self._windows)
         return MergedStream(
-            first, windows, self._reporter, self._usage_query, self.close
+            first, windows, self._reporter, self.usage_query, self.close
         )
 
     def close(self) -> None:
@@ -180,7 +174,7 @@ class FanOut:
     def _look_at(self, numbered: list[Numbered]) -> Window:
         if not self._is_near:
             return Window(numbered, [None] * len(numbered))
-        heads = map_ahead(self._reader.head, numbered, self._concurrency)
+        heads = map_ahead(self.reader.head, numbered, self.concurrency)
         return Window(numbered, list(heads))
 
     def _groups(self, window: Window) -> list[ObjectGroup]:
@@ -214,15 +208,15 @@ class FanOut:
         if (
             head is None
             or not head.length_bytes
-            or head.length_bytes > self._max_object_bytes
+            or head.length_bytes > self.max_object_bytes
         ):
             return []
-        return self._places.nearest(f"{self._job.source_name}/{name}", head)
+        return self.places.nearest(f"{self.job.source_name}/{name}", head)
 
     def _start(self, window: Window) -> list[JobRows]:
         """Starts the jobs of a window side by side."""
         groups = self._groups(window)
-        concurrency = max(1, self._concurrency // len(groups))
+        concurrency = max(1, self.concurrency // len(groups))
         started: list[JobRows] = []
 
         def start(group: ObjectGroup) -> None:
@@ -252,30 +246,30 @@ class FanOut:
 
     def _stream(self, group: ObjectGroup, concurrency: int) -> WorkerStream:
         if group.node is not None:
-            storing = self._places.storing_many(group.node, group.stored)
+            storing = self.places.storing_many(group.node, group.stored)
             try:
                 return self._begin(storing, group, concurrency)
             except HapiError as error:
                 if error.code not in ELSEWHERE:
                     raise
-        return self._begin(self._computers, group, concurrency)
+        return self._begin(self.computers, group, concurrency)
 
     def _begin(
         self, computers: Computers, group: ObjectGroup, concurrency: int
     ) -> WorkerStream:
         job = replace(
-            self._job,
+            self.job,
             num_objects=len(group.numbered),
-            request_objects=self._job.num_objects,
+            request_objects=self.job.num_objects,
         )
 
         work = AuthorisedJob(
             job,
             lambda: FramedObjects(
-                self._reader.read, group.numbered, concurrency
+                self.reader.read, group.numbered, concurrency
             ),
             is_repeatable=True,
-            package=self._package,
+            package=self.package,
             reporter=self._reporter,
         )
-        return computers.begin(work, self._usage_query.add)
+        return computers.begin(work, self.usage_query.add)

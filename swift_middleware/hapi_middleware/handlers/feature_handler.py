@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -29,7 +29,6 @@ from hapi_middleware.requests.annotation_request import (
     FeatureRequest,
 )
 from hapi_middleware.requests.authorization import paying_account
-from hapi_middleware.requests.package import Package
 from hapi_middleware.requests.responses import (
     HeadersOnly,
     is_match,
@@ -55,6 +54,7 @@ from hapi_protocol.job_messages import (
 from hapi_protocol.printable import printable
 
 
+@dataclass(eq=False)
 class FeatureHandler:
     """Handles one annotated request, from authorization to answer.
 
@@ -64,31 +64,17 @@ class FeatureHandler:
         request: the parsed annotation.
     """
 
-    def __init__(
-        self, context: HandlerContext, env: Env, request: FeatureRequest
-    ) -> None:
-        self._app = context.app
-        self._config = context.config
-        self._logger = context.logger
-        self._metrics = context.metrics
-        self._reporter = StreamReporter(request.name, context.logger)
-        self._places = context.places
-        self._env = env
-        self._request = request
+    context: HandlerContext
+    env: Env
+    request: FeatureRequest
+
+    def __post_init__(self) -> None:
+        context, request = self.context, self.request
+        model = request.annotation.model
         self._annotation = request.annotation
-        self._cache = context.cache
-        self._source = Source(context.app, env, request.name)
-        self._package = (
-            Package(
-                context.app,
-                env,
-                request.annotation.model,
-                context.config.max_package_bytes,
-                known=context.known_packages,
-            )
-            if request.annotation.model
-            else None
-        )
+        self._reporter = StreamReporter(request.name, context.logger)
+        self._source = Source(context.app, self.env, request.name)
+        self._package = context.package(self.env, model) if model else None
 
     def answer(self) -> Any:
         """Returns a WSGI application: features, their headers, or 304.
@@ -100,21 +86,21 @@ class FeatureHandler:
         # Authorization first: the checks below reveal facts about both
         # objects, so the caller must be allowed to read them.
         head = self._source.head(self._annotation.if_source_etag)
-        computers = self._places.computers(
-            self._request.name, head, self._annotation.byte_range
+        computers = self.context.places.computers(
+            self.request.name, head, self._annotation.byte_range
         )
         model = self._package.identify() if self._package else None
-        account = paying_account(self._env, self._config)
-        add_entry(self._env, request_entry(self._annotation, account))
+        account = paying_account(self.env, self.context.config)
+        add_entry(self.env, request_entry(self._annotation, account))
         job = self._job(head, model, account)
         lookup = CacheLookup(
-            self._cache, self._env, self._request, head, account
+            self.context.cache, self.env, self.request, head, account
         )
         etag = self._etag_before_job(computers, job, is_needed=lookup.is_used)
         headers = stream_headers(head.etag, etag)
-        if etag and is_match(self._request.if_none_match, etag):
+        if etag and is_match(self.request.if_none_match, etag):
             return HeadersOnly("304 Not Modified", headers)
-        if self._request.method == "HEAD":
+        if self.request.method == "HEAD":
             return HeadersOnly("200 OK", headers)
         cached = lookup.find(etag) if etag else None
         if etag and cached is not None:
@@ -125,12 +111,15 @@ class FeatureHandler:
         self, head: ObjectHead, model: ModelIdentity | None, account: str
     ) -> JobRequest:
         annotation = self._annotation
-        name = self._request.name
+        name = self.request.name
         expected_etag = annotation.if_source_etag
         if expected_etag is not None and expected_etag != head.etag:
             raise source_changed_error(name, expected_etag, head.etag)
         length = source_length_for_job(
-            name, head, annotation.byte_range, self._config.max_object_bytes
+            name,
+            head,
+            annotation.byte_range,
+            self.context.config.max_object_bytes,
         )
         return JobRequest(
             kind=KIND_INDEX if annotation.index else KIND_FEATURES,
@@ -145,7 +134,7 @@ class FeatureHandler:
             source_name=name,
             source_etag=head.etag,
             source_length_bytes=length,
-            trans_id=self._request.trans_id,
+            trans_id=self.request.trans_id,
             crc32s=annotation.crc32s,
         )
 
@@ -159,7 +148,7 @@ class FeatureHandler:
             job: the job that would compute the answer.
             is_needed: ask the worker even if the request compares nothing.
         """
-        request = self._request
+        request = self.request
         if self._annotation.index:
             return stream_etag(self._annotation, job.source_etag, "", "")
         if not job.model or not (
@@ -190,9 +179,9 @@ class FeatureHandler:
         job = replace(job, is_split=lookup.stores)
         etag = ""
         early: Any = None
-        usage_query = UsageQuery(self._logger)
-        if not self._request.is_s3:
-            complete_at_logging(self._env, usage_query)
+        usage_query = UsageQuery(self.context.logger)
+        if not self.request.is_s3:
+            complete_at_logging(self.env, usage_query)
 
         def is_answered(granted: Granted) -> bool:
             nonlocal etag, early
@@ -217,13 +206,13 @@ class FeatureHandler:
             return early
         usage_query.stream = worker_stream
         stream: AnswerStream = lookup.wrap(worker_stream, etag)
-        if self._request.is_s3:
+        if self.request.is_s3:
             entry = request_entry(self._annotation, job.charged_account)
             stream = LoggedStream(
-                stream, usage_query, entry, job.trans_id, self._logger
+                stream, usage_query, entry, job.trans_id, self.context.logger
             )
         # Each batch is sent at once.
-        self._env["eventlet.minimum_write_chunk_size"] = 0
+        self.env["eventlet.minimum_write_chunk_size"] = 0
         headers = stream_headers(head.etag, etag, lookup.state)
         headers[HEADER_WORKER] = worker_stream.worker
         return Response(status=200, headers=headers, app_iter=stream)
@@ -232,24 +221,26 @@ class FeatureHandler:
         self, computers: Computers, head: ObjectHead, part: ByteRange | None
     ) -> Computers:
         """Adds the object servers of a link's target or of a segment."""
-        if not self._places.prefers_object_servers:
+        if not self.context.places.prefers_object_servers:
             return computers
-        name = self._request.name
+        name = self.request.name
         try:
-            stored = find_elsewhere(self._app, self._env, name, head, part)
+            stored = find_elsewhere(
+                self.context.app, self.env, name, head, part
+            )
         except (Exception, Timeout):
             # The bytes can be sent instead.
-            self._logger.exception(
+            self.context.logger.exception(
                 "hapi: where %s is stored is not known", printable(name)
             )
             stored = None
-        return self._places.next_to(stored, computers)
+        return self.context.places.next_to(stored, computers)
 
     def _early_answer(
         self, head: ObjectHead, etag: str, lookup: CacheLookup
     ) -> Any:
         """The answer if nothing needs to be computed, else None."""
-        if is_match(self._request.if_none_match, etag):
+        if is_match(self.request.if_none_match, etag):
             headers = stream_headers(head.etag, etag)
             return HeadersOnly("304 Not Modified", headers)
         cached = lookup.find(etag)
@@ -268,8 +259,8 @@ class FeatureHandler:
     def _cached_response(
         self, head: ObjectHead, etag: str, cached: CacheEntryBody
     ) -> Response:
-        add_entry(self._env, HIT_ENTRY)
-        self._metrics.count("cached_answers")
+        add_entry(self.env, HIT_ENTRY)
+        self.context.metrics.count("cached_answers")
         headers = stream_headers(head.etag, etag, CACHE_HIT)
         headers["Content-Length"] = str(cached.length_bytes)
         return Response(status=200, headers=headers, app_iter=cached)

@@ -43,7 +43,6 @@ from hapi_middleware.requests.multi_object_reads import (
     ObjectReader,
 )
 from hapi_middleware.requests.object_names import read_object_names
-from hapi_middleware.requests.package import Package
 from hapi_middleware.requests.responses import multi_headers
 from hapi_middleware.requests.subrequests import SwiftAnswerError
 from hapi_middleware.worker.feature_stream import WorkerStream
@@ -199,6 +198,7 @@ def _refuse_single_object_options(
             )
 
 
+@dataclass(eq=False)
 class MultiObjectHandler:
     """Handles one request for many objects, from authorization to answer.
 
@@ -208,30 +208,20 @@ class MultiObjectHandler:
         request: the parsed headers.
     """
 
-    def __init__(
-        self, context: HandlerContext, env: Env, request: MultiRequest
-    ) -> None:
-        app, config, logger = context.app, context.config, context.logger
-        self._config = config
-        self._logger = logger
-        self._metrics = context.metrics
-        self._reporter = StreamReporter(request.container, logger)
-        self._places = context.places
-        self._env = env
-        self._request = request
-        self._package = Package(
-            app,
-            env,
-            request.model,
-            config.max_package_bytes,
-            known=context.known_packages,
-        )
+    context: HandlerContext
+    env: Env
+    request: MultiRequest
+
+    def __post_init__(self) -> None:
+        context, request = self.context, self.request
+        self._reporter = StreamReporter(request.container, context.logger)
+        self._package = context.package(self.env, request.model)
         self._reader = ObjectReader(
-            app,
-            env,
+            context.app,
+            self.env,
             request.container_path,
-            config.max_multi_object_bytes,
-            logger,
+            context.config.max_multi_object_bytes,
+            context.logger,
         )
 
     def answer(self) -> Any:
@@ -241,23 +231,25 @@ class MultiObjectHandler:
             SwiftAnswerError: the caller can read none of the objects.
             HapiError: any other failure.
         """
-        self._metrics.count("multi_requests")
+        self.context.metrics.count("multi_requests")
         model = self._package.identify()
-        computers = self._places.receiving(
+        computers = self.context.places.receiving(
             self._package.name, self._package.head
         )
-        account = paying_account(self._env, self._config)
-        names = read_object_names(self._env, self._config.max_multi_objects)
-        annotation = self._request.annotation
-        add_entry(self._env, request_entry(annotation, account, len(names)))
+        account = paying_account(self.env, self.context.config)
+        names = read_object_names(
+            self.env, self.context.config.max_multi_objects
+        )
+        annotation = self.request.annotation
+        add_entry(self.env, request_entry(annotation, account, len(names)))
         job = self._job(model, account, len(names))
-        usage_query = UsageQuery(self._logger)
-        complete_at_logging(self._env, usage_query)
-        is_spread = self._places.prefers_object_servers
+        usage_query = UsageQuery(self.context.logger)
+        complete_at_logging(self.env, usage_query)
+        is_spread = self.context.places.prefers_object_servers
         start = self._fan_out if is_spread else self._send
         usage_query.stream = stream = start(computers, job, names, usage_query)
         # Each batch is sent at once.
-        self._env["eventlet.minimum_write_chunk_size"] = 0
+        self.env["eventlet.minimum_write_chunk_size"] = 0
         headers = multi_headers() | {HEADER_WORKER: stream.worker}
         return Response(status=200, headers=headers, app_iter=stream)
 
@@ -268,7 +260,7 @@ class MultiObjectHandler:
         close_if_possible(response.app_iter)
         return UnavailableError(
             "service_unavailable",
-            f"none of the objects of {self._request.container} could be read; "
+            f"none of the objects of {self.request.container} could be read; "
             "retry",
             retry_after=1,
         )
@@ -276,7 +268,7 @@ class MultiObjectHandler:
     def _job(
         self, model: ModelIdentity, account: str, num_objects: int
     ) -> JobRequest:
-        annotation = self._request.annotation
+        annotation = self.request.annotation
         return JobRequest(
             kind=KIND_FEATURES,
             charged_account=account,
@@ -287,10 +279,10 @@ class MultiObjectHandler:
             numerics=annotation.numerics,
             samples=None,
             ranged=False,
-            source_name=self._request.container,
+            source_name=self.request.container,
             source_etag="",
             source_length_bytes=None,
-            trans_id=self._request.trans_id,
+            trans_id=self.request.trans_id,
             num_objects=num_objects,
         )
 
@@ -303,7 +295,9 @@ class MultiObjectHandler:
     ) -> WorkerStream:
         """Reads all objects and sends them to a place that computes."""
         frames = FramedObjects(
-            self._reader.read, enumerate(names), self._config.multi_concurrency
+            self._reader.read,
+            enumerate(names),
+            self.context.config.multi_concurrency,
         )
 
         work = AuthorisedJob(
@@ -331,14 +325,14 @@ class MultiObjectHandler:
     ) -> WorkerStream:
         """Spreads the objects over the object servers that have them."""
         fan_out = FanOut(
-            self._places,
+            self.context.places,
             computers,
             self._reader,
             job,
             self._package,
             names,
-            concurrency=self._config.multi_concurrency,
-            max_object_bytes=self._config.max_multi_object_bytes,
+            concurrency=self.context.config.multi_concurrency,
+            max_object_bytes=self.context.config.max_multi_object_bytes,
             usage_query=usage_query,
             reporter=self._reporter,
         )

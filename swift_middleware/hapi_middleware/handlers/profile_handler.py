@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from swift.common.swob import Response
@@ -11,7 +12,6 @@ from hapi_middleware.handlers.context import HandlerContext
 from hapi_middleware.places.places import Computers
 from hapi_middleware.requests.annotation_request import Env, FeatureRequest
 from hapi_middleware.requests.authorization import paying_account
-from hapi_middleware.requests.package import Package
 from hapi_middleware.requests.responses import (
     HeadersOnly,
     is_match,
@@ -23,6 +23,7 @@ from hapi_protocol.headers import ModelPath
 from hapi_protocol.job_messages import ModelIdentity, ProfileRequest
 
 
+@dataclass(eq=False)
 class ProfileHandler:
     """Handles one request for a profile, from authorization to answer.
 
@@ -35,23 +36,15 @@ class ProfileHandler:
         request: the parsed annotation.
     """
 
-    def __init__(
-        self, context: HandlerContext, env: Env, request: FeatureRequest
-    ) -> None:
-        app, config = context.app, context.config
-        self._config = config
-        self._metrics = context.metrics
-        self._places = context.places
-        self._env = env
-        self._request = request
-        self._source = Source(app, env, request.name)
-        self._package = Package(
-            app,
-            env,
-            ModelPath(request.account, request.container, request.object),
-            config.max_package_bytes,
-            is_own=True,
-        )
+    context: HandlerContext
+    env: Env
+    request: FeatureRequest
+
+    def __post_init__(self) -> None:
+        request = self.request
+        path = ModelPath(request.account, request.container, request.object)
+        self._source = Source(self.context.app, self.env, request.name)
+        self._package = self.context.package(self.env, path, is_own=True)
 
     def answer(self) -> Any:
         """Returns a WSGI application: the profile, its headers, or 304.
@@ -63,15 +56,15 @@ class ProfileHandler:
         # Authorization first, as for features.
         head = self._source.head()
         model = self._package.identity_from_head(head)
-        computers = self._places.profiling(self._request.name, head)
-        account = paying_account(self._env, self._config)
-        add_entry(self._env, profile_entry(account))
+        computers = self.context.places.profiling(self.request.name, head)
+        account = paying_account(self.env, self.context.config)
+        add_entry(self.env, profile_entry(account))
         etag = self._etag_before_profiling(computers, model)
-        if etag and is_match(self._request.if_none_match, etag):
+        if etag and is_match(self.request.if_none_match, etag):
             return HeadersOnly(
                 "304 Not Modified", profile_headers(model.etag, etag)
             )
-        if self._request.method == "HEAD":
+        if self.request.method == "HEAD":
             return HeadersOnly("200 OK", profile_headers(model.etag, etag))
         return self._profile(computers, model, account)
 
@@ -79,7 +72,7 @@ class ProfileHandler:
         self, computers: Computers, model: ModelIdentity
     ) -> str | None:
         """The answer's ETag, if it is known without computing."""
-        request = self._request
+        request = self.request
         if request.method != "HEAD" and not request.if_none_match:
             return None
         info = computers.find_model(model, request.trans_id)
@@ -90,12 +83,12 @@ class ProfileHandler:
     def _profile(
         self, computers: Computers, model: ModelIdentity, account: str
     ) -> Any:
-        request = ProfileRequest(account, model, self._request.trans_id)
+        request = ProfileRequest(account, model, self.request.trans_id)
         model, profile = computers.get_profile(request, self._package)
         etag = profile_etag(model.etag, profile.digest, profile.numerics_tag)
         headers = profile_headers(model.etag, etag)
         # The ETag is new if the worker had no model before.
-        if is_match(self._request.if_none_match, etag):
+        if is_match(self.request.if_none_match, etag):
             return HeadersOnly("304 Not Modified", headers)
-        self._metrics.count("profiles")
+        self.context.metrics.count("profiles")
         return Response(status=200, headers=headers, body=profile.to_body())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import InitVar, dataclass
 from typing import Any, TypeVar
 
 from hapi_middleware.concurrency import HTTP_ERRORS, Task
@@ -24,6 +25,7 @@ from hapi_protocol.json_messages import JsonMessage
 _Message = TypeVar("_Message", bound=JsonMessage)
 
 
+@dataclass(eq=False)
 class NodeExchange:
     """One request to the filter of an object server, and its frames.
 
@@ -39,18 +41,13 @@ class NodeExchange:
         usage: resource use of the job, once it is known.
     """
 
-    def __init__(
-        self,
-        faults: NodeFaults,
-        node: Node,
-        step: str,
-        connection: Any,
-        response: Any,
-    ) -> None:
-        self._faults = faults
-        self._node = node
-        self._step = step
-        self._connection = connection
+    faults: NodeFaults
+    node: Node
+    step: str
+    connection: Any
+    response: InitVar[Any]
+
+    def __post_init__(self, response: Any) -> None:
         self._frames = FrameReader(response.read)
         self._sender: Task | None = None
         self._body: JobBody | None = None
@@ -69,7 +66,7 @@ class NodeExchange:
         """
         while True:
             try:
-                with self._faults.watching(self._node):
+                with self.faults.watching(self.node):
                     kind, payload = self._frames.next()
             except UnavailableError:
                 if self._send_error is not None:
@@ -80,8 +77,8 @@ class NodeExchange:
                 if self._send_error is not None:
                     raise self._send_error
                 self.has_refused = True
-                raise self._faults.noted(
-                    self._node, self._step, self._error(payload)
+                raise self.faults.noted(
+                    self.node, self.step, self._error(payload)
                 )
             if kind is Kind.USAGE:
                 self.usage = self.read(Usage, payload)
@@ -112,7 +109,7 @@ class NodeExchange:
 
     def granted(self, grant: JobGrant) -> None:
         """Counts a job until the exchange ends."""
-        table, address = self._faults.table, self._node.address
+        table, address = self.faults.table, self.node.address
         table.forgive(*address)
         table.told(address, grant.jobs or 1)
         self._at_end.enter_context(table.running(address))
@@ -128,14 +125,14 @@ class NodeExchange:
         def send_all() -> None:
             try:
                 for chunk in body:
-                    self._connection.send(chunk_of(chunk))
-                self._connection.send(chunk_of(b""))
+                    self.connection.send(chunk_of(chunk))
+                self.connection.send(chunk_of(b""))
             except (OSError, *HTTP_ERRORS):
                 # The reading side finds out why.
                 return
             except HapiError as error:
                 self._send_error = error
-                self._connection.sock.shutdown(1)
+                self.connection.sock.shutdown(1)
             finally:
                 body.close()
 
@@ -151,7 +148,7 @@ class NodeExchange:
         if self._sender is not None and self._body is not None:
             self._sender.cancel()
             self._body.close()
-        self._connection.close()
+        self.connection.close()
 
     def _error(self, payload: bytes) -> HapiError:
         try:

@@ -14,7 +14,7 @@ import math
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, InitVar, dataclass
 
 from hapi_protocol.errors import (
     HapiError,
@@ -60,6 +60,7 @@ class Job:
         return self.request.charged_account
 
 
+@dataclass(eq=False)
 class Admission:
     """The jobs of one worker, granted or running.
 
@@ -72,23 +73,18 @@ class Admission:
         clock: monotonic seconds.
     """
 
-    def __init__(
-        self,
-        limits: QueueLimits,
-        grant_seconds: float,
-        *,
-        queue_seconds: float = 0.0,
-        weight: Callable[[str], float] = lambda account: 1.0,
-        on_admitted: Callable[[float], None] = lambda seconds: None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    limits: InitVar[QueueLimits]
+    grant_seconds: float
+    _: KW_ONLY
+    queue_seconds: float = 0.0
+    weight: Callable[[str], float] = lambda account: 1.0
+    on_admitted: Callable[[float], None] = lambda seconds: None
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self, limits: QueueLimits) -> None:
         self.queue = WaitQueue(
-            limits, self._refusal, weight=weight, clock=clock
+            limits, self._refusal, weight=self.weight, clock=self.clock
         )
-        self.queue_seconds = queue_seconds
-        self._grant_seconds = grant_seconds
-        self._on_admitted = on_admitted
-        self._clock = clock
         self._changed = self.queue.changed
         self._jobs: dict[str, Job] = {}
         self._draining = False
@@ -121,7 +117,7 @@ class Admission:
             UnavailableError: ``draining``, ``queue_full``.
             ShareError: the account has its share of streams already.
         """
-        started = self._clock()
+        started = self.clock()
         account = request.charged_account
         patient_until = started + PATIENCE_SECONDS
 
@@ -129,10 +125,10 @@ class Admission:
             nonlocal patient_until
             self.check_open()
             self._drop_expired()
-            is_patient = self._clock() < patient_until
+            is_patient = self.clock() < patient_until
             has_slot = self.queue.taken[account] > 0
             if not (is_patient or has_slot) and self._abort_slow_job():
-                patient_until = self._clock() + PATIENCE_SECONDS
+                patient_until = self.clock() + PATIENCE_SECONDS
 
         with self._changed:
             self.queue.take(
@@ -140,14 +136,14 @@ class Admission:
             )
             job = Job(secrets.token_hex(16), request)
             self._jobs[job.job_id] = job
-        self._on_admitted(self._clock() - started)
+        self.on_admitted(self.clock() - started)
         return job
 
     def grant(self, job: Job, lease: Lease | None) -> None:
         """Starts the lifetime of the job's grant."""
         with self._changed:
             job.lease = lease
-            job.expires = self._clock() + self._grant_seconds
+            job.expires = self.clock() + self.grant_seconds
 
     def start(self, job_id: str) -> Job:
         """Returns the granted job; each can be started once.
@@ -162,7 +158,7 @@ class Admission:
                 raise NotFoundError(
                     "not_found",
                     f"there is no job {job_id[:64]!r} to start: a grant "
-                    f"expires after {self._grant_seconds:g} s and starts "
+                    f"expires after {self.grant_seconds:g} s and starts "
                     "one stream",
                 )
             job.running = True
@@ -205,7 +201,7 @@ class Admission:
         with self._changed:
             self._close()
             return wait_until(
-                self._changed, has_ended, seconds, clock=self._clock
+                self._changed, has_ended, seconds, clock=self.clock
             )
 
     def abort_all(self) -> None:
@@ -230,7 +226,7 @@ class Admission:
         self.queue.leave(job.account)
 
     def _drop_expired(self) -> None:
-        now = self._clock()
+        now = self.clock()
         for job in list(self._jobs.values()):
             if not job.running and job.expires <= now:
                 self._end(job)

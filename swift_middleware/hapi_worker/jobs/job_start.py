@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hapi_protocol.errors import AnnotationError, HapiError
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from hapi_worker.jobs.worker import Worker
 
 
+@dataclass(eq=False)
 class JobStart:
     """Starts the stream of one granted job.
 
@@ -48,15 +50,15 @@ class JobStart:
         connection: connection of the request with the job's body.
     """
 
-    def __init__(
-        self, worker: Worker, job: Job, connection: PeerConnection
-    ) -> None:
-        self._worker = worker
-        self._job = job
-        self._connection = connection
-        length, config = job.request.source_length_bytes, worker.config
+    worker: Worker
+    job: Job
+    connection: PeerConnection
+
+    def __post_init__(self) -> None:
+        length = self.job.request.source_length_bytes
+        config = self.worker.config
         self._body = ChunkedBody(
-            connection,
+            self.connection,
             length_bytes=config.max_object_bytes if length is None else length,
             idle_seconds=config.idle_seconds,
             is_upper_bound=length is None,
@@ -69,7 +71,7 @@ class JobStart:
         Raises:
             HapiError: the object is unusable.
         """
-        job, worker = self._job, self._worker
+        job, worker = self.job, self.worker
         job.abort = self._body.abort
         digest = job.lease.digest if job.lease else None
         meter = worker.accounting.begin(job.job_id, job.request, digest)
@@ -104,13 +106,13 @@ class JobStart:
             raise
 
     def _schema(self) -> object:
-        job = self._job
+        job = self.job
         if job.request.kind == KIND_INDEX or job.lease is None:
             return index_schema()
         return feature_schema(job.lease.shape, job.request.encoding)
 
     def _pipeline(self, meter: JobUsageMeter) -> Pipeline:
-        config, job = self._worker.config, self._job
+        config, job = self.worker.config, self.job
         start = read_start(self._body)
         samples = read_samples(
             start,
@@ -126,7 +128,7 @@ class JobStart:
         pipeline = Pipeline(
             samples,
             self._body,
-            self._connection,
+            self.connection,
             account=job.account,
             encoding=job.request.encoding,
             group=self._join_group(job.lease, start) if job.lease else None,
@@ -141,7 +143,7 @@ class JobStart:
         return pipeline
 
     def _join_group(self, lease: Lease, start: BodyStart) -> Group:
-        worker, job = self._worker, self._job
+        worker, job = self.worker, self.job
         executor = executor_of(worker.executors, lease)
         if not executor.in_service:
             raise executor.failure()
@@ -179,7 +181,7 @@ class JobStart:
         return group
 
     def _decoding_pool(self, lease: Lease | None) -> FairPool:
-        worker = self._worker
+        worker = self.worker
         if worker.decode_pool is not None:
             return worker.decode_pool
         # An index job decodes nothing.
@@ -190,9 +192,9 @@ class JobStart:
     def _large_decoder(self, lease: Lease) -> LargeDecoder:
         models = lease.device_models
         return LargeDecoder(
-            self._worker.large_pool,
-            self._worker.fork_server,
-            self._worker.config.decode_seconds,
+            self.worker.large_pool,
+            self.worker.fork_server,
+            self.worker.config.decode_seconds,
             # memory_limit is a GPU's own memory, and decoding takes the
             # host's.
             models.working_memory.decoding
@@ -201,15 +203,15 @@ class JobStart:
         )
 
     def _load_report(self) -> WorkerLoad:
-        admission, account = self._worker.admission, self._job.account
-        return self._worker.load_meter.report(
+        admission, account = self.worker.admission, self.job.account
+        return self.worker.load_meter.report(
             account,
             admission.num_running(account)
             + admission.queue.waiting_by_account()[account],
         )
 
     def _end(self, outcome: str, reason: str, totals: JobTotals) -> None:
-        worker, job = self._worker, self._job
+        worker, job = self.worker, self.job
         with ExitStack() as last:
             last.callback(worker.admission.end, job)
             # Accounting ends first: the next job sees the usage record.

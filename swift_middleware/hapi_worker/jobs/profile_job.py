@@ -19,7 +19,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 import torch
 
@@ -69,6 +69,7 @@ class _Run:
     result: ModelProfile | HapiError | None = None
 
 
+@dataclass(eq=False)
 class Profiling:
     """The profiles of one worker's models.
 
@@ -85,31 +86,20 @@ class Profiling:
         clock: monotonic seconds.
     """
 
-    def __init__(
-        self,
-        models: Models,
-        executors: Sequence[Executor],
-        pools: Sequence[FairPool],
-        admission: Admission,
-        metrics: Metrics,
-        *,
-        batches: Sequence[int],
-        cores: float,
-        budget_seconds: float,
-        wait_seconds: float,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._models = models
-        self._executors = tuple(executors)
-        self._pools = tuple(pools)
-        self._admission = admission
-        self._metrics = metrics
-        self._batches = tuple(batches)
-        self._cores = cores
-        self._budget_seconds = budget_seconds
-        self._wait_seconds = wait_seconds
-        self._clock = clock
-        self._numerics_tag = numerics_tag(executors[0].device.type)
+    models: Models
+    executors: Sequence[Executor]
+    pools: Sequence[FairPool]
+    admission: Admission
+    metrics: Metrics
+    _: KW_ONLY
+    batches: Sequence[int]
+    cores: float
+    budget_seconds: float
+    wait_seconds: float
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
+        self._numerics_tag = numerics_tag(self.executors[0].device.type)
         self._changed = threading.Condition()
         self._cache: OrderedDict[Key, ModelProfile] = OrderedDict()
         self._run: _Run | None = None
@@ -141,8 +131,8 @@ class Profiling:
             self._changed.notify_all()
 
     def _profile(self, request: ProfileRequest) -> ModelProfile:
-        deadline = self._clock() + self._wait_seconds
-        known = self._models.known(request.model)
+        deadline = self.clock() + self.wait_seconds
+        known = self.models.known(request.model)
         if known is not None:
             measured = self._find(self._key(known.digest), deadline)
             if measured is not None:
@@ -168,7 +158,7 @@ class Profiling:
 
     def _key(self, digest: str) -> Key:
         # All devices are of one kind: a profile of one is valid for all.
-        return digest, self._executors[0].device.type, self._numerics_tag
+        return digest, self.executors[0].device.type, self._numerics_tag
 
     def _find(self, key: Key, deadline: float) -> ModelProfile | None:
         """Returns an earlier result, or that of the current run."""
@@ -189,14 +179,14 @@ class Profiling:
         return self._wait(run, deadline)
 
     def _check_idle(self) -> None:
-        if self._closed or self._admission.draining:
+        if self._closed or self.admission.draining:
             raise too_busy_error("draining", "this worker is shutting down")
         if self._run is not None:
             raise too_busy_error(
                 "queue_full", "another model is profiled at present"
             )
-        left = self._rests_until - self._clock()
-        if left > 0 and self._admission.num_running():
+        left = self._rests_until - self.clock()
+        if left > 0 and self.admission.num_running():
             raise UnavailableError(
                 "queue_full",
                 f"jobs run here that have waited for a profile; {left:.0f} s "
@@ -206,10 +196,10 @@ class Profiling:
 
     def _lease(self, identity: ModelIdentity, account: str) -> Lease:
         # The number of cuts is known only when the model is loaded.
-        first = self._models.acquire(identity, 1, account=account)
+        first = self.models.acquire(identity, 1, account=account)
         last = first.frozen.num_cuts
         try:
-            return self._models.acquire(identity, last, account=account)
+            return self.models.acquire(identity, last, account=account)
         finally:
             first.release()
 
@@ -221,7 +211,7 @@ class Profiling:
 
     def _submit(self, account: str, run: _Run) -> None:
         try:
-            executor_of(self._executors, run.lease).pool.submit(
+            executor_of(self.executors, run.lease).pool.submit(
                 account, lambda: self._measure(run), kind=PROFILE
             )
         except RuntimeError:
@@ -237,7 +227,7 @@ class Profiling:
             try:
                 self._changed.wait_for(
                     lambda: run.result is not None or self._closed,
-                    deadline - self._clock(),
+                    deadline - self.clock(),
                 )
                 if run.result is None and self._closed:
                     raise too_busy_error(
@@ -247,7 +237,7 @@ class Profiling:
                     raise too_busy_error(
                         "queue_full",
                         "the device had no time for this profile in "
-                        f"{self._wait_seconds:g} s",
+                        f"{self.wait_seconds:g} s",
                     )
             finally:
                 run.num_waiting -= 1
@@ -271,10 +261,10 @@ class Profiling:
             if run.cancelled or self._closed:
                 return
             run.started = True
-        started = self._clock()
+        started = self.clock()
         result: ModelProfile | HapiError
         try:
-            guarded = executor_of(self._executors, run.lease).guarded()
+            guarded = executor_of(self.executors, run.lease).guarded()
             with self._quiet(run.lease), guarded:
                 result = self._measured(run.lease)
         except HapiError as error:
@@ -286,7 +276,7 @@ class Profiling:
         else:
             self._count("done")
         with self._changed:
-            ended = self._clock()
+            ended = self.clock()
             self._rests_until = ended + REST_RATIO * (ended - started)
             self._finish(run, result)
 
@@ -297,10 +287,10 @@ class Profiling:
         Raises:
             UnavailableError: ``queue_full``: running work does not end.
         """
-        mine = executor_of(self._executors, lease).pool
+        mine = executor_of(self.executors, lease).pool
         until = time.monotonic() + QUIET_SECONDS
         with contextlib.ExitStack() as pauses:
-            for pool in self._pools:
+            for pool in self.pools:
                 left = max(until - time.monotonic(), 0.0)
                 allowed = int(pool is mine)
                 if not pauses.enter_context(
@@ -315,29 +305,29 @@ class Profiling:
             yield
 
     def _measured(self, lease: Lease) -> ModelProfile:
-        started = self._clock()
+        started = self.clock()
         device_models = lease.device_models
         # At least one sample: the lease holds the memory for it.
         with device_models.working_memory.reserve_alone(
-            lease, max(self._batches)
+            lease, max(self.batches)
         ) as largest:
-            batches = [size for size in self._batches if size <= largest]
+            batches = [size for size in self.batches if size <= largest]
             profile = profile_model(
                 lease.frozen,
                 device_models.device,
-                cores=self._cores,
-                num_devices=sum(e.pool.num_threads for e in self._executors),
+                cores=self.cores,
+                num_devices=sum(e.pool.num_threads for e in self.executors),
                 memory_limit_bytes=device_models.limit_bytes,
                 digest=lease.digest,
                 batches=batches or [1],
-                budget_seconds=self._budget_seconds,
+                budget_seconds=self.budget_seconds,
                 load_seconds=lease.load_seconds,
             )
         logger.info(
             "profile of model %s: batches of %s in %.2f s",
             lease.digest[:12],
             ", ".join(str(size.batch) for size in profile.batches),
-            self._clock() - started,
+            self.clock() - started,
         )
         return profile
 
@@ -354,7 +344,7 @@ class Profiling:
         self._changed.notify_all()
 
     def _count(self, outcome: str, reason: str = "") -> None:
-        self._metrics.profiles.labels(outcome, reason).inc()
+        self.metrics.profiles.labels(outcome, reason).inc()
 
 
 def _failure(error: Exception) -> HapiError:

@@ -14,7 +14,7 @@ import logging
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import TypeVar
 
 from hapi_protocol.errors import DoesNotFitError, HapiError, UnavailableError
@@ -59,6 +59,7 @@ class KnownModel:
     needed_bytes: int = 0
 
 
+@dataclass(eq=False)
 class Models:
     """The models of a worker, on all its devices.
 
@@ -72,32 +73,26 @@ class Models:
         check_uploads: raises an error if no package can be validated now.
     """
 
-    def __init__(
-        self,
-        devices: Sequence[DeviceModels],
-        queue: MemoryQueue,
-        *,
-        max_identities: int,
-        wait_seconds: float,
-        max_waiting: int,
-        load: Callable[[bytearray], FrozenGraph],
-        check_uploads: Callable[[], None] = lambda: None,
-    ) -> None:
-        self.devices = tuple(devices)
-        self._changed = queue.changed
-        self._clock = queue.clock
-        self._memory_queue = queue
-        self._max_identities = max_identities
-        self._wait_seconds = wait_seconds
-        self._load = load
+    devices: Sequence[DeviceModels]
+    queue: MemoryQueue
+    _: KW_ONLY
+    max_identities: int
+    wait_seconds: float
+    max_waiting: int
+    load: Callable[[bytearray], FrozenGraph]
+    check_uploads: Callable[[], None] = lambda: None
+
+    def __post_init__(self) -> None:
+        self._changed = self.queue.changed
+        self._clock = self.queue.clock
         self._known: OrderedDict[ModelIdentity, KnownModel] = OrderedDict()
         self._in_progress: set[str] = set()
         self._closed = False
         self.uploads = Uploads(
-            self._changed, clock=self._clock, check_worker=check_uploads
+            self._changed, clock=self._clock, check_worker=self.check_uploads
         )
         self.waiting = WaitQueue(
-            QueueLimits(waiting=max_waiting),
+            QueueLimits(waiting=self.max_waiting),
             self._refusal,
             changed=self._changed,
             clock=self._clock,
@@ -160,11 +155,11 @@ class Models:
             waited = self._clock() - started
             if self._can_come(identity):
                 upload = self.uploads.request(identity, account)
-                if waited >= self._wait_seconds:
+                if waited >= self.wait_seconds:
                     raise too_busy_error(
                         "worker_unavailable",
                         f"the upload of the model {identity.path} took longer "
-                        f"than {self._wait_seconds:g} s",
+                        f"than {self.wait_seconds:g} s",
                     )
             elif waited >= memory_seconds:
                 raise too_busy_error(
@@ -176,9 +171,7 @@ class Models:
             self.waiting.wait(is_loaded, math.inf, account, is_disconnected)
             assert digest is not None, "loaded, or an error"
             # Its job may have to wait for admission as well.
-            self._memory_queue.extend(
-                identity, memory_seconds + QUEUED_LOAD_SECONDS
-            )
+            self.queue.extend(identity, memory_seconds + QUEUED_LOAD_SECONDS)
             return digest
 
     def acquire(
@@ -213,7 +206,7 @@ class Models:
         while True:
             left = max(deadline - self._clock(), 0.0)
             digest = self.await_model(identity, is_disconnected, left, account)
-            before = self._memory_queue.generation
+            before = self.queue.generation
             try:
                 lease = self._lease(digest, cut, encoding)
             except DoesNotFitError:
@@ -241,13 +234,13 @@ class Models:
             loaded = self._loaded_on(self.devices, digest)
             if loaded is None:
                 started = self._clock()
-                frozen = self._load(package)
+                frozen = self.load(package)
                 load_seconds = self._clock() - started
                 with self._changed:
                     # Folded layers change the size.
-                    self._memory_queue.extend(
+                    self.queue.extend(
                         identity,
-                        self._wait_seconds,
+                        self.wait_seconds,
                         digest,
                         frozen.parameter_bytes,
                     )
@@ -281,9 +274,7 @@ class Models:
         with self._changed:
             account = self.uploads.begin(identity)
             length_seconds = identity.length_bytes / MIN_BYTES_PER_SECOND
-            self._memory_queue.extend(
-                identity, 2 * self._wait_seconds + length_seconds
-            )
+            self.queue.extend(identity, 2 * self.wait_seconds + length_seconds)
             return account
 
     def end_upload(
@@ -294,13 +285,13 @@ class Models:
         with self._changed:
             self.uploads.end(identity, error)
             if error is not None:
-                self._memory_queue.end(identity, served=False)
-            self._memory_queue.extend(identity, QUEUED_LOAD_SECONDS)
+                self.queue.end(identity, served=False)
+            self.queue.extend(identity, QUEUED_LOAD_SECONDS)
 
     def num_queued_loads(self) -> int:
         """Number of models that wait for memory."""
         with self._changed:
-            return len(self._memory_queue.loads())
+            return len(self.queue.loads())
 
     def close(self) -> None:
         """Ends all waiting; no lease is given from now on."""
@@ -319,7 +310,7 @@ class Models:
             deadline: on the clock.
         """
         left = deadline - self._clock()
-        queue = self._memory_queue
+        queue = self.queue
         with self._changed:
             queue.request(*self._demand(identity))
             if left > 0:
@@ -331,9 +322,9 @@ class Models:
 
     def _can_come(self, identity: ModelIdentity) -> bool:
         """Returns True if it is being uploaded, or there is memory for it."""
-        return self.uploads.is_awaited(
-            identity
-        ) or self._memory_queue.can_load(*self._demand(identity))
+        return self.uploads.is_awaited(identity) or self.queue.can_load(
+            *self._demand(identity)
+        )
 
     def _refusal(self, account: str) -> HapiError:
         return too_busy_error(
@@ -361,7 +352,7 @@ class Models:
             if known is not None:
                 needed = lease.needs.peak_bytes(1)
                 self._known[identity] = replace(known, needed_bytes=needed)
-            self._memory_queue.end(identity, served=True)
+            self.queue.end(identity, served=True)
 
     def _find(self, identity: ModelIdentity) -> str | None:
         """Returns the digest if the model is in memory; with the lock held."""
@@ -420,7 +411,7 @@ class Models:
             known = KnownModel(digest, len(frozen.cuts), num_bytes)
         self._known[identity] = known
         self._known.move_to_end(identity)
-        while len(self._known) > self._max_identities:
+        while len(self._known) > self.max_identities:
             self._known.popitem(last=False)
         return known
 
@@ -432,7 +423,7 @@ class Models:
         load_seconds: float,
     ) -> LoadedModel:
         with self._changed:
-            load = self._memory_queue.loads().get(identity)
+            load = self.queue.loads().get(identity)
         devices = self._devices_for(digest)
         if load is not None:
             # The device with memory for it comes first.
@@ -449,7 +440,7 @@ class Models:
         """Lets one thread at a time load or copy a model."""
         with self._changed:
             if not self._changed.wait_for(
-                lambda: digest not in self._in_progress, self._wait_seconds
+                lambda: digest not in self._in_progress, self.wait_seconds
             ):
                 raise too_busy_error(
                     "worker_unavailable",

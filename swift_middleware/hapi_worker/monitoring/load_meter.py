@@ -10,7 +10,7 @@ import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 from hapi_protocol.summary import WorkerLoad
 
@@ -141,6 +141,7 @@ class Work:
     on_device: bool
 
 
+@dataclass(eq=False)
 class LoadMeter:
     """Measures the pools' work for the summaries of jobs; thread-safe.
 
@@ -152,25 +153,20 @@ class LoadMeter:
         cpu_clock: CPU seconds of the process.
     """
 
-    def __init__(
-        self,
-        *,
-        cores: float,
-        num_devices: int = 1,
-        weight: Callable[[str], float] = lambda account: 1.0,
-        clock: Clock = time.monotonic,
-        cpu_clock: Clock = time.process_time,
-    ) -> None:
-        self._cores = cores
-        self._num_devices = num_devices
-        self._clock = clock
-        self._cpu_clock = cpu_clock
+    _: KW_ONLY
+    cores: float
+    num_devices: int = 1
+    weight: Callable[[str], float] = lambda account: 1.0
+    clock: Clock = time.monotonic
+    cpu_clock: Clock = time.process_time
+
+    def __post_init__(self) -> None:
         self._lock = threading.Lock()
         self._running: set[Work] = set()
-        self._device = BusyWindow(clock())
+        self._device = BusyWindow(self.clock())
         self._cpu = RateWindow()
-        self._cpu.note(clock(), cpu_clock())
-        self._accounts = Accounts(weight=weight)
+        self._cpu.note(self.clock(), self.cpu_clock())
+        self._accounts = Accounts(weight=self.weight)
 
     def start_work(self, account: str, *, on_device: bool) -> Work:
         """Records the start of work; pass the result to :meth:`end_work`."""
@@ -195,27 +191,27 @@ class LoadMeter:
             streams: the account's running and waiting jobs.
         """
         with self._lock:
-            now = self._clock()
+            now = self.clock()
             for work in self._running:
                 self._accounts.note(now, work.account)
                 if work.on_device:
                     # Its time until now must not be counted again later.
                     self._device.add(work.started, now)
                     work.started = now
-            cpu = self._cpu.per_second(now, self._cpu_clock()) / self._cores
+            cpu = self._cpu.per_second(now, self.cpu_clock()) / self.cores
             return WorkerLoad(
                 share=self._accounts.share(now, account),
                 streams=streams,
                 device_busy=self._device.fraction(
-                    now, num_at_once=self._num_devices
+                    now, num_at_once=self.num_devices
                 ),
                 cpu_busy=min(max(cpu, 0.0), 1.0),
             )
 
     def _note(self, account: str) -> float:
-        now = self._clock()
+        now = self.clock()
         self._accounts.note(now, account)
         # Reading this clock visits all threads of the process.
         if self._cpu.is_due(now):
-            self._cpu.note(now, self._cpu_clock())
+            self._cpu.note(now, self.cpu_clock())
         return now

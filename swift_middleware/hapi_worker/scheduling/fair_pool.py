@@ -13,7 +13,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 import torch
 
@@ -35,6 +35,7 @@ class _Piece:
     kind: str
 
 
+@dataclass(eq=False)
 class FairPool:
     """Threads that run work in the order of a :class:`FairQueue`.
 
@@ -51,33 +52,28 @@ class FairPool:
         clock: monotonic seconds.
     """
 
-    def __init__(
-        self,
-        name: str,
-        num_threads: int,
-        ledger: Ledger,
-        *,
-        torch_threads: int = 1,
-        share: int | None = None,
-        meter: LoadMeter | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.num_threads = num_threads
-        self._ledger = ledger
-        self._queue: FairQueue[_Piece] = FairQueue(ledger)
+    name: str
+    num_threads: int
+    ledger: Ledger
+    _: KW_ONLY
+    torch_threads: int = 1
+    share: int | None = None
+    meter: LoadMeter | None = None
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
+        self._queue: FairQueue[_Piece] = FairQueue(self.ledger)
         self._changed = threading.Condition()
         self._closed = False
         self._busy: Counter[str] = Counter()
-        self._share = num_threads if share is None else share
+        share = self.share
+        self._share = self.num_threads if share is None else share
         self._num_pauses = 0
-        self._torch_threads = torch_threads
-        self._meter = meter
-        self._clock = clock
         self._threads = [
             threading.Thread(
-                target=self._serve, name=f"{name}-{number}", daemon=True
+                target=self._serve, name=f"{self.name}-{number}", daemon=True
             )
-            for number in range(num_threads)
+            for number in range(self.num_threads)
         ]
         for thread in self._threads:
             thread.start()
@@ -161,7 +157,7 @@ class FairPool:
         # At its first use in a thread, torch copies the process-wide setting;
         # only after that can the thread have its own.
         torch.get_num_threads()
-        torch.set_num_threads(self._torch_threads)
+        torch.set_num_threads(self.torch_threads)
         while (task := self._next()) is not None:
             account = task[0]
             self._run(*task)
@@ -172,27 +168,27 @@ class FairPool:
                     self._changed.notify_all()
 
     def _run(self, account: str, piece: _Piece) -> None:
-        charged = self._ledger.begun(account, piece.kind)
-        started = self._clock()
+        charged = self.ledger.begun(account, piece.kind)
+        started = self.clock()
         try:
             with self._metered(account, piece.kind):
                 piece.run()
         except Exception:
             logger.exception("a defect: work raised in a pool")
         finally:
-            seconds = self._clock() - started
-            self._ledger.ended(account, piece.kind, charged, seconds)
+            seconds = self.clock() - started
+            self.ledger.ended(account, piece.kind, charged, seconds)
 
     @contextlib.contextmanager
     def _metered(self, account: str, kind: str) -> Iterator[None]:
-        if self._meter is None:
+        if self.meter is None:
             yield
             return
-        work = self._meter.start_work(account, on_device=kind != DECODE)
+        work = self.meter.start_work(account, on_device=kind != DECODE)
         try:
             yield
         finally:
-            self._meter.end_work(work)
+            self.meter.end_work(work)
 
     def _next(self) -> tuple[str, _Piece] | None:
         with self._changed:

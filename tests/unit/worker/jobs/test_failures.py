@@ -365,7 +365,7 @@ def test_refused_package_is_neither_received_nor_tried_again(
         tried.append(len(package))
         raise PackageError("bad_package", "no")
 
-    monkeypatch.setattr(models, "_load", load)
+    monkeypatch.setattr(models, "load", load)
     for _ in range(3):
         assert worker.put(b"PK junk").code == "bad_package"
         assert worker.ask(job_for(b"x", b"PK junk")).code == "bad_package"
@@ -411,14 +411,14 @@ def test_other_jobs_run_while_a_model_loads(worker, package, tar, monkeypatch):
     worker.put(package)
     loading = threading.Event()
     go_on = threading.Event()
-    load = worker.worker.models._load
+    load = worker.worker.models.load
 
     def slowly(data):
         loading.set()
         assert go_on.wait(20)
         return load(data)
 
-    monkeypatch.setattr(worker.worker.models, "_load", slowly)
+    monkeypatch.setattr(worker.worker.models, "load", slowly)
     other = small_package(1)
     uploader = threading.Thread(
         target=worker.put, args=(other, identity_of(other, "other.hapi"))
@@ -435,13 +435,13 @@ def test_slow_packages_of_one_account_delay_no_other(
     worker, package, tar, monkeypatch
 ):
     go_on = threading.Event()
-    load = worker.worker.models._load
+    load = worker.worker.models.load
 
     def load_slowly(data):
         assert len(data) == len(package) or go_on.wait(20)
         return load(data)
 
-    monkeypatch.setattr(worker.worker.models, "_load", load_slowly)
+    monkeypatch.setattr(worker.worker.models, "load", load_slowly)
     slow = [
         job_for(tar, package, model=identity_of(b"PK" * 9, f"{number}.hapi"))
         for number in range(4)

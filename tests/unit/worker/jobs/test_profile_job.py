@@ -289,7 +289,7 @@ def test_expired_request_cancels_a_run_that_has_not_started(
     worker, monkeypatch
 ):
     worker.put(PACKAGE)
-    monkeypatch.setattr(worker.worker.profiling, "_wait_seconds", 0.1)
+    monkeypatch.setattr(worker.worker.profiling, "wait_seconds", 0.1)
     release = threading.Event()
     pool = worker.worker.executors[0].pool
     for _ in range(pool.num_threads):
@@ -301,7 +301,7 @@ def test_expired_request_cancels_a_run_that_has_not_started(
     assert [each.leases for each in loaded_models] == [{}]
     assert worker.worker.profiling._run is None
     release.set()
-    monkeypatch.setattr(worker.worker.profiling, "_wait_seconds", 20)
+    monkeypatch.setattr(worker.worker.profiling, "wait_seconds", 20)
     assert ask(worker).status == 200
     assert count(worker, "done") == 1
     assert count(worker, "failed") == 0
@@ -309,7 +309,7 @@ def test_expired_request_cancels_a_run_that_has_not_started(
 
 def test_late_result_is_cached(worker, gate, monkeypatch):
     worker.put(PACKAGE)
-    monkeypatch.setattr(worker.worker.profiling, "_wait_seconds", 0.2)
+    monkeypatch.setattr(worker.worker.profiling, "wait_seconds", 0.2)
     assert ask(worker).code == "queue_full"
     gate.opened.set()
     until(lambda: worker.worker.profiling._run is None)

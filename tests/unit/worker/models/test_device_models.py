@@ -614,7 +614,7 @@ class Loading:
         self.models = models
         self.taken = []
         self.error = None
-        models._load = self._load
+        models.load = self._load
         self._thread = threading.Thread(target=self._put, args=[name, package])
         self._thread.start()
         until(lambda: bool(self.device_models._loading) or self.ended)
@@ -811,6 +811,6 @@ def test_model_is_not_put_on_a_device_that_has_left_meanwhile():
             device_models.leave_service()
             return self
 
-    models._load = Leaving
+    models.load = Leaving
     assert refusal(put, models, "a", b"100:a").code == "queue_full"
     assert models.loaded_totals() == (0, 0)

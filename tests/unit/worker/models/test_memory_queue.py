@@ -289,7 +289,7 @@ def test_package_that_grows_is_uploaded_in_vain_only_once(
             if self.parameter_bytes == large.length_bytes:
                 self.parameter_bytes = 700
 
-    monkeypatch.setattr(models, "_load", Folded)
+    monkeypatch.setattr(models, "load", Folded)
     upload(models, small)
     running = models.acquire(small, 1)
     assert asked(models, large) == "model_needed"
