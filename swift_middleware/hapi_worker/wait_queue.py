@@ -115,6 +115,9 @@ class WaitQueue:
         self._weight = weight
         self._clock = clock
         self._waiting: list[_Waiter] = []
+        self._num_changes = 0
+        self._searched: tuple[int, QueueLimits] | None = None
+        self._first: _Waiter | None = None
 
     def num_waiting(self) -> int:
         """Number of waiting requests."""
@@ -150,6 +153,7 @@ class WaitQueue:
 
         with self.changed:
             self._waiting.append(waiter)
+            self._num_changes += 1
             try:
                 return wait_until(
                     self.changed,
@@ -161,7 +165,7 @@ class WaitQueue:
             finally:
                 if not waiter.refused:
                     self._waiting.remove(waiter)
-                self.changed.notify_all()
+                self._has_changed()
 
     def take(
         self,
@@ -193,6 +197,7 @@ class WaitQueue:
             if not self.wait(is_next, seconds, account, is_disconnected):
                 raise self._refusal(account)
             self.taken[account] += 1
+            self._num_changes += 1
             for waiter in self._waiting:
                 if waiter.account == account:
                     waiter.since = self._clock()
@@ -202,11 +207,17 @@ class WaitQueue:
         with self.changed:
             self.taken[account] -= 1
             self.taken += Counter()  # drops accounts without a slot
-            self.changed.notify_all()
+            self._has_changed()
 
     def _next(self) -> _Waiter | None:
         """Returns the request that gets a free slot, if there is one."""
+        # One search serves all the requests that a change wakes.
+        if self._searched != (self._num_changes, self.limits):
+            self._searched = self._num_changes, self.limits
+            self._first = self._search()
+        return self._first
 
+    def _search(self) -> _Waiter | None:
         def rank(waiter: _Waiter) -> tuple[float, float]:
             share = self.taken[waiter.account] / self._weight(waiter.account)
             return share, waiter.since
@@ -225,4 +236,8 @@ class WaitQueue:
             last = max(newest, key=lambda waiter: counts[waiter.account])
             self._waiting.remove(last)
             last.refused = True
-            self.changed.notify_all()
+            self._has_changed()
+
+    def _has_changed(self) -> None:
+        self._num_changes += 1
+        self.changed.notify_all()

@@ -232,6 +232,25 @@ def test_jobs_are_admitted_by_weight():
     serve_all(queue)
 
 
+def test_next_request_is_searched_once_for_all_that_wake():
+    weighed = []
+
+    def weight(account):
+        weighed.append(account)
+        return 1.0
+
+    limits = QueueLimits(1, 1, 30)
+    queue = Queue(Admission(limits, 10, queue_seconds=20, weight=weight))
+    for number in range(30):
+        queue.enter(str(number))
+    weighed.clear()
+    queue.admission.end(queue.jobs[0])
+    until(lambda: len(queue.served) == 2)
+    # One search while the slot is free; else each that wakes would rank all.
+    assert len(weighed) <= 2 * 29
+    serve_all(queue)
+
+
 def test_wait_for_admission_ends_in_time():
     queue = queueing(streams=1, per_account=1, queue_seconds=0.1)
     granted(queue.admission, "a")

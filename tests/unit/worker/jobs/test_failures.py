@@ -19,7 +19,7 @@ from hapi_protocol.errors import PackageError, TruncatedStreamError
 from hapi_protocol.feature_reader import read_features
 from hapi_protocol.job_messages import HEADER_IDENTITY
 from hapi_worker.execution import device_executor
-from hapi_worker.jobs import worker as worker_module
+from hapi_worker.jobs import job_start
 from hapi_worker.server import unix_server as server
 from hapi_worker.server.app import WorkerApp
 from photos import shard
@@ -291,7 +291,7 @@ def test_device_that_fails_leaves_service_and_the_last_one_ends_it(
 def test_devices_on_the_cpu_decode_for_their_own_jobs(
     tmp_path, package, tar, monkeypatch
 ):
-    decoder_of = worker_module.decoder_of
+    decoder_of = job_start.decoder_of
     threads: set[str] = set()
 
     def recording(*args, **options):
@@ -303,7 +303,7 @@ def test_devices_on_the_cpu_decode_for_their_own_jobs(
 
         return decoder
 
-    monkeypatch.setattr(worker_module, "decoder_of", recording)
+    monkeypatch.setattr(job_start, "decoder_of", recording)
     with running_worker(tmp_path, device="cpu,cpu", forwards=1) as worker:
         worker.put(package)
         grants = [
