@@ -8,21 +8,19 @@ it authorised the caller) leads to a digest only if its bytes came through
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import logging
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import TypeVar
 
 from hapi_protocol.errors import DoesNotFitError, HapiError, UnavailableError
 from hapi_protocol.job_messages import ModelIdentity
 from hapi_splitter.cuts import FrozenGraph
 from hapi_worker.models.device_models import DeviceModels, Lease
-from hapi_worker.models.loaded_model import LoadedModel
 from hapi_worker.models.memory_queue import QUEUED_LOAD_SECONDS, MemoryQueue
+from hapi_worker.models.model_copies import ModelCopies
 from hapi_worker.models.uploads import (
     Upload,
     Uploads,
@@ -35,11 +33,6 @@ from hapi_worker.wait_queue import QueueLimits, WaitQueue
 
 MIN_BYTES_PER_SECOND = 10e6
 """A slower upload may lose the memory that was kept for it."""
-SPREAD_JOBS = 2
-"""A device without the model is preferred if it has this many jobs fewer: the
-copy costs less than waiting for them."""
-
-_T = TypeVar("_T")
 logger = logging.getLogger(__name__)
 
 
@@ -85,8 +78,10 @@ class Models:
     def __post_init__(self) -> None:
         self._changed = self.queue.changed
         self._clock = self.queue.clock
+        self.copies = ModelCopies(
+            self.devices, self._changed, self.wait_seconds
+        )
         self._known: OrderedDict[ModelIdentity, KnownModel] = OrderedDict()
-        self._in_progress: set[str] = set()
         self._closed = False
         self.uploads = Uploads(
             self._changed, clock=self._clock, check_worker=self.check_uploads
@@ -208,7 +203,7 @@ class Models:
             digest = self.await_model(identity, is_disconnected, left, account)
             before = self.queue.generation
             try:
-                lease = self._lease(digest, cut, encoding)
+                lease = self.copies.lease(digest, cut, encoding)
             except DoesNotFitError:
                 raise
             except UnavailableError:
@@ -230,8 +225,8 @@ class Models:
         """
         digest = hashlib.sha256(package).hexdigest()
         check_name(identity, digest)
-        with self._exclusive(digest):
-            loaded = self._loaded_on(self.devices, digest)
+        with self.copies.exclusive(digest):
+            loaded = self.copies.find(digest)
             if loaded is None:
                 started = self._clock()
                 frozen = self.load(package)
@@ -245,7 +240,11 @@ class Models:
                         frozen.parameter_bytes,
                     )
                     self._remember(identity, digest, frozen)
-                loaded = self._place(identity, digest, frozen, load_seconds)
+                    load = self.queue.loads().get(identity)
+                preferred = load.device if load else None
+                loaded = self.copies.place(
+                    digest, frozen, load_seconds, preferred
+                )
                 logger.info(
                     "model %s (%s): %d cuts, %d parameter bytes, loaded in "
                     "%.2f s",
@@ -342,7 +341,7 @@ class Models:
         known = self._known.get(identity, KnownModel("", 0))
         needed = [device.sample_bytes(known.digest) for device in self.devices]
         needed += [identity.length_bytes, known.needed_bytes]
-        devices = self._devices_for(known.digest)
+        devices = self.copies.devices_for(known.digest)
         return identity, known.digest, max(needed), devices
 
     def _record_lease(self, identity: ModelIdentity, lease: Lease) -> None:
@@ -360,46 +359,8 @@ class Models:
         if known is None:
             return None
         self._known.move_to_end(identity)
-        loaded = self._loaded_on(self.devices, known.digest)
+        loaded = self.copies.find(known.digest)
         return known.digest if loaded else None
-
-    def _loaded_on(
-        self, devices: Iterable[DeviceModels], digest: str
-    ) -> LoadedModel | None:
-        with self._changed:
-            copies = [device.find(digest) for device in devices]
-            return next(filter(None, copies), None)
-
-    def _devices_for(self, digest: str) -> list[DeviceModels]:
-        with self._changed:
-            return devices_in_order(self.devices, digest)
-
-    def _lease(self, digest: str, cut: int, encoding: str) -> Lease | None:
-        """Leases on the best device that has memory; None if the model was
-        evicted."""
-
-        def hold(device: DeviceModels) -> Lease | None:
-            lease = device.hold(digest, cut, encoding)
-            if lease is None and self._copy(digest, device):
-                lease = device.hold(digest, cut, encoding)
-            return lease
-
-        return _first_success(self._devices_for(digest), hold)
-
-    def _copy(self, digest: str, target: DeviceModels) -> bool:
-        """Copies a model from another device; returns False without one."""
-        # A copy from a device that hangs would not end.
-        on_time = [
-            device
-            for device in self.devices
-            if not device.working_memory.has_late_pass
-        ]
-        with self._exclusive(digest):
-            source = self._loaded_on(on_time, digest)
-            if source is None:
-                return False
-            target.add(digest, source.frozen, source.load_seconds)
-            return True
 
     def _remember(
         self, identity: ModelIdentity, digest: str, frozen: FrozenGraph
@@ -414,93 +375,3 @@ class Models:
         while len(self._known) > self.max_identities:
             self._known.popitem(last=False)
         return known
-
-    def _place(
-        self,
-        identity: ModelIdentity,
-        digest: str,
-        frozen: FrozenGraph,
-        load_seconds: float,
-    ) -> LoadedModel:
-        with self._changed:
-            load = self.queue.loads().get(identity)
-        devices = self._devices_for(digest)
-        if load is not None:
-            # The device with memory for it comes first.
-            devices.sort(key=lambda device: device is not load.device)
-        loaded = _first_success(
-            devices, lambda device: device.add(digest, frozen, load_seconds)
-        )
-        if loaded is None:
-            raise too_busy_error("queue_full", "no device is in service")
-        return loaded
-
-    @contextlib.contextmanager
-    def _exclusive(self, digest: str) -> Iterator[None]:
-        """Lets one thread at a time load or copy a model."""
-        with self._changed:
-            if not self._changed.wait_for(
-                lambda: digest not in self._in_progress, self.wait_seconds
-            ):
-                raise too_busy_error(
-                    "worker_unavailable",
-                    "the same package is still being loaded for another "
-                    "request",
-                )
-            self._in_progress.add(digest)
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._in_progress.discard(digest)
-                self._changed.notify_all()
-
-
-def devices_in_order(
-    devices: Sequence[DeviceModels], digest: str
-) -> list[DeviceModels]:
-    """Returns the devices in service, the best for a model first.
-
-    This is the least busy one that has the model, unless another one is less
-    busy by :data:`SPREAD_JOBS`.  Devices with a late pass come last: the pass
-    may never end.
-    """
-
-    def cost(device: DeviceModels) -> tuple[bool, float]:
-        # Half a job less: at equal cost a device with the model is first.
-        missing = 0.0 if device.find(digest) else SPREAD_JOBS - 0.5
-        late = device.working_memory.has_late_pass
-        return late, len(device.leases()) + missing
-
-    return sorted(
-        (device for device in devices if device.in_service), key=cost
-    )
-
-
-def _first_success(
-    devices: Iterable[DeviceModels],
-    action: Callable[[DeviceModels], _T | None],
-) -> _T | None:
-    """Returns the first result of an action on one of the devices.
-
-    Raises:
-        HapiError: one of the devices' refusals, if possible one that a retry
-            may cure.
-    """
-    refusal: HapiError | None = None
-    for device in devices:
-        try:
-            result = action(device)
-        except (UnavailableError, DoesNotFitError) as error:
-            if not isinstance(refusal, UnavailableError):
-                refusal = error
-        else:
-            if result is not None:
-                return result
-    try:
-        if refusal is not None:
-            raise refusal
-    finally:
-        # Its traceback refers to this frame and to models.
-        del refusal
-    return None

@@ -783,8 +783,8 @@ def test_requests_that_wait_for_memory_do_not_wake_each_other(monkeypatch):
         models.acquire(put(models, name, b"900:" + name.encode()), 1)
         for name in "ab"
     ]
-    tries = Mock(side_effect=models._lease)
-    monkeypatch.setattr(models, "_lease", tries)
+    tries = Mock(side_effect=models.copies.lease)
+    monkeypatch.setattr(models.copies, "lease", tries)
     # A model in memory that no device has room to run.
     big = identity("c", b"950:c")
     models.devices[0]._loaded["c"] = LoadedModel("c", FakeFrozen(b"950:c"), 10)

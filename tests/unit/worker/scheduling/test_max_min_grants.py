@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hapi_worker.models.registry import devices_in_order
+from hapi_worker.models.model_copies import devices_in_order
 from hapi_worker.scheduling.max_min_grants import granted_bytes, max_min_level
 
 
