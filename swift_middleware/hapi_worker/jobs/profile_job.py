@@ -12,40 +12,32 @@ Profiles outlive their model in memory: they are small, and bounded in number.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 
-import torch
-
 from hapi_protocol.errors import (
-    DoesNotFitError,
     HapiError,
-    InternalError,
     UnavailableError,
 )
 from hapi_protocol.job_messages import ModelIdentity, ProfileRequest
 from hapi_protocol.profiles import ModelProfile
 from hapi_splitter.numerics import numerics_tag
-from hapi_splitter.profiling.profiler import profile_model
-from hapi_worker.execution.device_executor import Executor, executor_of
-from hapi_worker.execution.forward import is_out_of_memory
+from hapi_worker.execution.device_executor import executor_of
 from hapi_worker.jobs.admission import Admission
+from hapi_worker.jobs.profile_runner import ProfileRunner
 from hapi_worker.models.device_models import Lease
 from hapi_worker.models.registry import Models
 from hapi_worker.models.uploads import copy_of_error, too_busy_error
 from hapi_worker.monitoring.metrics import Metrics
-from hapi_worker.scheduling.fair_pool import PROFILE, FairPool
+from hapi_worker.scheduling.fair_pool import PROFILE
 
 MAX_PROFILES = 256
 """Profiles in the cache; the least recently used one is dropped first."""
-QUIET_SECONDS = 5.0
-"""Longest wait for running work of the pools to end."""
 REST_RATIO = 9.0
 """Pause after a profile while jobs run, in multiples of its duration."""
 MAX_WAITING = 4
@@ -75,31 +67,22 @@ class Profiling:
 
     Args:
         models: the worker's models.
-        executors: the devices.
-        pools: all pools of the worker; they pause during a profile.
+        runner: measures on the devices.
         admission: the worker's jobs.
         metrics: counts runs and requests.
-        batches: batch sizes to measure, if they fit the memory.
-        cores: cores of this host that the worker may use.
-        budget_seconds: device time for one profile.
         wait_seconds: longest wait of a request for its model and the run.
         clock: monotonic seconds.
     """
 
     models: Models
-    executors: Sequence[Executor]
-    pools: Sequence[FairPool]
+    runner: ProfileRunner
     admission: Admission
     metrics: Metrics
     _: KW_ONLY
-    batches: Sequence[int]
-    cores: float
-    budget_seconds: float
     wait_seconds: float
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
-        self._numerics_tag = numerics_tag(self.executors[0].device.type)
         self._changed = threading.Condition()
         self._cache: OrderedDict[Key, ModelProfile] = OrderedDict()
         self._run: _Run | None = None
@@ -158,7 +141,8 @@ class Profiling:
 
     def _key(self, digest: str) -> Key:
         # All devices are of one kind: a profile of one is valid for all.
-        return digest, self.executors[0].device.type, self._numerics_tag
+        kind = self.runner.executors[0].device.type
+        return digest, kind, numerics_tag(kind)
 
     def _find(self, key: Key, deadline: float) -> ModelProfile | None:
         """Returns an earlier result, or that of the current run."""
@@ -211,7 +195,7 @@ class Profiling:
 
     def _submit(self, account: str, run: _Run) -> None:
         try:
-            executor_of(self.executors, run.lease).pool.submit(
+            executor_of(self.runner.executors, run.lease).pool.submit(
                 account, lambda: self._measure(run), kind=PROFILE
             )
         except RuntimeError:
@@ -262,15 +246,7 @@ class Profiling:
                 return
             run.started = True
         started = self.clock()
-        result: ModelProfile | HapiError
-        try:
-            guarded = executor_of(self.executors, run.lease).guarded()
-            with self._quiet(run.lease), guarded:
-                result = self._measured(run.lease)
-        except HapiError as error:
-            result = error
-        except Exception as error:
-            result = _failure(error)
+        result = self.runner.measure(run.lease)
         if isinstance(result, HapiError):
             self._count("failed", result.code)
         else:
@@ -279,57 +255,6 @@ class Profiling:
             ended = self.clock()
             self._rests_until = ended + REST_RATIO * (ended - started)
             self._finish(run, result)
-
-    @contextlib.contextmanager
-    def _quiet(self, lease: Lease) -> Iterator[None]:
-        """Runs its block while the pools are paused.
-
-        Raises:
-            UnavailableError: ``queue_full``: running work does not end.
-        """
-        mine = executor_of(self.executors, lease).pool
-        until = time.monotonic() + QUIET_SECONDS
-        with contextlib.ExitStack() as pauses:
-            for pool in self.pools:
-                left = max(until - time.monotonic(), 0.0)
-                allowed = int(pool is mine)
-                if not pauses.enter_context(
-                    pool.paused(left, num_allowed=allowed)
-                ):
-                    raise too_busy_error(
-                        "queue_full",
-                        "the samples of other jobs took more than "
-                        f"{QUIET_SECONDS:g} s to decode or to compute, and a "
-                        "profile would measure that too",
-                    )
-            yield
-
-    def _measured(self, lease: Lease) -> ModelProfile:
-        started = self.clock()
-        device_models = lease.device_models
-        # At least one sample: the lease holds the memory for it.
-        with device_models.working_memory.reserve_alone(
-            lease, max(self.batches)
-        ) as largest:
-            batches = [size for size in self.batches if size <= largest]
-            profile = profile_model(
-                lease.frozen,
-                device_models.device,
-                cores=self.cores,
-                num_devices=sum(e.pool.num_threads for e in self.executors),
-                memory_limit_bytes=device_models.limit_bytes,
-                digest=lease.digest,
-                batches=batches or [1],
-                budget_seconds=self.budget_seconds,
-                load_seconds=lease.load_seconds,
-            )
-        logger.info(
-            "profile of model %s: batches of %s in %.2f s",
-            lease.digest[:12],
-            ", ".join(str(size.batch) for size in profile.batches),
-            self.clock() - started,
-        )
-        return profile
 
     def _finish(self, run: _Run, result: ModelProfile | HapiError) -> None:
         """Ends a run; called once, with the condition held."""
@@ -345,17 +270,3 @@ class Profiling:
 
     def _count(self, outcome: str, reason: str = "") -> None:
         self.metrics.profiles.labels(outcome, reason).inc()
-
-
-def _failure(error: Exception) -> HapiError:
-    if isinstance(error, RuntimeError) and is_out_of_memory(error):
-        if isinstance(error, torch.OutOfMemoryError):
-            torch.cuda.empty_cache()
-        return DoesNotFitError(
-            "does_not_fit",
-            f"the device has no memory left for one sample: {error}",
-        )
-    logger.error("a defect: a profile failed", exc_info=error)
-    return InternalError(
-        "internal", f"the worker failed: {type(error).__name__}"
-    )

@@ -32,6 +32,7 @@ from hapi_worker.jobs.admission import Admission
 from hapi_worker.jobs.arrow_response import JobStream
 from hapi_worker.jobs.job_start import JobStart
 from hapi_worker.jobs.profile_job import MAX_WAITING, Profiling
+from hapi_worker.jobs.profile_runner import ProfileRunner
 from hapi_worker.jobs.request_validation import (
     check_package,
     check_request,
@@ -143,15 +144,17 @@ class Worker:
         )
         self.profiling = Profiling(
             self.models,
-            self.executors,
-            list(self.pools.values()),
+            ProfileRunner(
+                self.executors,
+                list(self.pools.values()),
+                _profiled_batches(
+                    plans[0].largest_batch, DEFAULT_BATCHES[kind]
+                ),
+                self.cores,
+                config.profile_seconds,
+            ),
             self.admission,
             self.metrics,
-            batches=_profiled_batches(
-                plans[0].largest_batch, DEFAULT_BATCHES[kind]
-            ),
-            cores=self.cores,
-            budget_seconds=config.profile_seconds,
             wait_seconds=config.profile_seconds + config.model_wait_seconds,
         )
         self._add_gauges()

@@ -17,7 +17,7 @@ from hapi_protocol.job_messages import ProfileRequest
 from hapi_protocol.profiles import ModelProfile
 from hapi_splitter.numerics import numerics_tag
 from hapi_splitter.profiling.profiler import profile_model
-from hapi_worker.jobs import profile_job as profiling
+from hapi_worker.jobs import profile_runner
 from hapi_worker.jobs.profile_job import MAX_PROFILES, MAX_WAITING
 from photos import shard
 from waiting import until
@@ -63,7 +63,7 @@ class Gate:
         self.opened = threading.Event()
         self.asked: list[dict[str, Any]] = []
         self.error: Exception | None = None
-        monkeypatch.setattr(profiling, "profile_model", self._measure)
+        monkeypatch.setattr(profile_runner, "profile_model", self._measure)
 
     def _measure(self, *args, **kwargs):
         self.asked.append(kwargs)
@@ -196,7 +196,7 @@ def test_profile_reserves_memory_and_pauses_the_pools(worker, gate):
 
 
 def test_profile_is_refused_when_decoding_takes_too_long(worker, monkeypatch):
-    monkeypatch.setattr(profiling, "QUIET_SECONDS", 0.1)
+    monkeypatch.setattr(profile_runner, "QUIET_SECONDS", 0.1)
     worker.put(PACKAGE)
     begun, release = threading.Event(), threading.Event()
 
