@@ -5,21 +5,23 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 from hapi_middleware.config import PLACE_PROXY
 from hapi_middleware.metrics import FilterMetrics, StreamReporter
 from hapi_middleware.requests.package import Package
+from hapi_middleware.requests.subrequests import ObjectBody
 from hapi_middleware.worker.feature_stream import JobBody, WorkerStream
-from hapi_middleware.worker.package_upload import (
-    PackageStore,
-    PackageUploader,
-    T,
-)
 from hapi_middleware.worker.worker_client import WorkerClient
 from hapi_protocol.backend import ModelInfo
+from hapi_protocol.errors import (
+    PACKAGE_REFUSED,
+    ConflictError,
+    UnavailableError,
+)
 from hapi_protocol.job_messages import (
     JobGrant,
     JobRequest,
@@ -51,6 +53,10 @@ BUSY = frozenset({"queue_full", "share_exceeded", "draining"})
 DAMAGED = frozenset({"damaged_shard", "empty_shard", "samples_out_of_range"})
 """Codes of errors after which one more place is asked: its replica may be
 intact."""
+MAX_VERSIONS = 2
+"""Versions of a package that one request looks at."""
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -90,7 +96,6 @@ class Computer(ABC):
     """A place that computes.
 
     Args:
-        store: keeps the packages of its worker.
         metrics: metrics of the filter.
 
     Attributes:
@@ -106,8 +111,7 @@ class Computer(ABC):
     KIND: ClassVar[str]
     MAX_UPLOADS: ClassVar[int] = 2
 
-    def __init__(self, store: PackageStore, metrics: FilterMetrics) -> None:
-        self._store = store
+    def __init__(self, metrics: FilterMetrics) -> None:
         self._metrics = metrics
 
     @abstractmethod
@@ -115,6 +119,12 @@ class Computer(ABC):
         self, identity: ModelIdentity, trans_id: str
     ) -> ModelInfo | None:
         """Facts about a model; None if the place does not have it."""
+
+    @abstractmethod
+    def put_model(
+        self, identity: ModelIdentity, body: ObjectBody, trans_id: str
+    ) -> None:
+        """Uploads a package; the worker hashes it."""
 
     @abstractmethod
     def start(
@@ -144,24 +154,77 @@ class Computer(ABC):
             current = replace(request, model=identity)
             return identity, self._profile(current)
 
-        return self._uploader(package, request.trans_id).ask(
-            request.model, ask
-        )
+        identity, trans_id = request.model, request.trans_id
+        return self._with_package(package, identity, trans_id, ask)
 
-    def _with_package(
-        self, work: AuthorisedJob, ask: Callable[[JobRequest], T]
-    ) -> T:
-        """Calls ``ask``; uploads the package first if the worker lacks it."""
+    def _with_model(
+        self, work: AuthorisedJob, ask: Callable[[JobRequest], _T]
+    ) -> _T:
+        """Calls ``ask`` as :meth:`_with_package`, if the job has a model."""
         job = work.job
         if work.package is None or job.model is None:
             return ask(job)
-        return self._uploader(work.package, job.trans_id).ask(
-            job.model, lambda model: ask(replace(job, model=model))
+        return self._with_package(
+            work.package,
+            job.model,
+            job.trans_id,
+            lambda model: ask(replace(job, model=model)),
         )
 
-    def _uploader(self, package: Package, trans_id: str) -> PackageUploader:
-        return PackageUploader(
-            self._store, package, self._metrics, trans_id, self.MAX_UPLOADS
+    def _with_package(
+        self,
+        package: Package,
+        identity: ModelIdentity,
+        trans_id: str,
+        ask: Callable[[ModelIdentity], _T],
+    ) -> _T:
+        """Calls ``ask``; uploads the package first if the worker lacks it.
+
+        Args:
+            package: a package that the caller may read.
+            identity: identity of the package at its authorisation.
+            trans_id: transaction id of the client's request.
+            ask: called with the package's current identity; raises
+                ``model_needed`` if the worker does not have it.
+
+        Raises:
+            ConflictError: ``model_changed``: the package keeps changing.
+            UnavailableError: the worker does not keep the package.
+            HapiError: errors of ``ask`` and of the upload.
+        """
+        for number in range(self.MAX_UPLOADS + 1):
+            try:
+                return ask(identity)
+            except ConflictError as error:
+                if error.code != "model_needed":
+                    raise
+            if number < self.MAX_UPLOADS:
+                identity = self._upload(package, identity, trans_id)
+        raise UnavailableError(
+            "service_unavailable",
+            "the worker does not keep the model; try again later",
+            retry_after=5,
+            details={PACKAGE_REFUSED: True},
+        )
+
+    def _upload(
+        self, package: Package, identity: ModelIdentity, trans_id: str
+    ) -> ModelIdentity:
+        """Uploads the package and returns its current identity."""
+        for _ in range(MAX_VERSIONS):
+            body = package.open(identity)
+            if body is None:
+                identity = package.identify_again()
+                continue
+            self._metrics.count("model_uploads")
+            with closing(body), self._metrics.timed("model_upload"):
+                self.put_model(identity, body, trans_id)
+            return identity
+        raise ConflictError(
+            "model_changed",
+            f"the model {identity.path} changed while it was read; store "
+            "each version under its own name",
+            object_name=identity.path,
         )
 
 
@@ -176,7 +239,7 @@ class LocalComputer(Computer):
     KIND = PLACE_PROXY
 
     def __init__(self, worker: WorkerClient, metrics: FilterMetrics) -> None:
-        super().__init__(worker, metrics)
+        super().__init__(metrics)
         self._worker = worker
 
     def find_model(
@@ -184,6 +247,12 @@ class LocalComputer(Computer):
     ) -> ModelInfo | None:
         """Facts about a model, as :meth:`Computer.find_model`."""
         return self._worker.find_model(identity, trans_id)
+
+    def put_model(
+        self, identity: ModelIdentity, body: ObjectBody, trans_id: str
+    ) -> None:
+        """Uploads a package, as :meth:`Computer.put_model`."""
+        self._worker.put_model(identity, body, trans_id)
 
     def start(
         self, work: AuthorisedJob, is_answered: Callable[[Granted], bool]
@@ -218,7 +287,7 @@ class LocalComputer(Computer):
             with self._metrics.timed("grant"):
                 return self._worker.create_job(job)
 
-        grant = self._with_package(work, ask)
+        grant = self._with_model(work, ask)
         return Granted(
             grant,
             partial(self._worker.get_usage, grant.job_id, work.job.trans_id),

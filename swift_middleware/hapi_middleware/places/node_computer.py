@@ -117,7 +117,7 @@ class NodeComputer(Computer):
         stored: StoredPart | Sequence[StoredObject] | None,
         metrics: FilterMetrics,
     ) -> None:
-        super().__init__(self, metrics)
+        super().__init__(metrics)
         self._client = client
         self._node = node
         self._stored = stored
@@ -151,7 +151,7 @@ class NodeComputer(Computer):
     ) -> WorkerStream | None:
         """Starts a job, as :meth:`.Computer.start`."""
         with self._giving(work.job.model):
-            return self._with_package(
+            return self._with_model(
                 work, lambda job: self._start(job, work, is_answered)
             )
 
