@@ -206,9 +206,7 @@ class Worker:
         self.ledger.set_weights(dict(config.account_weights))
         self.quarantine.limit_seconds = config.pass_seconds
         for executor in self.executors:
-            executor.device_models.working_memory.pass_seconds = (
-                config.pass_seconds
-            )
+            executor.device_models.pass_seconds = config.pass_seconds
         self.admission.queue_seconds = config.queue_seconds
         self.admission.queue.limits = _job_limits(config)
 

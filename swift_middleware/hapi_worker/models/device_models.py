@@ -19,7 +19,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 
 import torch
 from torch import nn
@@ -50,6 +50,7 @@ MAX_REQUIREMENTS = 64
 logger = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class DeviceModels:
     """The models of one device.
 
@@ -65,36 +66,26 @@ class DeviceModels:
             ``changed`` is the lock of this object.
     """
 
-    def __init__(
-        self,
-        device: torch.device,
-        limit_bytes: int,
-        *,
-        num_forwards: int = 1,
-        preferred_batch: int = 1,
-        wait_seconds: float = 60.0,
-        pass_seconds: float = math.inf,
-        queue: MemoryQueue | None = None,
-    ) -> None:
-        self.device = device
-        self.limit_bytes = limit_bytes
+    device: torch.device
+    limit_bytes: int
+    _: KW_ONLY
+    num_forwards: int = 1
+    preferred_batch: int = 1
+    wait_seconds: float = 60.0
+    pass_seconds: float = math.inf
+    queue: MemoryQueue = field(default_factory=MemoryQueue)
+
+    def __post_init__(self) -> None:
         self.in_service = True
         self.guarded: Callable[[], AbstractContextManager[None]] = nullcontext
         """Context for work on the device; the executor detects failures."""
-        self.preferred_batch = preferred_batch
-        self.queue = queue or MemoryQueue()
         self._changed = self.queue.changed
         self._clock = self.queue.clock
         self._loaded: OrderedDict[str, LoadedModel] = OrderedDict()
         self._loading: dict[str, int] = {}
         self._evicted = False
         self._building = threading.Lock()
-        self.working_memory = WorkingMemory(
-            self,
-            num_forwards=num_forwards,
-            wait_seconds=wait_seconds,
-            pass_seconds=pass_seconds,
-        )
+        self.working_memory = WorkingMemory(self)
 
     def loaded_totals(self) -> tuple[int, int]:
         """Number of models in memory, and bytes of their parameters."""
@@ -255,7 +246,7 @@ class DeviceModels:
         working = needed - loaded.parameter_bytes
         self.make_room(0, working, keep=loaded)
         usual = needs.peak_bytes(self.preferred_batch) - loaded.parameter_bytes
-        self._leave_room(self.working_memory.num_forwards * usual, keep=loaded)
+        self._leave_room(self.num_forwards * usual, keep=loaded)
         lease = Lease(self, loaded, cut_dtype, needs)
         loaded.leases[lease] = working
         return lease

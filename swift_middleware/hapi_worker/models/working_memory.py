@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hapi_worker.models.loaded_model import (
@@ -35,19 +35,12 @@ class WorkingMemory:
 
     Args:
         models: the models of the device.
-        num_forwards: maximum number of passes at a time.
-        wait_seconds: longest wait for running passes.
-        pass_seconds: longest allowed duration of a pass.
 
     Attributes:
         decoding_bytes: memory of images that are decoded.
     """
 
     models: DeviceModels
-    _: KW_ONLY
-    num_forwards: int
-    wait_seconds: float
-    pass_seconds: float
 
     def __post_init__(self) -> None:
         self.decoding_bytes = 0
@@ -59,21 +52,19 @@ class WorkingMemory:
     def reserved_bytes(self) -> int:
         """Working memory of the running passes."""
         with self._changed:
-            return sum(reservation.num_bytes for reservation in self._reserved)
+            return sum(r.num_bytes for r in self._reserved)
 
     def longest_pass_seconds(self) -> float:
         """Duration so far of the oldest running pass; 0 without one."""
         with self._changed:
             now = self._clock()
-            return max(
-                (now - reservation.started for reservation in self._reserved),
-                default=0,
-            )
+            started = (r.started for r in self._reserved)
+            return now - min(started, default=now)
 
     @property
     def has_late_pass(self) -> bool:
         """True if a pass has been running for longer than allowed."""
-        return self.longest_pass_seconds() > self.pass_seconds
+        return self.longest_pass_seconds() > self.models.pass_seconds
 
     def batch_limit(self, lease: Lease, maximum: int) -> int:
         """Largest batch of a pass, see :meth:`Lease.batch_limit`."""
@@ -122,7 +113,7 @@ class WorkingMemory:
                 _working(lease, maximum),
                 self._other_demands(lease, maximum),
                 capacity,
-                self.num_forwards,
+                self.models.num_forwards,
             )
             base = lease.loaded.parameter_bytes
             room = min(
@@ -172,7 +163,7 @@ class WorkingMemory:
         with self._changed:
             if not self._changed.wait_for(
                 lambda: self.decoding_bytes + num_bytes <= share,
-                self.wait_seconds,
+                self.models.wait_seconds,
             ):
                 raise too_busy_error("queue_full", "images hold the memory")
             self.models.make_room(num_bytes, 0)
@@ -234,7 +225,7 @@ class WorkingMemory:
             for reservation in self._reserved
             if not self.models.has(reservation.loaded)
         }
-        working = sum(reservation.num_bytes for reservation in self._reserved)
+        working = sum(r.num_bytes for r in self._reserved)
         return working + sum(evicted.values())
 
     def await_passes(self) -> None:
@@ -244,7 +235,9 @@ class WorkingMemory:
             UnavailableError: the passes do not end, or the device has failed.
         """
         with self._changed:
-            if not self._changed.wait_for(self._has_room, self.wait_seconds):
+            if not self._changed.wait_for(
+                self._has_room, self.models.wait_seconds
+            ):
                 raise too_busy_error("queue_full", "passes hold the memory")
             self.models.check_service()
 

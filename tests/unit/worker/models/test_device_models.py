@@ -435,7 +435,7 @@ def test_model_that_is_used_is_copied_to_an_idle_device():
 def test_device_that_a_pass_does_not_return_from_is_not_idle(clock):
     models = make(num_devices=2, clock=clock)
     for each in models.devices:
-        each.working_memory.pass_seconds = 60.0
+        each.pass_seconds = 60.0
     model = put(models, "a", b"100:a")
     lease = models.acquire(model, 1)
     late = lease.device_models
