@@ -26,8 +26,8 @@ from hapi_worker.jobs.pipeline import Pipeline
 from hapi_worker.jobs.request_validation import medium_of
 from hapi_worker.jobs.sample_reader import (
     BodyStart,
+    SampleReader,
     object_error,
-    read_samples,
     read_start,
 )
 from hapi_worker.models.device_models import Lease
@@ -114,7 +114,7 @@ class JobStart:
     def _pipeline(self, meter: JobUsageMeter) -> Pipeline:
         config, job = self.worker.config, self.job
         start = read_start(self._body)
-        samples = read_samples(
+        reader = SampleReader(
             start,
             self._body,
             job.request,
@@ -126,7 +126,7 @@ class JobStart:
             max_samples=config.max_samples,
         )
         pipeline = Pipeline(
-            samples,
+            reader.samples(),
             self._body,
             self.connection,
             account=job.account,

@@ -66,16 +66,9 @@ def read_start(body: Readable) -> BodyStart:
     return BodyStart(data, sniff(data))
 
 
-def read_samples(
-    start: BodyStart,
-    body: ChunkedBody,
-    request: JobRequest,
-    *,
-    medium: Medium | None,
-    limits: Limits,
-    max_samples: int,
-) -> Iterator[Sample]:
-    """Yields the requested samples, in shard order, as they arrive.
+@dataclass(frozen=True)
+class SampleReader:
+    """Reads the requested samples of a job's body.
 
     The object is a tar, or one image or array; its first bytes decide.
     Reading stops behind the last requested sample.  Without a last one, or
@@ -90,90 +83,123 @@ def read_samples(
         medium: the medium that the model takes; None for an index of any.
         limits: bounds that are checked before memory is allocated.
         max_samples: largest number of samples in the object.
-
-    Raises:
-        UnsupportedError: ``unsupported_object``, ``empty_shard``,
-            ``damaged_shard``, ``limit_exceeded``, ``samples_out_of_range``.
-        UnavailableError: ``source_damaged``.
     """
-    if request.num_objects is not None:
-        assert medium is not None, "several objects have no index"
-        yield from _object_samples(start, body, request, medium, limits)
-        return
-    samples = _requested(start, body, request, medium, limits, max_samples)
-    is_open = request.samples is None or request.samples.last is None
-    if is_open or (request.is_split and not request.ranged):
-        samples = _hold_last(samples, body.drain)
-    yield from samples
 
+    start: BodyStart
+    body: ChunkedBody
+    request: JobRequest
+    medium: Medium | None
+    limits: Limits
+    max_samples: int
 
-def _requested(
-    start: BodyStart,
-    body: ChunkedBody,
-    request: JobRequest,
-    medium: Medium | None,
-    limits: Limits,
-    max_samples: int,
-) -> Iterator[Sample]:
-    num_read = 0
-    num_requested = 0
-    for sample in _all_samples(start, body, request, medium, limits):
-        num_read += 1
-        if num_read > max_samples:
-            raise _unsupported(
-                request,
-                "limit_exceeded",
-                f"it has more than {max_samples} samples",
+    def samples(self) -> Iterator[Sample]:
+        """Yields the samples in shard order, as they arrive.
+
+        Raises:
+            UnsupportedError: ``unsupported_object``, ``empty_shard``,
+                ``damaged_shard``, ``limit_exceeded``,
+                ``samples_out_of_range``.
+            UnavailableError: ``source_damaged``.
+        """
+        request = self.request
+        if request.num_objects is not None:
+            assert self.medium is not None, "several objects have no index"
+            yield from self._object_samples(request.num_objects, self.medium)
+            return
+        samples = self._requested()
+        is_open = request.samples is None or request.samples.last is None
+        if is_open or (request.is_split and not request.ranged):
+            samples = _hold_last(samples, self.body.drain)
+        yield from samples
+
+    def _requested(self) -> Iterator[Sample]:
+        num_read = 0
+        num_requested = 0
+        wanted = self.request.samples
+        for sample in self._all_samples():
+            num_read += 1
+            if num_read > self.max_samples:
+                raise self._unsupported(
+                    "limit_exceeded",
+                    f"it has more than {self.max_samples} samples",
+                )
+            if wanted is None or sample.index in wanted:
+                num_requested += 1
+                yield sample
+                if wanted and sample.index == wanted.last:
+                    return
+        self.body.drain()
+        if not num_read:
+            raise self._unsupported("empty_shard", "it has no sample")
+        if not num_requested:
+            raise self._unsupported(
+                "samples_out_of_range",
+                f"samples {wanted} were asked for, and it has {num_read}",
             )
-        if request.samples is None or sample.index in request.samples:
-            num_requested += 1
-            yield sample
-            if request.samples and sample.index == request.samples.last:
-                return
-    body.drain()
-    if not num_read:
-        raise _unsupported(request, "empty_shard", "it has no sample")
-    if not num_requested:
-        raise _unsupported(
-            request,
-            "samples_out_of_range",
-            f"samples {request.samples} were asked for, and it has {num_read}",
+
+    def _all_samples(self) -> Iterator[Sample]:
+        start, request, medium = self.start, self.request, self.medium
+        # Only samples of a tar have checksums, whatever its damaged bytes say.
+        if start.kind == "tar" or request.crc32s:
+            first = request.samples.first if request.samples else 0
+            samples = iter_samples(
+                _WithStart(start.data, self.body),
+                name=request.source_name,
+                limits=self.limits,
+                first_index=first if request.ranged else 0,
+            )
+            name = request.source_name
+            yield from check_samples(samples, request.crc32s, name)
+        elif start.kind is None:
+            raise self._unsupported(
+                UNSUPPORTED,
+                compression_message(start.data)
+                or f"it is not a tar of samples, and {_KINDS[None]}",
+            )
+        elif medium is not None and start.kind not in medium.kinds:
+            reason = _wrong_medium(start.kind, medium)
+            raise self._unsupported(UNSUPPORTED, reason)
+        else:
+            yield self._single((medium and medium.member) or start.kind)
+
+    def _object_samples(
+        self, num_objects: int, medium: Medium
+    ) -> Iterator[Sample]:
+        objects = iter_objects(
+            _WithStart(self.start.data, self.body),
+            num_objects,
+            self.limits.max_member_bytes,
+            is_part=self.request.is_merged,
+        )
+        for entry, data in objects:
+            yield _object_sample(entry, data, medium)
+        self.body.drain()
+
+    def _single(self, member: str) -> Sample:
+        length = self.request.source_length_bytes
+        limit = self.limits.max_member_bytes
+        assert length is not None, "the length of one object is known"
+        if length > limit:
+            raise self._unsupported(
+                "limit_exceeded", f"it has {length} bytes; at most {limit}"
+            )
+        start = self.start.data
+        data = start + _read_up_to(self.body, length - len(start))
+        base = self.request.source_name.rpartition("/")[2]
+        return Sample(
+            index=0,
+            key=base.partition(".")[0] or base,
+            offset=0,
+            length=len(data),
+            members={member: data},
+            crc32=zlib.crc32(data),
         )
 
-
-def _all_samples(
-    start: BodyStart,
-    body: ChunkedBody,
-    request: JobRequest,
-    medium: Medium | None,
-    limits: Limits,
-) -> Iterator[Sample]:
-    # Only samples of a tar have checksums, whatever its damaged bytes say.
-    if start.kind == "tar" or request.crc32s:
-        ranged = request.ranged and request.samples is not None
-        samples = iter_samples(
-            _WithStart(start.data, body),
-            name=request.source_name,
-            limits=limits,
-            first_index=request.samples.first
-            if ranged and request.samples
-            else 0,
+    def _unsupported(self, code: str, reason: str) -> UnsupportedError:
+        name = self.request.source_name
+        return UnsupportedError(
+            code, f"object {name}: {reason}", object_name=name
         )
-        yield from check_samples(samples, request.crc32s, request.source_name)
-    elif start.kind is None:
-        raise _unsupported(
-            request,
-            UNSUPPORTED,
-            compression_message(start.data)
-            or f"it is not a tar of samples, and {_KINDS[None]}",
-        )
-    elif medium is not None and start.kind not in medium.kinds:
-        raise _unsupported(
-            request, UNSUPPORTED, _wrong_medium(start.kind, medium)
-        )
-    else:
-        member = (medium.member if medium else None) or start.kind
-        yield _single(member, start.data, body, request, limits)
 
 
 def _hold_last(
@@ -202,25 +228,6 @@ def object_error(error: SampleError) -> str:
     return f"{UNSUPPORTED}: {error}"
 
 
-def _object_samples(
-    start: BodyStart,
-    body: ChunkedBody,
-    request: JobRequest,
-    medium: Medium,
-    limits: Limits,
-) -> Iterator[Sample]:
-    assert request.num_objects is not None, "there are several"
-    objects = iter_objects(
-        _WithStart(start.data, body),
-        request.num_objects,
-        limits.max_member_bytes,
-        is_part=request.is_merged,
-    )
-    for entry, data in objects:
-        yield _object_sample(entry, data, medium)
-    body.drain()
-
-
 def _object_sample(entry: ObjectEntry, data: bytes, medium: Medium) -> Sample:
     sample = Sample(entry.index, entry.key, 0, len(data), error=entry.error)
     sample.members[META_EXTENSION] = entry.meta().encode()
@@ -236,33 +243,6 @@ def _object_sample(entry: ObjectEntry, data: bytes, medium: Medium) -> Sample:
     else:
         sample.members[medium.member or kind] = data
     return sample
-
-
-def _single(
-    member: str,
-    start: bytes,
-    body: ChunkedBody,
-    request: JobRequest,
-    limits: Limits,
-) -> Sample:
-    length, limit = request.source_length_bytes, limits.max_member_bytes
-    assert length is not None, "the length of one object is known"
-    if length > limit:
-        raise _unsupported(
-            request,
-            "limit_exceeded",
-            f"it has {length} bytes; at most {limit}",
-        )
-    data = start + _read_up_to(body, length - len(start))
-    base = request.source_name.rpartition("/")[2]
-    return Sample(
-        index=0,
-        key=base.partition(".")[0] or base,
-        offset=0,
-        length=len(data),
-        members={member: data},
-        crc32=zlib.crc32(data),
-    )
 
 
 def _read_up_to(stream: Readable, size: int) -> bytes:
@@ -285,13 +265,3 @@ class _WithStart:
             return self._rest.read(size)
         piece, self._start = self._start[:size], self._start[size:]
         return piece
-
-
-def _unsupported(
-    request: JobRequest, code: str, reason: str
-) -> UnsupportedError:
-    return UnsupportedError(
-        code,
-        f"object {request.source_name}: {reason}",
-        object_name=request.source_name,
-    )

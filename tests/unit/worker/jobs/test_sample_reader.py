@@ -15,7 +15,7 @@ from hapi_protocol.headers import SampleRange
 from hapi_protocol.samples import IMAGE, Sample, SampleError
 from hapi_protocol.shards import Limits
 from hapi_worker.execution.decode import image_decoder
-from hapi_worker.jobs.sample_reader import read_samples, read_start
+from hapi_worker.jobs.sample_reader import SampleReader, read_start
 from hapi_worker.peer import ClientDisconnectedError
 from networks import small_transform
 from photos import tar_of
@@ -44,14 +44,9 @@ class CountingBody:
 
 
 def read(body, data, **changes):
-    return read_samples(
-        read_start(body),
-        body,
-        job_for(data, **changes),
-        medium=IMAGE,
-        limits=LIMITS,
-        max_samples=MAX_SAMPLES,
-    )
+    job = job_for(data, **changes)
+    start = read_start(body)
+    return SampleReader(start, body, job, IMAGE, LIMITS, MAX_SAMPLES).samples()
 
 
 class IncompleteBody(CountingBody):
