@@ -19,7 +19,7 @@ from typing import Any
 
 from hapi_cluster.configs import BACKEND_HOST
 from hapi_cluster.paths import ClusterPaths
-from hapi_cluster.ports import PortReservation
+from hapi_cluster.ports import port_of, reserve_preferred
 from hapi_cluster.probes import answers
 from hapi_cluster.process_control import die_with
 
@@ -84,14 +84,14 @@ class SideProxy:
         start: Start = _start,
     ) -> None:
         self._paths = ClusterPaths(directory)
-        self._port = PortReservation.prefer(BACKEND_HOST, 0)
+        self._port = reserve_preferred(BACKEND_HOST, 0)
         self._without = without
         self._config = folder / "proxy-server.conf"
         # swift-reload recognises a server by its name, in a folder "bin".
         self._script = folder / "bin" / "swift-proxy-server"
         self.log = folder / "proxy.log"
-        self.address = (BACKEND_HOST, self._port.port)
-        self.url = f"http://{BACKEND_HOST}:{self._port.port}"
+        self.address = (BACKEND_HOST, port_of(self._port))
+        self.url = f"http://{BACKEND_HOST}:{port_of(self._port)}"
         self._start = start
         self._process: subprocess.Popen[bytes] | None = None
         self._script.parent.mkdir(parents=True)
@@ -117,7 +117,7 @@ class SideProxy:
         )
         parser.optionxform = str  # type: ignore[assignment,method-assign]
         parser.read(self._paths.server_config("proxy"))
-        parser["DEFAULT"]["bind_port"] = str(self._port.port)
+        parser["DEFAULT"]["bind_port"] = str(port_of(self._port))
         main = parser["pipeline:main"]
         names = main["pipeline"].split()
         main["pipeline"] = " ".join(

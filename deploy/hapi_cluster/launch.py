@@ -9,6 +9,7 @@ import os
 import pwd
 import secrets
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -26,7 +27,7 @@ from hapi_cluster.configs import (
 from hapi_cluster.errors import SettingsError, SocketPathError, StartError
 from hapi_cluster.logs import tail
 from hapi_cluster.paths import ClusterPaths, read_state, write_private
-from hapi_cluster.ports import PortReservation
+from hapi_cluster.ports import port_of, reserve, reserve_preferred
 from hapi_cluster.preflight import check_xattrs
 from hapi_cluster.probes import answers
 from hapi_cluster.settings import (
@@ -95,7 +96,7 @@ def prepared(
         ports = {}
         reservations = reserve_ports(settings, last.get("ports", {}))
         for name, reservation in reservations.items():
-            ports[name] = reservation.port
+            ports[name] = port_of(reservation)
             stack.callback(reservation.close)
         for folder in (paths.etc, paths.logs, paths.devices):
             folder.mkdir(mode=0o700, exist_ok=True)
@@ -149,15 +150,15 @@ def make_rings(paths: ClusterPaths) -> None:
 
 def reserve_ports(
     settings: ClusterSettings, last: Mapping[str, int]
-) -> dict[str, PortReservation]:
+) -> dict[str, socket.socket]:
     """Reserves the servers' ports, those of the last start if still free."""
     if settings.port is None:
-        proxy = PortReservation.prefer(settings.host, last.get("proxy", 0))
+        proxy = reserve_preferred(settings.host, last.get("proxy", 0))
     else:
-        proxy = PortReservation.take(settings.host, settings.port)
+        proxy = reserve(settings.host, settings.port)
     reservations = {"proxy": proxy}
     for server in settings.backends:
-        reservations[server] = PortReservation.prefer(
+        reservations[server] = reserve_preferred(
             BACKEND_HOST, last.get(server, 0)
         )
     return reservations

@@ -13,45 +13,39 @@ import socket
 from hapi_cluster.errors import PortBusyError
 
 
-class PortReservation:
-    """One reserved port."""
+def reserve(host: str, port: int) -> socket.socket:
+    """Reserves ``port``, or a free one if it is 0, until the socket is closed.
 
-    def __init__(self, sock: socket.socket) -> None:
-        self._sock = sock
-        self.port = int(sock.getsockname()[1])
+    Raises:
+        PortBusyError: another program has it, even one that would share it
+            (SO_REUSEPORT is set only after binding).
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind((host, port))
+    except OSError as error:
+        sock.close()
+        raise _busy(host, port, error) from error
+    # SO_REUSEADDR was needed for lingering connections of the last run.
+    # If kept, others could bind the port while no server listens.
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    return sock
 
-    @classmethod
-    def take(cls, host: str, port: int) -> PortReservation:
-        """Reserves ``port``, or a free one if it is 0.
 
-        Raises:
-            PortBusyError: another program has it, even one that would share
-                it (SO_REUSEPORT is set only after binding).
-        """
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        sock = socket.socket(family, socket.SOCK_STREAM)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            sock.bind((host, port))
-        except OSError as error:
-            sock.close()
-            raise _busy(host, port, error) from error
-        # SO_REUSEADDR was needed for lingering connections of the last run.
-        # If kept, others could bind the port while no server listens.
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        return cls(sock)
+def reserve_preferred(host: str, port: int) -> socket.socket:
+    """Reserves ``port`` if it is free, else another one."""
+    try:
+        return reserve(host, port)
+    except PortBusyError:
+        return reserve(host, 0)
 
-    @classmethod
-    def prefer(cls, host: str, port: int) -> PortReservation:
-        """Reserves ``port`` if it is free, else another one."""
-        try:
-            return cls.take(host, port)
-        except PortBusyError:
-            return cls.take(host, 0)
 
-    def close(self) -> None:
-        self._sock.close()
+def port_of(reservation: socket.socket) -> int:
+    """Returns the reserved port."""
+    return int(reservation.getsockname()[1])
 
 
 def _busy(host: str, port: int, error: OSError) -> PortBusyError:

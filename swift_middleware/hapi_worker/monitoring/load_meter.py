@@ -16,6 +16,7 @@ from hapi_protocol.summary import WorkerLoad
 
 WINDOW_SECONDS = 10.0
 NUM_SLOTS = 20
+SLOT_SECONDS = WINDOW_SECONDS / NUM_SLOTS
 MAX_ACCOUNTS = 10_000
 """Accounts that are remembered; more would hardly change a share."""
 
@@ -29,19 +30,15 @@ class BusyWindow:
 
     Args:
         now: start of the measurement.
-        window_seconds: length of the window, rounded to slots.
     """
 
-    def __init__(
-        self, now: float, *, window_seconds: float = WINDOW_SECONDS
-    ) -> None:
-        self._slot_seconds = window_seconds / NUM_SLOTS
+    def __init__(self, now: float) -> None:
         self._began = now
         self._slots: OrderedDict[int, float] = OrderedDict()
 
     def add(self, start: float, end: float) -> None:
         """Adds work from ``start`` to ``end``."""
-        width = self._slot_seconds
+        width = SLOT_SECONDS
         last = int(end // width)
         for slot in range(max(int(start // width), self._oldest(end)), last):
             self._add(slot, (slot + 1) * width - max(start, slot * width))
@@ -56,14 +53,14 @@ class BusyWindow:
             num_at_once: pieces of work that can run at the same time.
         """
         self._forget(now)
-        since = max(self._oldest(now) * self._slot_seconds, self._began)
+        since = max(self._oldest(now) * SLOT_SECONDS, self._began)
         if now <= since:
             return 0.0
         busy = sum(self._slots.values())
         return min(busy / ((now - since) * num_at_once), 1.0)
 
     def _oldest(self, now: float) -> int:
-        return int(now // self._slot_seconds) - NUM_SLOTS + 1
+        return int(now // SLOT_SECONDS) - NUM_SLOTS + 1
 
     def _add(self, slot: int, seconds: float) -> None:
         self._slots[slot] = self._slots.get(slot, 0.0) + seconds
@@ -77,15 +74,14 @@ class BusyWindow:
 class RateWindow:
     """Rate of a counter over the last seconds; not thread-safe."""
 
-    def __init__(self, *, window_seconds: float = WINDOW_SECONDS) -> None:
-        self._window = window_seconds
+    def __init__(self) -> None:
         self._readings: deque[tuple[float, float]] = deque()
 
     def note(self, now: float, count: float) -> None:
         """Records a reading of the counter, at most once per slot."""
         readings = self._readings
         # One reading stays: it is all there is after a long idle time.
-        while len(readings) > 1 and readings[0][0] < now - self._window:
+        while len(readings) > 1 and readings[0][0] < now - WINDOW_SECONDS:
             readings.popleft()
         if self.is_due(now):
             readings.append((now, count))
@@ -93,8 +89,7 @@ class RateWindow:
     def is_due(self, now: float) -> bool:
         """Returns True if a reading now would be recorded."""
         readings = self._readings
-        gap = self._window / NUM_SLOTS
-        return not readings or now - readings[-1][0] >= gap
+        return not readings or now - readings[-1][0] >= SLOT_SECONDS
 
     def per_second(self, now: float, count: float) -> float:
         """Returns the rate since the oldest reading, 0 without one."""
@@ -107,13 +102,9 @@ class Accounts:
     """Accounts that had work in the last seconds; not thread-safe."""
 
     def __init__(
-        self,
-        *,
-        weight: Callable[[str], float] = lambda account: 1.0,
-        window_seconds: float = WINDOW_SECONDS,
+        self, weight: Callable[[str], float] = lambda account: 1.0
     ) -> None:
         self._weight = weight
-        self._window = window_seconds
         self._seen: OrderedDict[str, float] = OrderedDict()
 
     def note(self, now: float, account: str) -> None:
@@ -121,7 +112,7 @@ class Accounts:
         self._seen[account] = now
         self._seen.move_to_end(account)
         while len(self._seen) > MAX_ACCOUNTS or (
-            next(iter(self._seen.values())) < now - self._window
+            next(iter(self._seen.values())) < now - WINDOW_SECONDS
         ):
             self._seen.popitem(last=False)
 
@@ -166,7 +157,7 @@ class LoadMeter:
         self._device = BusyWindow(self.clock())
         self._cpu = RateWindow()
         self._cpu.note(self.clock(), self.cpu_clock())
-        self._accounts = Accounts(weight=self.weight)
+        self._accounts = Accounts(self.weight)
 
     def start_work(self, account: str, *, on_device: bool) -> Work:
         """Records the start of work; pass the result to :meth:`end_work`."""

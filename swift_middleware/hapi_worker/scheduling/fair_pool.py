@@ -13,7 +13,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 
 import torch
 
@@ -58,7 +58,7 @@ class FairPool:
     _: KW_ONLY
     torch_threads: int = 1
     share: int | None = None
-    meter: LoadMeter | None = None
+    meter: LoadMeter = field(default_factory=lambda: LoadMeter(cores=1))
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
@@ -169,26 +169,17 @@ class FairPool:
 
     def _run(self, account: str, piece: _Piece) -> None:
         charged = self.ledger.begun(account, piece.kind)
+        on_device = piece.kind != DECODE
+        work = self.meter.start_work(account, on_device=on_device)
         started = self.clock()
         try:
-            with self._metered(account, piece.kind):
-                piece.run()
+            piece.run()
         except Exception:
             logger.exception("a defect: work raised in a pool")
         finally:
+            self.meter.end_work(work)
             seconds = self.clock() - started
             self.ledger.ended(account, piece.kind, charged, seconds)
-
-    @contextlib.contextmanager
-    def _metered(self, account: str, kind: str) -> Iterator[None]:
-        if self.meter is None:
-            yield
-            return
-        work = self.meter.start_work(account, on_device=kind != DECODE)
-        try:
-            yield
-        finally:
-            self.meter.end_work(work)
 
     def _next(self) -> tuple[str, _Piece] | None:
         with self._changed:

@@ -39,7 +39,7 @@ from hapi_worker.models.registry import KnownModel
 from hapi_worker.models.uploads import too_busy_error
 from hapi_worker.monitoring.metrics import CONTENT_TYPE as METRICS_CONTENT_TYPE
 from hapi_worker.peer import PeerConnection
-from hapi_worker.server.status import package_version, status_of
+from hapi_worker.server.status import health_of, status_of
 from hapi_worker.wait_queue import QueueLimits, WaitQueue
 
 ENVIRON_CONNECTION = "hapi_worker.connection"
@@ -160,30 +160,9 @@ class WorkerApp:
         return method
 
     def _health(self, request: Any) -> Any:
-        worker = self.worker
-        models, used = worker.models.loaded_totals()
         if "test" in request.GET:
-            worker.self_test.run()
-        return _json_response(
-            200,
-            {
-                "status": worker.state,
-                "problem": worker.self_test.problem,
-                "version": package_version(),
-                "devices": {
-                    executor.name: executor.in_service
-                    for executor in worker.executors
-                },
-                "numerics_tag": worker.numerics_tag,
-                "pid": os.getpid(),
-                "resident_models": models,
-                "resident_bytes": used,
-                "memory_limit_bytes": worker.models.limit_bytes,
-                "jobs_running": worker.admission.num_running(),
-                "jobs_waiting": worker.admission.queue.num_waiting(),
-                "max_streams": worker.config.max_streams,
-            },
-        )
+            self.worker.self_test.run()
+        return _json_response(200, health_of(self.worker))
 
     def _status(self, request: Any) -> Any:
         uid = int(request.environ[ENVIRON_PEER_UID])

@@ -12,6 +12,19 @@ from hapi_worker.execution.device_executor import Executor
 from hapi_worker.jobs.worker import Worker
 
 
+def health_of(worker: Worker) -> dict[str, Any]:
+    """Builds the response of ``GET /healthz``."""
+    num_models, resident_bytes = worker.models.loaded_totals()
+    return {
+        **_summary(worker),
+        "devices": {e.name: e.in_service for e in worker.executors},
+        "numerics_tag": worker.numerics_tag,
+        "resident_models": num_models,
+        "resident_bytes": resident_bytes,
+        "memory_limit_bytes": worker.models.limit_bytes,
+    }
+
+
 def status_of(worker: Worker, *, with_names: bool) -> dict[str, Any]:
     """Builds the response of ``GET /status``.
 
@@ -19,23 +32,29 @@ def status_of(worker: Worker, *, with_names: bool) -> dict[str, Any]:
         worker: the worker.
         with_names: include the accounts' names.
     """
+    per_account = worker.admission.queue.limits.per_account
+    return {
+        **_summary(worker),
+        "uptime_seconds": round(time.monotonic() - worker.started, 3),
+        "cores": worker.cores,
+        "max_streams_per_account": per_account,
+        "totals": _totals(worker),
+        "devices": [_device(executor) for executor in worker.executors],
+        "queues": {name: len(pool) for name, pool in worker.pools.items()},
+        "accounts": _accounts(worker, with_names),
+    }
+
+
+def _summary(worker: Worker) -> dict[str, Any]:
     admission = worker.admission
-    limits = admission.queue.limits
     return {
         "version": package_version(),
         "pid": os.getpid(),
         "status": worker.state,
         "problem": worker.self_test.problem,
-        "uptime_seconds": round(time.monotonic() - worker.started, 3),
-        "cores": worker.cores,
         "jobs_running": admission.num_running(),
         "jobs_waiting": admission.queue.num_waiting(),
-        "max_streams": limits.slots,
-        "max_streams_per_account": limits.per_account,
-        "totals": _totals(worker),
-        "devices": [_device(executor) for executor in worker.executors],
-        "queues": {name: len(pool) for name, pool in worker.pools.items()},
-        "accounts": _accounts(worker, with_names),
+        "max_streams": admission.queue.limits.slots,
     }
 
 
