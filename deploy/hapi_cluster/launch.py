@@ -53,6 +53,7 @@ KEPT_SETTINGS = (
 )
 """Settings in ``cluster.json``: ``hapi cluster start`` uses them again."""
 RINGS_SECONDS = 60.0
+"""A deadline only: rings of 64 partitions are built in a moment."""
 TEMPORARY_PREFIX = "hapi-run-"
 RUN_MARK = "directory"
 """File in a temporary folder that names the folder that it stands for."""

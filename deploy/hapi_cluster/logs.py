@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 TAIL_BYTES = 4096
+"""More than the fifteen lines that are shown, unless they are very long."""
 
 
 def to_stderr(

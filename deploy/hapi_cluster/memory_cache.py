@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 DEFAULT_MAX_ENTRIES = 50_000
+"""Bounds the memory at tens of megabytes; a test cluster never has as many."""
 
 WSGIApp = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 

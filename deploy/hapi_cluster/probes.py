@@ -11,6 +11,7 @@ from hapi_cluster.configs import USERS
 from hapi_protocol.unix_http import UnixConnection
 
 REQUEST_SECONDS = 20.0
+"""A deadline only: an idle machine answers at once."""
 
 
 def create_accounts(proxy: tuple[str, int]) -> None:
@@ -40,6 +41,7 @@ def create_accounts(proxy: tuple[str, int]) -> None:
 
 
 PROBE_SECONDS = 2.0
+"""Longest answer to a probe, which is repeated until the start's deadline."""
 
 
 def ask(

@@ -18,6 +18,8 @@ from hapi_cluster.configs import BACKEND_HOST, RINGS_NAME
 from hapi_cluster.settings import LAYOUTS, Layout
 
 PART_POWER = 6
+"""64 partitions: enough for the six devices of the largest layout, and the
+rings are built in a moment.  It cannot change: data would not be found."""
 
 
 def ensure_rings(etc: Path) -> None:

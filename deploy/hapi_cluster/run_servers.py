@@ -20,6 +20,7 @@ from typing import Any
 from hapi_cluster.settings import server_kind
 
 DEFAULT_CLIENT_TIMEOUT_SECONDS = 60.0
+"""Swift's default of ``client_timeout``."""
 
 
 def serve(etc: Path, names: Sequence[str]) -> int:

@@ -8,8 +8,11 @@ from dataclasses import dataclass, field
 from hapi_cluster.errors import SettingsError
 
 DEFAULT_START_SECONDS = 90.0
+"""A cold start imports torch from disk; the time is a deadline only."""
 DEFAULT_STOP_SECONDS = 15.0
+"""A worker ends its threads in five seconds; the time is a deadline only."""
 MAX_OBJECT_SERVERS = 16
+"""More than any layout has devices."""
 
 
 @dataclass(frozen=True)

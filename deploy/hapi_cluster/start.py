@@ -17,6 +17,7 @@ from hapi_cluster.settings import ClusterSettings
 START_MARGIN_SECONDS = 30.0
 """Time for the supervisor's own start, added to its deadline."""
 KILL_SECONDS = 5.0
+"""Time for the kernel to end a killed process; a deadline only."""
 
 
 def spawn_supervisor(

@@ -25,6 +25,7 @@ from hapi_cluster.process_control import (
 from hapi_cluster.settings import ClusterSettings
 
 PROBE_INTERVAL_SECONDS = 0.03
+"""Adds at most this to a start, which takes seconds."""
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 

@@ -55,12 +55,15 @@ __all__ = [
 HTTP_ERRORS = (http.client.HTTPException, _GreenError)
 """Errors of HTTP, of connections of the standard library and of Swift."""
 CANCEL_SECONDS = 10.0
+"""A killed thread ends at its next wait; longer would mean a defect."""
 SEND_BUFFER_BYTES = 1 << 20
 """Send buffer requested from the kernel, which grants at most twice
 ``net.core.wmem_max``.  The default buffer holds three chunks of a source;
 waking up for them took 10 to 20 % of a proxy's CPU time."""
 _BACKLOG_WAIT_SECONDS = 0.01
+"""Only avoids a busy loop while the backlog is full; not measured."""
 _TURN_SECONDS = 0.002
+"""Others wait no longer for a copy: less than for a disk's seek."""
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")

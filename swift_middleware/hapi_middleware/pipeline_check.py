@@ -16,6 +16,7 @@ from swift.common.registry import get_swift_info
 _APPLICATION = "swift.proxy.server"
 _OWN_MODULE = "hapi_middleware.filter"
 _MAX_FILTERS = 1000
+"""Ends the walk along a pipeline that leads back to itself."""
 
 _SWIFT = "swift.common.middleware."
 LEFT: Mapping[str, str] = MappingProxyType(

@@ -25,6 +25,7 @@ from hapi_worker.server.systemd import (
 )
 
 TICK_SECONDS = 1.0
+"""Grants expire after ten seconds, devices hang for minutes."""
 EXIT_USAGE = 2
 EXIT_CANNOT_START = 1
 EXIT_NO_DEVICE = 3

@@ -39,6 +39,8 @@ from hapi_protocol.errors import AnnotationError, HapiError, make_error
 PARAMETER = "hapi-cache"
 DEFAULT_LIMIT = 1000
 MAX_LIMIT = 10_000
+"""Swift's default of ``container_listing_limit``; a lower one of the cluster
+holds as well.  The default is a tenth, for answers of a moderate size."""
 DELETE_SECONDS = 20.0
 """Time limit of one DELETE; the client continues from its marker."""
 

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 SHARE_OF_FREE = 3
+"""An account alone gets three quarters of the memory, and another one that
+comes still gets an entry in.  The value is a choice, not measured."""
 SILENT_SECONDS = 10.0
 """Time in which a client must take the next piece."""
 MIN_BYTES_PER_SECOND = 64 * 1024

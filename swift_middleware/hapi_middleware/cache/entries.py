@@ -27,6 +27,7 @@ MAX_NAME_BYTES = 1024
 
 _MAGIC = b"hapi-features 1\n"
 MAX_HEADER_BYTES = 4096
+"""A header has a key, a length and a digest: some 200 bytes."""
 
 
 def entry_name(container: str, name: str, key: str) -> str:

@@ -39,6 +39,7 @@ pauses one account only."""
 _ALL = ""
 """Key of the pause of all accounts."""
 PIECE_BYTES = 256 * 1024
+"""Equals one read of a worker's stream."""
 
 
 class CacheEntryBody:

@@ -41,6 +41,8 @@ _FOREIGN = (
 """Headers, or their beginnings, of objects whose stored bytes are not those
 of the user."""
 _STALE_STATUS = 412
+"""Precondition Failed (RFC 9110, 15.5.13): another version than
+``If-Match``."""
 
 
 class NotHereError(Exception):

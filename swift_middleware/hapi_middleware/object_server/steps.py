@@ -23,7 +23,7 @@ from hapi_middleware.object_server.worker_watch import WorkerWatch
 from hapi_middleware.requests.annotation_request import Env
 from hapi_middleware.requests.subrequests import ObjectBody
 from hapi_middleware.shared_table import shared_table
-from hapi_middleware.worker.feature_stream import JobBody
+from hapi_middleware.worker.feature_stream import READ_BYTES, JobBody
 from hapi_middleware.worker.worker_client import WorkerClient
 from hapi_protocol.backend import (
     STEP_BYTES,
@@ -56,9 +56,10 @@ from hapi_protocol.signatures import address_text
 
 PREFIX = "hapi_object"
 """First word of the filter's metrics and log lines."""
-READ_BYTES = 256 * 1024
 USAGE_TIMEOUT_SECONDS = 1.0
+"""The job has ended, so that the worker knows its usage."""
 AUDIT_BUCKETS = 64
+"""Room for 512 objects: one is read at a time, and each is a damaged file."""
 AUDIT_SECONDS = 600.0
 """Shortest time between two reads of one object to find its damage."""
 

@@ -28,6 +28,7 @@ from hapi_protocol.errors import HapiError
 from hapi_protocol.signatures import read_keys
 
 CONCURRENCY = 32
+"""At a silence of four seconds each, a thousand hosts take two minutes."""
 COMPUTES = "computes"
 FAILED = "failed"
 _USE = "egg:swift-hapi#hapi"

@@ -18,6 +18,7 @@ from hapi_protocol.json_messages import JsonMessage
 from hapi_protocol.signatures import SignedRequest, address_text
 
 _MAX_REFUSAL_BYTES = 1024
+"""A refusal is a line of text for the log."""
 
 
 class NodeClient:

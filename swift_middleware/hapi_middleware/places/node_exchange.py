@@ -7,12 +7,9 @@ from dataclasses import InitVar, dataclass
 from typing import Any, TypeVar
 
 from hapi_middleware.concurrency import HTTP_ERRORS, Task
-from hapi_middleware.places.node_faults import (
-    RETRY_SECONDS,
-    Node,
-    NodeFaults,
-)
+from hapi_middleware.places.node_faults import Node, NodeFaults
 from hapi_middleware.worker.feature_stream import JobBody
+from hapi_middleware.worker.worker_errors import RETRY_SECONDS
 from hapi_protocol.errors import (
     AnnotationError,
     HapiError,

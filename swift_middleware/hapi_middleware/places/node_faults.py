@@ -12,12 +12,12 @@ from hapi_middleware.metrics import FilterMetrics, metric_name
 from hapi_middleware.places.computer import BUSY
 from hapi_middleware.places.node_table import NodeTable
 from hapi_middleware.worker.worker_client import HANGS
+from hapi_middleware.worker.worker_errors import RETRY_SECONDS
 from hapi_protocol.backend import STEP_JOB, STEP_MODEL
 from hapi_protocol.errors import PACKAGE_REFUSED, HapiError, UnavailableError
 from hapi_protocol.frames import FrameError
 from hapi_protocol.printable import printable
 
-RETRY_SECONDS = 2.0
 _STALE = (404, 412, 422)
 """Statuses of an object server that does not have the object as it was named;
 another one may have it."""
@@ -25,6 +25,8 @@ LONGEST_SECONDS = 3600.0
 """Longest time for which a worker that refuses a model is not sent it."""
 ABSENT, DEGRADED = "absent", "degraded"
 BRIEF_SECONDS = 2.0
+"""A worker restarts in seconds, and one request in two seconds costs
+little."""
 _BRIEF = ("lost", "worker")
 """Faults that cost little to meet again, and that end with a restart: they
 begin with two seconds, which double each time."""

@@ -26,12 +26,13 @@ from hapi_middleware.places.computer import (
 )
 from hapi_middleware.places.node_client import NodeClient
 from hapi_middleware.places.node_computer import NodeComputer
-from hapi_middleware.places.node_faults import RETRY_SECONDS, Node
+from hapi_middleware.places.node_faults import Node
 from hapi_middleware.requests.package import Package
 from hapi_middleware.requests.stored_parts import StoredPart
 from hapi_middleware.requests.subrequests import ObjectHead
 from hapi_middleware.worker.feature_stream import WorkerStream
 from hapi_middleware.worker.worker_client import WorkerClient
+from hapi_middleware.worker.worker_errors import RETRY_SECONDS
 from hapi_protocol.backend import ModelInfo, StoredObject
 from hapi_protocol.errors import HapiError, UnavailableError
 from hapi_protocol.headers import ByteRange

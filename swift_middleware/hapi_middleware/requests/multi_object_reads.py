@@ -34,6 +34,7 @@ _NO_LENGTH = (
 )
 _CODES = {401: "unauthorized", 403: "forbidden", 404: "not_found"}
 _TEMPORARY = (408, 429, 498)
+"""Timeout, and the two statuses with which Swift limits rates."""
 
 
 @dataclass

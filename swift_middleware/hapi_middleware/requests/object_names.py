@@ -12,6 +12,7 @@ from hapi_middleware.requests.annotation_request import Env
 from hapi_protocol.errors import AnnotationError, HapiError, make_error
 
 BODY_TIMEOUT_SECONDS = 60.0
+"""Swift's default of ``client_timeout``, for the body as a whole."""
 READ_BYTES = 64 * 1024
 
 _MAX_SHOWN_BYTES = 80

@@ -29,6 +29,7 @@ KNOWN_SECONDS = 1.0
 """Age at which a package is looked at again.  All requests of a job name one
 package: at 1,000 storage nodes its three hosts had 5,200 HEADs a second."""
 MAX_KNOWN = 1000
+"""Less than a megabyte; a cluster's jobs use a few packages at a time."""
 
 
 class KnownPackages:

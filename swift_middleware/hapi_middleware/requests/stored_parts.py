@@ -32,6 +32,7 @@ MAX_MANIFEST_BYTES = 8 * 1024**2
 MAX_KEPT_SEGMENTS = 1000
 """Default of Swift's ``max_manifest_segments``; 1 MB of memory."""
 MAX_KEPT = 16
+"""At most 16 MB; more objects cost a GET of their manifest for each span."""
 _MANIFESTS: OrderedDict[tuple[str, str], list[dict[str, Any]]] = OrderedDict()
 
 

@@ -31,6 +31,7 @@ from hapi_protocol.headers import ByteRange
 from hapi_protocol.sample_checks import check_md5, etag_md5
 
 _RETRY_SECONDS = 1.0
+"""An upload that was seen half way has ended then."""
 _NEWEST: Mapping[str, str] = MappingProxyType({"X-Newest": "true"})
 """Makes Swift ask all replicas, of which the newest answers."""
 _LINK = "Content-Location"

@@ -24,6 +24,7 @@ from hapi_middleware.worker.worker_errors import (
 from hapi_protocol.errors import HapiError, InternalError, TooSlowError
 
 READ_BYTES = 256 * 1024
+"""Larger than the worker's pieces, so that one read takes what is there."""
 
 
 class JobBody(Protocol):

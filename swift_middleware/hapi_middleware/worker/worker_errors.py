@@ -15,6 +15,7 @@ from hapi_protocol.errors import (
 )
 
 RETRY_SECONDS = 2.0
+"""A worker that restarts listens again after some seconds."""
 
 _INTERNAL_STATUSES = (401, 403, 404, 405)
 """Statuses between worker and filter that would mislead a client."""

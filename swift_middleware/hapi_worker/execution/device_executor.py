@@ -30,6 +30,7 @@ from hapi_worker.models.working_memory import WorkingMemory
 from hapi_worker.scheduling.fair_pool import FairPool
 
 RETRY_SECONDS = 5.0
+"""Another device has the model after an upload and a load: seconds."""
 HANGING_KINDS = ("cuda",)
 """Kinds of devices on which a pass may never return; a CPU is only slow."""
 

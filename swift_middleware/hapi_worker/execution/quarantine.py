@@ -17,8 +17,13 @@ from hapi_protocol.errors import TooSlowError
 MAX_SLOW_PASSES = 3
 """Slow passes of a model within :data:`WINDOW_SECONDS` that ban it."""
 WINDOW_SECONDS = 600.0
+"""Slow passes further apart have other causes than the model, as a busy
+host."""
 BAN_SECONDS = 300.0
+"""At the default of ``pass_seconds``, three slow passes cost a thread three
+minutes; then it is free of the model for longer."""
 MAX_MODELS = 1024
+"""Models with slow passes are few; the bound is for hostile callers."""
 
 
 @dataclass(eq=False)

@@ -29,8 +29,12 @@ from hapi_worker.peer import IsDisconnected, always_connected
 from hapi_worker.wait_queue import QueueLimits, WaitQueue, wait_until
 
 PATIENCE_SECONDS = 5.0
+"""A quarter of the default of ``queue_seconds``, so that the waiting account
+gets a slot in time.  A client that takes 128 KiB in it reads 26 kB/s."""
 RETRY_SECONDS = 2.0
+"""A job of a span lasts some seconds."""
 DRAIN_RETRY_SECONDS = 10.0
+"""A worker that is restarted has loaded torch by then."""
 
 
 @dataclass(eq=False)

@@ -20,9 +20,12 @@ from hapi_protocol.errors import (
 from hapi_worker.peer import ClientDisconnectedError, PeerConnection
 
 MAX_CHUNK_HEADER_BYTES = 128
+"""A length of 16 digits and the extensions that nobody sends."""
 MAX_TRAILERS = 16
 """Largest number of lines after the last chunk; they are ignored."""
 MAX_READ_BYTES = 256 * 1024
+"""Also the buffer of each connection: larger ones cost memory per connection,
+smaller ones a system call for each filter's chunk (64 KiB) of the source."""
 
 
 @dataclass(eq=False)

@@ -45,7 +45,9 @@ from hapi_worker.scheduling.batch_size import DEFAULT_LINGER_SECONDS
 from hapi_worker.scheduling.fair_pool import FairPool
 
 JOIN_SECONDS = 5.0
+"""A reader is woken by the closed connection; longer would mean a defect."""
 INDEX_BATCH_ROWS = 1024
+"""Rows of an index have no features, so that a thousand are small."""
 MIN_BATCHES_IN_FLIGHT = 2
 """Micro-batches that a stream may have in flight whatever their size."""
 

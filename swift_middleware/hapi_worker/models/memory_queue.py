@@ -31,6 +31,7 @@ HEAD_SECONDS = 60.0
 """Time for which a load blocks its device.  Then it pauses for as long,
 because jobs that do not end hold its memory."""
 MAX_LOADS_PER_ACCOUNT = 16
+"""Equals the default of ``max_streams``: each job with a model of its own."""
 
 
 @dataclass(eq=False)

@@ -26,6 +26,7 @@ from hapi_splitter.package.header import FORMAT, encode_header
 AGAIN_SECONDS = 10.0
 """Age at which a failed test is repeated, when a package is refused."""
 RETRY_SECONDS = 60.0
+"""An operator has to change the host first."""
 
 logger = logging.getLogger(__name__)
 

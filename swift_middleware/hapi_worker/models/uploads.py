@@ -23,9 +23,11 @@ from hapi_protocol.job_messages import ModelIdentity
 GRACE_SECONDS = 10.0
 """Time within which a caller must start an upload that it was asked for."""
 RETRY_SECONDS = 5.0
+"""Uploads and passes that hold the memory take seconds."""
 REFUSAL_SECONDS = 300.0
 """Time for which a refused package is refused unread."""
 MAX_REFUSALS = 256
+"""A refusal is small; the bound is for hostile callers."""
 _DIGEST = re.compile(r"(?<![0-9a-fA-F])[0-9a-fA-F]{64}(?![0-9a-fA-F])")
 
 

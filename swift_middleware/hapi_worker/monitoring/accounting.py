@@ -22,11 +22,13 @@ from hapi_worker.wait_queue import QueueLimits, WaitQueue
 MAX_ENDED = 1024
 """Ended jobs that are remembered."""
 KEEP_SECONDS = 60.0
+"""The filter asks when the answer ends, at most seconds after the job."""
 WAIT_SECONDS = 2.0
 """Longest wait of a query for a job that is still ending."""
 MAX_WAITING_QUERIES = 8
 """Queries that wait at a time; each occupies a thread of the server."""
 RETRY_SECONDS = 1.0
+"""A job that is still ending ends with its micro-batch."""
 
 
 @dataclass(frozen=True)

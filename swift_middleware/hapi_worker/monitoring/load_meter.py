@@ -16,6 +16,7 @@ from hapi_protocol.summary import WorkerLoad
 
 WINDOW_SECONDS = 10.0
 NUM_SLOTS = 20
+"""Errors of the window are at most a slot: 5 %."""
 SLOT_SECONDS = WINDOW_SECONDS / NUM_SLOTS
 MAX_ACCOUNTS = 10_000
 """Accounts that are remembered; more would hardly change a share."""

@@ -61,6 +61,7 @@ from prometheus_client import (
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _SECONDS_BUCKETS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100)
+"""Half decades, from a decoded image to the longest allowed pass."""
 _GAUGES: Mapping[str, str] = MappingProxyType(
     {
         "resident_models": "Models in memory",

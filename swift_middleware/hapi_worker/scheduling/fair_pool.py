@@ -25,6 +25,7 @@ DEVICE = "device"
 PROFILE = "profile"
 """Kinds of work."""
 JOIN_SECONDS = 5.0
+"""A pass or an image takes less, unless it hangs."""
 
 logger = logging.getLogger(__name__)
 

@@ -28,6 +28,7 @@ DEFAULT_WEIGHT = 1.0
 CREDIT_SECONDS = 0.1
 """Credit of an account that was idle, at weight 1."""
 MAX_REMEMBERED_ACCOUNTS = 10_000
+"""About a megabyte.  An idle account that is forgotten starts as a new one."""
 _NEW_COST_WEIGHT = 0.25
 """Smoothing weight of the newest piece in an account's average."""
 

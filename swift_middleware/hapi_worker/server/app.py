@@ -51,6 +51,7 @@ ENVIRON_BROKEN_BODY = "hapi_worker.broken_body"
 ENVIRON_PEER_UID = "X_REMOTE_UID"
 
 READ_BYTES = 1024 * 1024
+"""Packages are large; each read leaves Python's lock to the other threads."""
 UPLOAD_LIMITS = QueueLimits(MAX_UPLOADS, MAX_UPLOADS - 1, MAX_WAITING_UPLOADS)
 """A package can take minutes to validate: no account may hold all slots."""
 UPLOAD_WAIT_SECONDS = 20.0

@@ -15,6 +15,7 @@ from hapi_worker.server.unix_server import SocketInUseError, UnixServer
 
 ADMIN_SUFFIX = ".admin"
 ADMIN_THREADS = 2
+"""One for metrics and one for health, also while the other hangs."""
 NO_LISTENERS: Mapping[str, socket.socket] = MappingProxyType({})
 
 

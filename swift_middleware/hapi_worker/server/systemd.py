@@ -16,6 +16,7 @@ from collections.abc import MutableMapping
 logger = logging.getLogger(__name__)
 
 FIRST_DESCRIPTOR = 3
+"""``SD_LISTEN_FDS_START`` of sd_listen_fds(3)."""
 
 
 def inherited_sockets(

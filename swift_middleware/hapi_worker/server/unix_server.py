@@ -22,9 +22,14 @@ from hapi_worker.server.app import (
 )
 
 CONNECT_SECONDS = 2.0
+"""Longest connect to a worker that may listen at the path: it is local."""
 BACKLOG = 128
+"""More than the requests that may wait; the filter repeats a refused
+connect."""
 MAX_HEADER_BYTES = 64 * 1024
+"""An identity has names of at most 1,536 bytes, URL-encoded."""
 SHUTDOWN_SECONDS = 1
+"""Jobs have ended before, or are broken off."""
 MESSAGE_SECONDS = 5.0
 """Longest wait for bytes of a request's header, or of a body that is one
 message, because each occupies a thread.  Samples and packages, which come from
