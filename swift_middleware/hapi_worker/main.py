@@ -109,6 +109,7 @@ def _serve(path: str, config: WorkerConfig) -> int:
     keep_heap()  # before there are threads
     # torch takes seconds to load; the checks above must not wait for it.
     from hapi_splitter.fork_server import ForkServer
+    from hapi_worker.jobs.worker import Worker
     from hapi_worker.models.package_loader import ValidatingLoader
     from hapi_worker.server.service import Service
     from hapi_worker.server.unix_server import SocketInUseError
@@ -117,19 +118,18 @@ def _serve(path: str, config: WorkerConfig) -> int:
     fork_server = ForkServer()
     loader = ValidatingLoader(fork_server)
     try:
-        service = Service(
+        worker = Worker(
             config,
             load=loader,
             fork_server=fork_server,
             out_of_service=signals.end,
-            listeners=listeners,
         )
+        service = Service(worker, listeners)
         # Objects of the start stay: the collector need not scan them.
         gc.freeze()
         service.begin()
     except (SocketInUseError, OSError, ValueError) as error:
         return _cannot_start(error)
-    worker = service.worker
     logger.info(
         "version %s on %s, listening at %s",
         package_version(),

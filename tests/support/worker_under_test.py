@@ -33,6 +33,7 @@ from hapi_splitter.inputs.image_decode import decode_image
 from hapi_splitter.package.reader import load_package
 from hapi_splitter.package.writer import package_pieces
 from hapi_worker.config import WorkerConfig
+from hapi_worker.jobs.worker import Worker
 from hapi_worker.models.package_loader import PackageLoad
 from hapi_worker.server.service import Service
 from networks import small_parts
@@ -348,12 +349,13 @@ def running_worker(
         **options,
     }
     config = WorkerConfig(**values)
-    service = Service(
+    worker = Worker(
         config,
         load=load,
         fork_server=fork_server,
         out_of_service=out_of_service,
     )
+    service = Service(worker)
     try:
         service.begin()
         yield WorkerUnderTest(service, config)

@@ -3,66 +3,45 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-from hapi_splitter.fork_server import ForkServer
-from hapi_worker.config import WorkerConfig
 from hapi_worker.jobs.worker import Worker
-from hapi_worker.models.package_loader import PackageLoad
 from hapi_worker.server.app import WorkerApp
 from hapi_worker.server.unix_server import SocketInUseError, UnixServer
 
 ADMIN_SUFFIX = ".admin"
 ADMIN_THREADS = 2
 """One for metrics and one for health, also while the other hangs."""
-NO_LISTENERS: Mapping[str, socket.socket] = MappingProxyType({})
 
 
+@dataclass(eq=False)
 class Service:
     """A worker and its two sockets.
 
     Args:
-        config: the operator's options; ``socket`` names both sockets.
-        load: makes a model from package bytes.
-        fork_server: forks the processes that decode large images.
-        out_of_service: called when the last device has failed.
+        worker: the worker; its option ``socket`` names both sockets.
         listeners: sockets that are open already, by path.
     """
 
-    def __init__(
-        self,
-        config: WorkerConfig,
-        *,
-        load: PackageLoad,
-        fork_server: ForkServer | None = None,
-        out_of_service: Callable[[], None] = lambda: None,
-        listeners: Mapping[str, socket.socket] = NO_LISTENERS,
-    ) -> None:
-        self.worker = Worker(
-            config,
-            load=load,
-            fork_server=fork_server,
-            out_of_service=out_of_service,
-        )
-        timeout = config.stall_seconds
+    worker: Worker
+    listeners: Mapping[str, socket.socket] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        config = self.worker.config
         self._servers = [
             UnixServer(
-                config.socket,
+                path,
                 config.socket_mode,
-                WorkerApp(self.worker),
-                num_threads=self.worker.num_server_threads,
-                timeout_seconds=timeout,
-                listener=listeners.get(config.socket),
-            ),
-            UnixServer(
-                config.socket + ADMIN_SUFFIX,
-                config.socket_mode,
-                WorkerApp(self.worker, admin_only=True),
-                num_threads=ADMIN_THREADS,
-                timeout_seconds=timeout,
-                listener=listeners.get(config.socket + ADMIN_SUFFIX),
-            ),
+                WorkerApp(self.worker, admin_only=is_admin),
+                num_threads=num_threads,
+                timeout_seconds=config.stall_seconds,
+                listener=self.listeners.get(path),
+            )
+            for path, is_admin, num_threads in (
+                (config.socket, False, self.worker.num_server_threads),
+                (config.socket + ADMIN_SUFFIX, True, ADMIN_THREADS),
+            )
         ]
         self._begun: list[UnixServer] = []
         self.ended = False
