@@ -105,7 +105,7 @@ def _is_word(text: str) -> bool:
 
 
 @dataclass(frozen=True)
-class _Config:
+class WorkerOptions:
     """Options that both filters have."""
 
     SECTION: ClassVar[str]
@@ -157,7 +157,7 @@ class _Config:
 
 
 @dataclass(frozen=True)
-class FilterConfig(_Config):
+class FilterConfig(WorkerOptions):
     """Options of ``[filter:hapi]``; see ``proxy-server.conf-sample``."""
 
     SECTION = "filter:hapi"
@@ -248,7 +248,7 @@ class FilterConfig(_Config):
 
 
 @dataclass(frozen=True)
-class ObjectFilterConfig(_Config):
+class ObjectFilterConfig(WorkerOptions):
     """Options of ``[filter:hapi_object]``; see
     ``object-server.conf-sample``."""
 

@@ -77,11 +77,7 @@ class HapiMiddleware:
     def __init__(self, app: Any, config: FilterConfig, logger: Any) -> None:
         self.logger = logger
         metrics = FilterMetrics(logger)
-        worker = WorkerClient(
-            config.worker_socket,
-            config.worker_connect_timeout,
-            config.worker_timeout,
-        )
+        worker = WorkerClient(config)
         self.context = HandlerContext(
             app=app,
             config=config,

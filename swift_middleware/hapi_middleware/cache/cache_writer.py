@@ -7,9 +7,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from hapi_middleware.cache.entries import pack
+from hapi_middleware.cache.entries import Entry, pack
 from hapi_middleware.cache.store import StoreCache
 from hapi_middleware.concurrency import Task
 from hapi_middleware.worker.feature_stream import WorkerStream
@@ -22,21 +20,13 @@ class CacheWriter:
 
     Args:
         cache: feature cache with the limits.
-        key: key of the entry.
-        store: stores the entry's content; called in its own green thread.
+        entry: the entry; stored in a green thread of its own.
         payer: account whose share of the buffer the entry takes.
     """
 
-    def __init__(
-        self,
-        cache: StoreCache,
-        key: str,
-        store: Callable[[bytes], None],
-        payer: str,
-    ) -> None:
+    def __init__(self, cache: StoreCache, entry: Entry, payer: str) -> None:
         self._cache = cache
-        self._key = key
-        self._store = store
+        self._entry = entry
         self._pieces: list[bytes] = []
         self._memory = cache.buffer.reservation(payer)
         self._is_open = True
@@ -73,9 +63,9 @@ class CacheWriter:
 
     def _store_all(self) -> None:
         try:
-            content = pack(self._key, self._pieces)
+            content = pack(self._entry.key, self._pieces)
             self._pieces.clear()
-            self._store(content)
+            self._cache.store(self._entry, content)
         finally:
             self._free()
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
@@ -40,6 +41,39 @@ def entry_name(container: str, name: str, key: str) -> str:
             :func:`hapi_protocol.feature_identity.cache_key`.
     """
     return str(get_reserved_name(container, name, key))
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An entry that a request may read or store.
+
+    Attributes:
+        env: WSGI environment of the client's request.
+        account: account of the source.
+        name: name of the entry.
+        key: key of the entry.
+    """
+
+    env: Mapping[str, Any]
+    account: str
+    name: str
+    key: str
+
+    def request(
+        self,
+        method: str,
+        headers: Mapping[str, str] | None = None,
+        body: bytes = b"",
+    ) -> Request:
+        """A pre-authorised request for the entry."""
+        return private_request(
+            self.env,
+            method,
+            self.account,
+            self.name,
+            headers=headers,
+            body=body,
+        )
 
 
 def entry_prefix(container: str, name: str) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import InitVar, dataclass
 
 from hapi_middleware.cache.cache_writer import CacheWriter, CachingStream
-from hapi_middleware.cache.entries import MAX_NAME_BYTES, entry_name
+from hapi_middleware.cache.entries import MAX_NAME_BYTES, Entry, entry_name
 from hapi_middleware.cache.store import CacheEntryBody, StoreCache
 from hapi_middleware.requests.annotation_request import Env, FeatureRequest
 from hapi_middleware.requests.authorization import is_owner
@@ -75,10 +75,7 @@ class CacheLookup:
         if not self.is_used or etag == self._last_etag:
             return None
         self._last_etag = etag
-        key, name = self._key_and_name(etag)
-        return self.cache.find(
-            self.env, self.request.account, name, key, self.payer
-        )
+        return self.cache.find(self._entry(etag), self.payer)
 
     def wrap(
         self, stream: WorkerStream, etag: str
@@ -88,21 +85,17 @@ class CacheLookup:
             # A worker of another release has no tee streams.
             self.state = CACHE_MISS if self.stores else self.state
             return stream
-        key, name = self._key_and_name(etag)
-
-        def store(content: bytes) -> None:
-            self.cache.store(self.env, self.request.account, name, content)
-
-        writer = CacheWriter(self.cache, key, store, self.payer)
+        writer = CacheWriter(self.cache, self._entry(etag), self.payer)
         return CachingStream(stream, writer)
 
     def _fits(self, head: ObjectHead) -> bool:
         # The HEAD of a manifest authorises none of its segments.
-        length = len(self._key_and_name("")[1].encode())
+        length = len(self._entry("").name.encode())
         return not head.is_manifest and length <= MAX_NAME_BYTES
 
-    def _key_and_name(self, etag: str) -> tuple[str, str]:
+    def _entry(self, etag: str) -> Entry:
         request = self.request
         annotation = request.annotation
         key = cache_key(etag, annotation.byte_range, annotation.crc32s)
-        return key, entry_name(request.container, request.object, key)
+        name = entry_name(request.container, request.object, key)
+        return Entry(self.env, request.account, name, key)

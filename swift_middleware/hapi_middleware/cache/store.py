@@ -19,13 +19,13 @@ from hapi_middleware.cache.buffer import Buffer, BufferReservation
 from hapi_middleware.cache.entries import (
     CONTENT_TYPE,
     DamagedEntryError,
+    Entry,
     private_request,
     unpack,
 )
 from hapi_middleware.concurrency import Task, Timeout
 from hapi_middleware.config import FilterConfig
 from hapi_middleware.metrics import FilterMetrics
-from hapi_middleware.requests.annotation_request import Env
 from hapi_middleware.requests.authorization import SWIFT_SOURCE
 from hapi_protocol.errors import make_error
 from hapi_protocol.printable import printable
@@ -121,46 +121,41 @@ class StoreCache:
         self.buffer = Buffer(self.config.cache_buffer_bytes)
         self._pauses: dict[str, float] = {}
 
-    def find(
-        self, env: Env, account: str, name: str, key: str, payer: str
-    ) -> CacheEntryBody | None:
+    def find(self, entry: Entry, payer: str) -> CacheEntryBody | None:
         """The features of an entry; None if there is no undamaged one.
 
         Args:
-            env: WSGI environment of the client's request.
-            account: account of the entry.
-            name: name of the entry.
-            key: key of the entry.
+            entry: the entry.
             payer: account whose share of the buffer the entry takes.
         """
         try:
             with Timeout(self.config.cache_timeout):
-                features = self._read(env, account, name, key, payer)
+                features = self._read(entry, payer)
         except DamagedEntryError as error:
             self.count("damaged")
-            self._warn(name, f"is damaged and will be deleted: {error}")
+            self._warn(entry, f"is damaged and will be deleted: {error}")
             # In the background: the job's grant would lapse meanwhile.
-            Task(lambda: self._delete(env, account, name))
+            Task(lambda: self._delete(entry))
             return None
         except (Exception, Timeout) as error:
             self.count("read_failures")
-            self._warn(name, f"cannot be read: {error!r}")
+            self._warn(entry, f"cannot be read: {error!r}")
             return None
         self.count("misses" if features is None else "hits")
         return features
 
-    def store(self, env: Env, account: str, name: str, content: bytes) -> None:
+    def store(self, entry: Entry, content: bytes) -> None:
         """Stores an entry, unless the account's limit is exceeded."""
         try:
             with Timeout(STORE_SECONDS):
-                outcome = self._store(env, account, name, content)
+                outcome = self._store(entry, content)
         except (Exception, Timeout) as error:
             outcome = "store_failures"
             is_refused = isinstance(error, _RefusedError)
-            self._pause(account if is_refused else _ALL)
-            scope = f"of {account}" if is_refused else "at all"
+            self._pause(entry.account if is_refused else _ALL)
+            scope = f"of {entry.account}" if is_refused else "at all"
             self._warn(
-                name,
+                entry,
                 f"cannot be stored: {error!r}; nothing {scope} is stored for "
                 f"{PAUSE_SECONDS:.0f} s",
             )
@@ -180,11 +175,8 @@ class StoreCache:
         """Counts ``hapi.cache.<outcome>``."""
         self.metrics.count(f"cache.{outcome}")
 
-    def _read(
-        self, env: Env, account: str, name: str, key: str, payer: str
-    ) -> CacheEntryBody | None:
-        request = private_request(env, "GET", account, name)
-        response = request.get_response(self.app)
+    def _read(self, entry: Entry, payer: str) -> CacheEntryBody | None:
+        response = entry.request("GET").get_response(self.app)
         if not response.is_success:
             drain_and_close(response)
             if response.status_int == 404:
@@ -197,38 +189,35 @@ class StoreCache:
             self.count("no_buffer")
             return None
         try:
-            features = _unpacked(response, key, length)
+            features = _unpacked(response, entry.key, length)
         except BaseException:
             reservation.free()
             raise
         return CacheEntryBody(features, reservation)
 
-    def _delete(self, env: Env, account: str, name: str) -> None:
+    def _delete(self, entry: Entry) -> None:
         try:
             with Timeout(STORE_SECONDS):
-                self._send(private_request(env, "DELETE", account, name))
+                self._send(entry.request("DELETE"))
         except (Exception, Timeout) as error:
             # The next request that reads the entry tries again.
-            self._warn(name, f"cannot be deleted: {error!r}")
+            self._warn(entry, f"cannot be deleted: {error!r}")
 
-    def _store(self, env: Env, account: str, name: str, content: bytes) -> str:
+    def _store(self, entry: Entry, content: bytes) -> str:
         limit = self.config.cache_max_account_bytes
-        if self._used_bytes(env, account) + len(content) > limit:
+        if self._used_bytes(entry) + len(content) > limit:
             return "full"
         headers = {
             "Content-Type": CONTENT_TYPE,
             "ETag": hashlib.md5(content, usedforsecurity=False).hexdigest(),
             "X-Delete-After": str(self.config.cache_ttl_seconds),
         }
-        self._send(
-            private_request(
-                env, "PUT", account, name, headers=headers, body=content
-            )
-        )
+        self._send(entry.request("PUT", headers, content))
         return "stores"
 
-    def _used_bytes(self, env: Env, account: str) -> int:
+    def _used_bytes(self, entry: Entry) -> int:
         """Length of all entries some seconds ago; creates the container."""
+        env, account = entry.env, entry.account
         info = get_container_info(
             private_request(env, "HEAD", account).environ,
             self.app,
@@ -247,8 +236,8 @@ class StoreCache:
         if not response.is_success:
             raise _answer_error(response.status)
 
-    def _warn(self, name: str, problem: str) -> None:
-        shown = printable(name.replace("\x00", "/"))
+    def _warn(self, entry: Entry, problem: str) -> None:
+        shown = printable(entry.name.replace("\x00", "/"))
         self.logger.warning("hapi: the cache's %s %s", shown, problem)
 
 

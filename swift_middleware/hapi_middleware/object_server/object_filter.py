@@ -74,11 +74,7 @@ class ObjectMiddleware:
     def __post_init__(self) -> None:
         self._metrics = FilterMetrics(self.logger, PREFIX)
         self._watch = WorkerWatch(self._metrics, self.logger)
-        self._worker = WorkerClient(
-            self.config.worker_socket,
-            self.config.worker_connect_timeout,
-            self.config.worker_timeout,
-        )
+        self._worker = WorkerClient(self.config)
         self._steps = Steps(
             self.app,
             self.config,

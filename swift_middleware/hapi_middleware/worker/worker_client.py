@@ -19,6 +19,7 @@ from urllib.parse import quote
 from swift.common import utils
 
 from hapi_middleware.concurrency import connect_unix
+from hapi_middleware.config import WorkerOptions
 from hapi_middleware.metrics import StreamReporter
 from hapi_middleware.worker.feature_stream import FeatureStream, JobBody
 from hapi_middleware.worker.worker_errors import (
@@ -58,9 +59,7 @@ class WorkerClient:
     """Client of the worker on this host.
 
     Args:
-        socket_path: the worker's unix socket.
-        connect_timeout: timeout of connecting, in seconds.
-        timeout: timeout of each further step, in seconds.
+        options: socket of the worker, and timeouts.
 
     Raises:
         UnavailableError: from all methods, ``worker_unavailable``: nobody
@@ -69,9 +68,7 @@ class WorkerClient:
         HapiError: from all methods, the worker's own error.
     """
 
-    socket_path: str
-    connect_timeout: float
-    timeout: float
+    options: WorkerOptions
 
     def create_job(self, job: JobRequest) -> JobGrant:
         """Requests a job; raises ConflictError for ``model_needed``."""
@@ -245,7 +242,7 @@ class WorkerClient:
 
     def _opaque_name(self) -> str:
         """A name by which callers count workers, and learn nothing else."""
-        place = f"{os.uname().nodename} {self.socket_path}"
+        place = f"{os.uname().nodename} {self.options.worker_socket}"
         secret = utils.HASH_PATH_PREFIX + utils.HASH_PATH_SUFFIX
         return hashlib.sha256(secret + place.encode()).hexdigest()[:12]
 
@@ -283,7 +280,9 @@ class WorkerClient:
         self, trans_id: str, timeout: float | None = None
     ) -> Iterator[http.client.HTTPConnection]:
         connection = http.client.HTTPConnection("hapi-worker")
-        connection.sock = self._connect(trans_id, timeout or self.timeout)
+        connection.sock = self._connect(
+            trans_id, timeout or self.options.worker_timeout
+        )
         try:
             with socket_errors_as_hapi_errors("answer", trans_id):
                 yield connection
@@ -291,9 +290,9 @@ class WorkerClient:
             connection.close()
 
     def _connect(self, trans_id: str, timeout: float) -> Any:
-        connect_timeout = min(self.connect_timeout, timeout)
+        connect_timeout = min(self.options.worker_connect_timeout, timeout)
         try:
-            sock = connect_unix(self.socket_path, connect_timeout)
+            sock = connect_unix(self.options.worker_socket, connect_timeout)
         except OSError as error:
             raise UnavailableError(
                 "worker_unavailable",
