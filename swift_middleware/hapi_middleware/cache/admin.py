@@ -83,7 +83,7 @@ class _Page:
     marker: str
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class CacheAdmin:
     """Handles one request about an account's cache.
 

@@ -43,7 +43,7 @@ def entry_name(container: str, name: str, key: str) -> str:
     return str(get_reserved_name(container, name, key))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Entry:
     """An entry that a request may read or store.
 

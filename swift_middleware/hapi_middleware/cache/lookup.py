@@ -26,7 +26,7 @@ from hapi_protocol.headers import (
 from hapi_protocol.tee_stream import CONTENT_TYPE_TEE
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class CacheLookup:
     """The cache's part in one request.
 

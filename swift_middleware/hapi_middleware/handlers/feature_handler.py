@@ -54,7 +54,7 @@ from hapi_protocol.job_messages import (
 from hapi_protocol.printable import printable
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class FeatureHandler:
     """Handles one annotated request, from authorization to answer.
 

@@ -198,7 +198,7 @@ def _refuse_single_object_options(
             )
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class MultiObjectHandler:
     """Handles one request for many objects, from authorization to answer.
 

@@ -23,7 +23,7 @@ from hapi_protocol.headers import ModelPath
 from hapi_protocol.job_messages import ModelIdentity, ProfileRequest
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class ProfileHandler:
     """Handles one request for a profile, from authorization to answer.
 

@@ -155,7 +155,7 @@ def read_whole(app: Any, env: Env) -> None:
             pass
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class LocalObjects:
     """Many objects on this host, framed for the worker; iterated once.
 

@@ -69,7 +69,7 @@ class FetchedObject:
             yield zeros
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class ObjectReader:
     """Reads objects of one container with the caller's own rights.
 

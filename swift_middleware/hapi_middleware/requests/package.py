@@ -60,7 +60,7 @@ class KnownPackages:
             self._heads.popitem(last=False)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Package:
     """The model package that an annotation names.
 

@@ -194,7 +194,7 @@ def _unavailable(name: str, message: str) -> UnavailableError:
     )
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Source:
     """The object that the client's own request names."""
 
