@@ -117,7 +117,7 @@ class JobStream:
     def _own_cpu(self) -> float:
         """CPU seconds of the reader and of this thread, which also sends."""
         own = time.thread_time() - self._started_cpu
-        return self.pipeline.read_cpu + own
+        return self.pipeline.queue.read_cpu + own
 
     def blocked_seconds(self) -> float:
         """Time for which the client has been taking the present piece."""

@@ -24,6 +24,7 @@ from hapi_worker.jobs.arrow_response import JobStream
 from hapi_worker.jobs.chunked_body import ChunkedBody
 from hapi_worker.jobs.pipeline import Pipeline
 from hapi_worker.jobs.request_validation import medium_of
+from hapi_worker.jobs.sample_queue import SampleQueue
 from hapi_worker.jobs.sample_reader import (
     BodyStart,
     SampleReader,
@@ -125,20 +126,19 @@ class JobStart:
             ),
             max_samples=config.max_samples,
         )
-        pipeline = Pipeline(
+        queue = SampleQueue(
             reader.samples(),
-            self._body,
             self.connection,
             account=job.account,
-            encoding=job.request.encoding,
             group=self._join_group(job.lease, start) if job.lease else None,
             decode_pool=self._decoding_pool(job.lease),
             large=self._large_decoder(job.lease) if job.lease else None,
             meter=meter,
             buffer_bytes=config.buffer_bytes,
-            step_seconds=config.batch_seconds,
             describe=str if job.request.num_objects is None else object_error,
         )
+        encoding = job.request.encoding
+        pipeline = Pipeline(queue, self._body, encoding, config.batch_seconds)
         self._cleanup.callback(pipeline.cancel)
         return pipeline
 

@@ -20,6 +20,7 @@ from hapi_worker.execution.batch_items import MicroBatch
 from hapi_worker.execution.coalescing import Group
 from hapi_worker.execution.forward import PassResult, encode_rows, padded
 from hapi_worker.jobs.pipeline import Pipeline
+from hapi_worker.jobs.sample_queue import SampleQueue
 from hapi_worker.models.loaded_model import Reservation
 from hapi_worker.monitoring.accounting import JobUsageMeter
 from hapi_worker.scheduling.batch_size import DEFAULT_LINGER_SECONDS
@@ -112,19 +113,17 @@ class Compute:
 
 
 def pipeline(samples, pool, *, group=None, buffer_bytes=100_000, large=None):
-    return Pipeline(
+    queue = SampleQueue(
         samples,
-        Body(),
         NoConnection(),
         account="a",
-        encoding="float32",
         group=group,
         decode_pool=pool,
         large=large,
         meter=JobUsageMeter(job_for(b"x"), None, threading.Condition()),
         buffer_bytes=buffer_bytes,
-        step_seconds=10,
     )
+    return Pipeline(queue, Body(), "float32", 10)
 
 
 def samples_of(start, count, key="k"):
@@ -150,8 +149,8 @@ class Shared:
         return job
 
     def read(self, job):
-        job._reader.join(5)
-        assert not job._reader.is_alive()
+        job.queue._reader.join(5)
+        assert not job.queue._reader.is_alive()
 
     def decode(self, *jobs):
         """Reads all samples of the jobs and decodes them."""
@@ -214,14 +213,14 @@ def test_streams_are_charged_their_part_of_a_pass_even_if_it_fails(shared):
         for start, count in ((0, 3), (10, 1))
     ]
     shared.run(*jobs)
-    used = [job.meter._device_seconds for job in jobs]
+    used = [job.queue.meter._device_seconds for job in jobs]
     assert used[0] == pytest.approx(3 * used[1])
     assert sum(used) >= 0.05
     # Those of all cores that the pass had, not of the thread that ran it.
-    assert [job.meter._cpu_seconds for job in jobs] == pytest.approx(
+    assert [job.queue.meter._cpu_seconds for job in jobs] == pytest.approx(
         [6.0, 2.0], abs=0.5
     )
-    assert all(job.meter.is_idle for job in jobs)
+    assert all(job.queue.meter.is_idle for job in jobs)
 
 
 def test_long_stream_does_not_block_other_streams_of_its_account(shared):
@@ -424,7 +423,7 @@ def test_texts_of_rows_count_against_the_buffer(has_model):
     group = Group("a", Compute(), pool, 8) if has_model else None
     job = pipeline(samples(), pool, group=group, buffer_bytes=200_000)
     job.start()
-    job._reader.join(0.5)
+    job.queue._reader.join(0.5)
     job.cancel()
     # Each holds its text, and up to four bytes a character as a row.
     assert num_read < 10
