@@ -4,7 +4,7 @@ A slot lasts as long as its client reads.  If an account without a slot waits
 for ``PATIENCE_SECONDS``, it gets one of an account with several, whose client
 is slower than a piece of the answer in that time.
 
-Only numbers of jobs count here; :mod:`hapi_worker.models.device_models`
+Only numbers of jobs count here; :mod:`hapi_worker.models.device_memory`
 refuses for lack of memory.
 """
 

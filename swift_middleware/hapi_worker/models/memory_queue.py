@@ -19,7 +19,7 @@ from hapi_protocol.job_messages import ModelIdentity
 from hapi_worker.models.uploads import GRACE_SECONDS, RETRY_SECONDS
 
 if TYPE_CHECKING:
-    from hapi_worker.models.device_models import DeviceModels
+    from hapi_worker.models.device_memory import DeviceMemory
 
 QUEUED_LOAD_SECONDS = 2 * RETRY_SECONDS
 """Lifetime of a queued load after its last request; a caller that retries as
@@ -49,7 +49,7 @@ class QueuedLoad:
     """
 
     account: str
-    device: DeviceModels
+    device: DeviceMemory
     since: float
     until: float = math.inf
     digest: str = ""
@@ -73,7 +73,7 @@ class MemoryQueue:
 
     def __post_init__(self) -> None:
         self._loads: dict[ModelIdentity, QueuedLoad] = {}
-        self._last_served: dict[DeviceModels, float] = {}
+        self._last_served: dict[DeviceMemory, float] = {}
         self.generation = 0
         """Raised whenever memory of a device becomes free."""
 
@@ -97,7 +97,7 @@ class MemoryQueue:
         identity: ModelIdentity,
         digest: str,
         needed_bytes: int,
-        devices: Sequence[DeviceModels],
+        devices: Sequence[DeviceMemory],
     ) -> bool:
         """Returns True if the model can be loaded now; if not, queues it.
 
@@ -133,7 +133,7 @@ class MemoryQueue:
         identity: ModelIdentity,
         digest: str,
         needed_bytes: int,
-        devices: Sequence[DeviceModels],
+        devices: Sequence[DeviceMemory],
     ) -> None:
         """Queues a load, or keeps it queued; arguments see
         :meth:`can_load`."""
@@ -187,12 +187,12 @@ class MemoryQueue:
         self._loads.pop(identity, None)
         self.freed()
 
-    def head(self, device: DeviceModels) -> QueuedLoad | None:
+    def head(self, device: DeviceMemory) -> QueuedLoad | None:
         """Returns the first load of a device."""
         loads = self._on(device)
         return min(loads, key=lambda load: load.since, default=None)
 
-    def blocking(self, device: DeviceModels) -> QueuedLoad | None:
+    def blocking(self, device: DeviceMemory) -> QueuedLoad | None:
         """Returns the load for which other jobs must leave memory."""
         head = self.head(device)
         if head is None:
@@ -210,5 +210,5 @@ class MemoryQueue:
             if load.account == account:
                 load.since = max(load.since, since)
 
-    def _on(self, device: DeviceModels) -> list[QueuedLoad]:
+    def _on(self, device: DeviceMemory) -> list[QueuedLoad]:
         return [w for w in self.loads().values() if w.device is device]

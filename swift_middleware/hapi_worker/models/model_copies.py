@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from hapi_protocol.errors import DoesNotFitError, HapiError, UnavailableError
 from hapi_splitter.cuts import FrozenGraph
+from hapi_worker.models.device_memory import DeviceMemory
 from hapi_worker.models.device_models import DeviceModels, Lease
 from hapi_worker.models.loaded_model import LoadedModel
 from hapi_worker.models.uploads import too_busy_error
@@ -85,7 +86,7 @@ class ModelCopies:
         digest: str,
         frozen: FrozenGraph,
         load_seconds: float,
-        preferred: DeviceModels | None,
+        preferred: DeviceMemory | None,
     ) -> LoadedModel:
         """Adds a model to the first device that takes it.
 

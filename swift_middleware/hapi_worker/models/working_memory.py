@@ -21,7 +21,8 @@ from hapi_worker.models.uploads import too_busy_error
 from hapi_worker.scheduling.max_min_grants import granted_bytes
 
 if TYPE_CHECKING:
-    from hapi_worker.models.device_models import DeviceModels, Lease
+    from hapi_worker.models.device_memory import DeviceMemory
+    from hapi_worker.models.device_models import Lease
 
 CAP_SECONDS = 600.0
 """Seconds for which a batch that ran out of memory is not tried again."""
@@ -40,7 +41,7 @@ class WorkingMemory:
         decoding_bytes: memory of images that are decoded.
     """
 
-    models: DeviceModels
+    models: DeviceMemory
 
     def __post_init__(self) -> None:
         self.decoding_bytes = 0
