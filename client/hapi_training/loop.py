@@ -138,25 +138,24 @@ def _locked(checkpoint: Checkpoint | None) -> Iterator[threading.Event]:
         yield stop_requested
 
 
+@dataclass(eq=False)
 class _Run:
     """State of a training run: everything that a checkpoint saves."""
 
-    def __init__(
-        self,
-        job: TransferJob,
-        learning_rate: float,
-        checkpoint: Checkpoint | None,
-    ) -> None:
-        self._job = job
-        self._checkpoint = checkpoint
-        self._learning_rate = learning_rate
+    job: TransferJob
+    learning_rate: float
+    checkpoint: Checkpoint | None
+
+    def __post_init__(self) -> None:
         self._optimizer = torch.optim.SGD(
-            job.tail.parameters(), lr=learning_rate, momentum=MOMENTUM
+            self.job.tail.parameters(),
+            lr=self.learning_rate,
+            momentum=MOMENTUM,
         )
-        self._device = next(job.tail.parameters()).device
+        self._device = next(self.job.tail.parameters()).device
         self.history = History()
         self._current = EpochResult()
-        saved = checkpoint.load() if checkpoint else None
+        saved = self.checkpoint.load() if self.checkpoint else None
         self.is_resumed = saved is not None
         if saved is not None:
             self._restore(saved)
@@ -179,15 +178,15 @@ class _Run:
             on_samples: see :func:`train_tail`.
             stop_requested: ends the run after the current step if set.
         """
-        self._job.tail.train()
+        self.job.tail.train()
         started = time.monotonic() - self._current.seconds
-        self._job.train_loader.set_epoch(epoch)
-        for features, labels in self._job.train_loader:
+        self.job.train_loader.set_epoch(epoch)
+        for features, labels in self.job.train_loader:
             self._take_step(features, labels)
             self._current.seconds = time.monotonic() - started
             on_samples(epoch, self._current.num_samples)
             # After the last step the job is already in the next epoch.
-            if self._job.epoch == epoch:
+            if self.job.epoch == epoch:
                 self._after_step(stop_requested)
         self._finish_epoch()
 
@@ -195,7 +194,7 @@ class _Run:
         if stop_requested.is_set():
             self._save()
             raise KeyboardInterrupt
-        if self._checkpoint and self._checkpoint.is_due:
+        if self.checkpoint and self.checkpoint.is_due:
             self._save()
 
     def _finish_epoch(self) -> None:
@@ -204,7 +203,7 @@ class _Run:
         self._save()
 
     def _take_step(self, features: torch.Tensor, labels: torch.Tensor) -> None:
-        outputs = self._job.tail(features)
+        outputs = self.job.tail(features)
         loss: Any = torch.nn.functional.cross_entropy(outputs, labels)
         self._optimizer.zero_grad()
         loss.backward()
@@ -215,23 +214,23 @@ class _Run:
         self._current.num_samples += len(labels)
 
     def _save(self) -> None:
-        if self._checkpoint is None:
+        if self.checkpoint is None:
             return
-        self._checkpoint.save(
-            features=self._job.features_facts(),
-            tail=self._job.tail.state_dict(),
+        self.checkpoint.save(
+            features=self.job.features_facts(),
+            tail=self.job.tail.state_dict(),
             optimizer=self._optimizer.state_dict(),
             random=random_state(self._device),
-            data=self._job.state_dict(),
+            data=self.job.state_dict(),
             epochs=[asdict(epoch) for epoch in self.history.epochs],
             begun=asdict(self._current),
         )
 
     def _restore(self, saved: Mapping[str, Any]) -> None:
         try:
-            check_features_match(saved["features"], self._job.features_facts())
-            self._job.load_state_dict(saved["data"])
-            self._job.tail.load_state_dict(saved["tail"])
+            check_features_match(saved["features"], self.job.features_facts())
+            self.job.load_state_dict(saved["data"])
+            self.job.tail.load_state_dict(saved["tail"])
             self._optimizer.load_state_dict(saved["optimizer"])
             self.history.epochs += [
                 EpochResult(**epoch) for epoch in saved["epochs"]
@@ -244,11 +243,11 @@ class _Run:
                 "the checkpoint belongs to another model or release: "
                 f"{type(error).__name__}: {error}",
             ) from error
-        if len(self.history.epochs) != self._job.epoch:
+        if len(self.history.epochs) != self.job.epoch:
             raise ClientError(
                 "bad_state",
                 f"the checkpoint has results of {len(self.history.epochs)} "
-                f"epochs, but its data is in epoch {self._job.epoch}",
+                f"epochs, but its data is in epoch {self.job.epoch}",
             )
         for group in self._optimizer.param_groups:
-            group["lr"] = self._learning_rate
+            group["lr"] = self.learning_rate

@@ -13,6 +13,7 @@ import json
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 DEFAULT_MAX_ENTRIES = 50_000
@@ -21,6 +22,7 @@ DEFAULT_MAX_ENTRIES = 50_000
 WSGIApp = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
 
+@dataclass(eq=False)
 class MemoryCache:
     """A cache that evicts the least recently used entries.
 
@@ -29,14 +31,11 @@ class MemoryCache:
         clock: returns the time in seconds since the epoch.
     """
 
-    def __init__(
-        self,
-        max_entries: int = DEFAULT_MAX_ENTRIES,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
+    max_entries: int = DEFAULT_MAX_ENTRIES
+    clock: Callable[[], float] = time.time
+
+    def __post_init__(self) -> None:
         self._entries: OrderedDict[str, tuple[str, float]] = OrderedDict()
-        self._max_entries = max_entries
-        self._clock = clock
 
     def set(
         self,
@@ -51,12 +50,12 @@ class MemoryCache:
             value = value.decode("utf-8")
         self._entries[key] = (json.dumps(value), self._expiry(time))
         self._entries.move_to_end(key)
-        while len(self._entries) > self._max_entries:
+        while len(self._entries) > self.max_entries:
             self._entries.popitem(last=False)
 
     def get(self, key: str, raise_on_error: bool = False) -> Any:
         text, expiry = self._entries.get(key, ("null", 0.0))
-        if expiry <= self._clock():
+        if expiry <= self.clock():
             self._entries.pop(key, None)
             return None
         self._entries.move_to_end(key)
@@ -93,7 +92,7 @@ class MemoryCache:
         return [self.get(key) for key in keys]
 
     def _expiry(self, seconds: float) -> float:
-        return self._clock() + seconds if seconds > 0 else float("inf")
+        return self.clock() + seconds if seconds > 0 else float("inf")
 
 
 def filter_factory(

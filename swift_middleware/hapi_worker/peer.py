@@ -5,6 +5,7 @@ from __future__ import annotations
 import select
 import socket
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from hapi_protocol.errors import (
@@ -28,6 +29,7 @@ class ClientDisconnectedError(Exception):
     """The peer closed the connection before the end of the body."""
 
 
+@dataclass(eq=False)
 class PeerConnection:
     """A request's socket, for what WSGI does not offer.
 
@@ -37,21 +39,18 @@ class PeerConnection:
             makes at most one system call).
     """
 
-    def __init__(self, sock: socket.socket, reader: Any) -> None:
-        self._socket = sock
-        self.reader = reader
+    sock: socket.socket
+    reader: Any
 
     def wait_readable(self, seconds: float) -> bool:
         """Returns True once a read does not block; waits up to ``seconds``."""
         if self.reader.has_data():
             return True
-        return bool(_poll(self._socket, select.POLLIN, seconds))
+        return bool(_poll(self.sock, select.POLLIN, seconds))
 
     def is_disconnected(self) -> bool:
         """Returns True if the peer closed both directions."""
-        return bool(
-            _poll(self._socket, 0, 0) & (select.POLLHUP | select.POLLERR)
-        )
+        return bool(_poll(self.sock, 0, 0) & (select.POLLHUP | select.POLLERR))
 
     def stop_reading(self) -> None:
         """Wakes a thread that reads, and stops the peer from sending."""
@@ -63,7 +62,7 @@ class PeerConnection:
 
     def _shut(self, how: int) -> None:
         try:
-            self._socket.shutdown(how)
+            self.sock.shutdown(how)
         except OSError:  # the connection is closed already
             return
 

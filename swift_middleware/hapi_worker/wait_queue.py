@@ -13,7 +13,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 
 from hapi_protocol.errors import HapiError
 from hapi_worker.peer import (
@@ -84,6 +84,7 @@ class _Waiter:
     refused: bool = False
 
 
+@dataclass(eq=False)
 class WaitQueue:
     """A bounded number of waiting requests, and slots; thread-safe.
 
@@ -99,21 +100,15 @@ class WaitQueue:
         taken: slots by account; read it with the lock held.
     """
 
-    def __init__(
-        self,
-        limits: QueueLimits,
-        refusal: Callable[[str], HapiError],
-        *,
-        weight: Callable[[str], float] = lambda account: 1.0,
-        changed: threading.Condition | None = None,
-        clock: Clock = time.monotonic,
-    ) -> None:
-        self.limits = limits
-        self.changed = changed or threading.Condition()
+    limits: QueueLimits
+    refusal: Callable[[str], HapiError]
+    _: KW_ONLY
+    weight: Callable[[str], float] = lambda account: 1.0
+    changed: threading.Condition = field(default_factory=threading.Condition)
+    clock: Clock = time.monotonic
+
+    def __post_init__(self) -> None:
         self.taken: Counter[str] = Counter()
-        self._refusal = refusal
-        self._weight = weight
-        self._clock = clock
         self._waiting: list[_Waiter] = []
         self._num_changes = 0
         self._searched: tuple[int, QueueLimits] | None = None
@@ -141,14 +136,14 @@ class WaitQueue:
             AnnotationError: ``bad_request``: the caller has disconnected.
             HapiError: the refusal: too many requests wait.
         """
-        waiter = _Waiter(account, self._clock())
+        waiter = _Waiter(account, self.clock())
 
         def is_ready_or_refused() -> bool:
             if is_ready(waiter):
                 return True
             self._refuse_excess()
             if waiter.refused:
-                raise self._refusal(account)
+                raise self.refusal(account)
             return False
 
         with self.changed:
@@ -160,7 +155,7 @@ class WaitQueue:
                     is_ready_or_refused,
                     seconds,
                     is_disconnected=is_disconnected,
-                    clock=self._clock,
+                    clock=self.clock,
                 )
             finally:
                 if not waiter.refused:
@@ -195,12 +190,12 @@ class WaitQueue:
 
         with self.changed:
             if not self.wait(is_next, seconds, account, is_disconnected):
-                raise self._refusal(account)
+                raise self.refusal(account)
             self.taken[account] += 1
             self._num_changes += 1
             for waiter in self._waiting:
                 if waiter.account == account:
-                    waiter.since = self._clock()
+                    waiter.since = self.clock()
 
     def leave(self, account: str) -> None:
         """Gives a slot back."""
@@ -219,7 +214,7 @@ class WaitQueue:
 
     def _search(self) -> _Waiter | None:
         def rank(waiter: _Waiter) -> tuple[float, float]:
-            share = self.taken[waiter.account] / self._weight(waiter.account)
+            share = self.taken[waiter.account] / self.weight(waiter.account)
             return share, waiter.since
 
         if self.taken.total() >= self.limits.slots:

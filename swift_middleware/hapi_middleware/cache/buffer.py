@@ -20,6 +20,7 @@ MIN_BYTES_PER_SECOND = 64 * 1024
 """Average rate at which a client must read."""
 
 
+@dataclass(eq=False)
 class Buffer:
     """Memory budget of one process.
 
@@ -28,13 +29,10 @@ class Buffer:
         clock: monotonic seconds.
     """
 
-    def __init__(
-        self,
-        limit_bytes: int,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.limit_bytes = limit_bytes
-        self.clock = clock
+    limit_bytes: int
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
         self.reservations: set[BufferReservation] = set()
         """Those with memory."""
 

@@ -7,6 +7,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from hapi_middleware.cache.entries import Entry, pack
 from hapi_middleware.cache.store import StoreCache
 from hapi_middleware.concurrency import Task
@@ -74,6 +76,7 @@ class CacheWriter:
         self._memory.free()
 
 
+@dataclass(eq=False)
 class CachingStream:
     """The client's part of a tee stream; the other part goes to the cache.
 
@@ -85,9 +88,10 @@ class CachingStream:
         InternalError: while iterating, if the stream has no last frame.
     """
 
-    def __init__(self, stream: WorkerStream, writer: CacheWriter) -> None:
-        self._stream = stream
-        self._writer = writer
+    stream: WorkerStream
+    writer: CacheWriter
+
+    def __post_init__(self) -> None:
         self._reader = TeeReader()
 
     def __iter__(self) -> CachingStream:
@@ -95,7 +99,7 @@ class CachingStream:
 
     def __next__(self) -> bytes:
         try:
-            while not (data := self._client_data(next(self._stream))):
+            while not (data := self._client_data(next(self.stream))):
                 pass
             return data
         except StopIteration:
@@ -106,19 +110,19 @@ class CachingStream:
             raise
 
     def close(self) -> None:
-        self._writer.drop()
-        self._stream.close()
+        self.writer.drop()
+        self.stream.close()
 
     def _client_data(self, data: bytes) -> bytes:
         client_pieces = []
         try:
             for kind, piece in self._reader.feed(data):
                 if kind in (BOTH, CACHE):
-                    self._writer.add(piece)
+                    self.writer.add(piece)
                 if kind in (BOTH, CLIENT):
                     client_pieces.append(piece)
         except HapiError as error:
-            raise self._stream.fail(error) from None
+            raise self.stream.fail(error) from None
         return b"".join(client_pieces)
 
     def _end(self) -> None:
@@ -127,4 +131,4 @@ class CachingStream:
             raise InternalError(
                 "internal", "the worker's tee stream has no last frame"
             )
-        self._writer.finish(self._reader.errors)
+        self.writer.finish(self._reader.errors)
