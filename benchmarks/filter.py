@@ -38,7 +38,7 @@ VERBS = ("get", "put")
 
 def judge_call(rounds: Sequence[Round]) -> dict[str, Any]:
     """Seconds that a call takes longer with the filter."""
-    added = summary([trial["with"] - trial["without"] for trial in rounds])
+    added = summary([run["with"] - run["without"] for run in rounds])
     return {
         "added_seconds": added,
         "met": added["median"] <= MAX_CALL_SECONDS,
@@ -50,9 +50,9 @@ def judge_proxy(rounds: Sequence[Round]) -> dict[str, Any]:
     """Ratios of a proxy's CPU seconds, and the noise."""
     cell: dict[str, Any] = {}
     for verb in VERBS:
-        without = [trial[f"{verb}_without"] for trial in rounds]
+        without = [run[f"{verb}_without"] for run in rounds]
         for name, other in (("ratio", "with"), ("noise", "again")):
-            values = [trial[f"{verb}_{other}"] for trial in rounds]
+            values = [run[f"{verb}_{other}"] for run in rounds]
             cell[f"{verb}_{name}"] = ratio(values, without)
         cell[f"{verb}_seconds"] = summary(without)
     met = all(
@@ -100,11 +100,9 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _shown(rounds: Iterable[Round]) -> Iterable[Round]:
-    for trial in rounds:
-        print(
-            ", ".join(f"{k} {v:.3g} s" for k, v in trial.items()), flush=True
-        )
-        yield trial
+    for run in rounds:
+        print(", ".join(f"{k} {v:.3g} s" for k, v in run.items()), flush=True)
+        yield run
 
 
 def _row(name: str, cell: dict[str, Any], scale: float) -> Sequence[str]:

@@ -336,9 +336,7 @@ class Run:
             if _is_bad(entry):
                 entry["faults"] = self._recent()
                 sick = self._faults.unhealed()
-                entry["sick"] = [
-                    fault for fault in sick if f"/{name}" in fault
-                ]
+                entry["sick"] = [row for row in sick if f"/{name}" in row]
                 self._note(f"{name}: {entry}")
             if "samples" not in entry:
                 return  # the process has ended or hangs

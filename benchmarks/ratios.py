@@ -70,9 +70,7 @@ def fastest(rates: Rates, names: Sequence[str]) -> str:
     """The name with the highest median among those measured most often."""
     present = {name: rates[name] for name in names if rates.get(name)}
     most = max(map(len, present.values()))
-    full = {
-        name: trials for name, trials in present.items() if len(trials) == most
-    }
+    full = {name: runs for name, runs in present.items() if len(runs) == most}
     return max(full, key=lambda name: statistics.median(full[name]))
 
 

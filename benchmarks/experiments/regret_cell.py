@@ -81,13 +81,11 @@ class RegretCell:
         self.entry["samples"] = volume.samples
         return name
 
-    def _warm_up(
-        self, client: Remote, outlook: Mapping[str, Any]
-    ) -> list[str]:
+    def _warm_up(self, client: Remote, view: Mapping[str, Any]) -> list[str]:
         """Opens all contenders and runs them once; returns their names."""
         self.entry |= {
-            "predicted": outlook["predicted"],
-            "shared": outlook["policies"],
+            "predicted": view["predicted"],
+            "shared": view["policies"],
             "encodings": {},
             "ruled_out": {},
             "fallbacks": {},
@@ -101,7 +99,7 @@ class RegretCell:
             lambda: ask(client, "plan", name=AUTO)["label"],
             QUICK_SETTLING_SECONDS if quick else SETTLING_SECONDS,
         )["plans"]
-        for option in sorted(outlook["cuts"], key=lambda x: x["link_bytes"]):
+        for option in sorted(view["cuts"], key=lambda x: x["link_bytes"]):
             name, encoding = option["name"], option["encoding"]
             size = option["link_bytes"]
             reason = self._ruled_out(size, max(warm.values()))

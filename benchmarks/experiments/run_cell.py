@@ -139,8 +139,7 @@ class RunsCell:
         """Fills the cell's entry."""
         absent = self.context.section["absent"]
         planned = {
-            name: contender.epochs
-            for name, contender in self.cell.ours.items()
+            name: rival.epochs for name, rival in self.cell.ours.items()
         }
         for name in self.cell.opponents:
             if name not in absent:

@@ -28,9 +28,7 @@ def rates_of(epochs: Sequence[Mapping[str, Any]]) -> list[float]:
 
 def in_reach(rates: Rates, max_opponents: int = MAX_OPPONENTS) -> list[str]:
     """Contenders to measure again, by their rates in the first round."""
-    first = {
-        name: statistics.median(measured) for name, measured in rates.items()
-    }
+    first = {name: statistics.median(values) for name, values in rates.items()}
     opponents = sorted(
         (name for name in first if name in EXTERNALS),
         key=lambda name: -first[name],
@@ -53,7 +51,7 @@ def judge(entry: dict[str, Any]) -> None:
     again = rates.pop(AGAIN)
     once = rates[entry["again"]][-len(again) :]
     entry["samples_per_second"] = {
-        name: statistics.median(measured) for name, measured in rates.items()
+        name: statistics.median(values) for name, values in rates.items()
     }
     best = fastest(rates, EXTERNALS)
     entry["best_external"] = best

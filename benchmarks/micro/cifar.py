@@ -75,9 +75,7 @@ def examples_of(tars: Sequence[Path], name: str) -> Examples:
     if not images:
         raise ValueError(f"there are no images in cifar10-{name}-*.tar")
     values = torch.stack(images).float() / 255
-    mean, std = (
-        torch.tensor(statistics)[:, None, None] for statistics in (MEAN, STD)
-    )
+    mean, std = (torch.tensor(rgb)[:, None, None] for rgb in (MEAN, STD))
     return Examples((values - mean) / std, torch.tensor(labels))
 
 

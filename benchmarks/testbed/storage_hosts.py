@@ -185,16 +185,9 @@ class Host:
         if parser.has_section("pipeline:main"):
             main = parser["pipeline:main"]
             *filters, app = main["pipeline"].split()
-            filters = [
-                section_name
-                for section_name in filters
-                if section_name not in without
-            ]
+            filters = [key for key in filters if key not in without]
             main["pipeline"] = " ".join([*filters, app])
-            uses = {
-                f"filter:{section_name}": section_name
-                for section_name in filters
-            }
+            uses = {f"filter:{key}": key for key in filters}
             uses[f"app:{app}"] = app.removesuffix("-server")
             for section, options in uses.items():
                 if not parser.has_section(section):
