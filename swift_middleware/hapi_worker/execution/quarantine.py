@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from hapi_protocol.errors import TooSlowError
+from hapi_worker.models.loaded_model import touch
 
 MAX_SLOW_PASSES = 3
 """Slow passes of a model within :data:`WINDOW_SECONDS` that ban it."""
@@ -54,9 +55,7 @@ class ModelQuarantine:
             self.total += 1
             late = self._late.setdefault(digest, deque(maxlen=MAX_SLOW_PASSES))
             late.append(self.clock())
-            self._late.move_to_end(digest)
-            while len(self._late) > MAX_MODELS:
-                self._late.popitem(last=False)
+            touch(self._late, digest, MAX_MODELS)
 
     def check(self, digest: str) -> None:
         """Refuses a model in quarantine.

@@ -31,6 +31,7 @@ from hapi_worker.execution.device_executor import executor_of
 from hapi_worker.jobs.admission import Admission
 from hapi_worker.jobs.profile_runner import ProfileRunner
 from hapi_worker.models.device_models import Lease
+from hapi_worker.models.loaded_model import touch
 from hapi_worker.models.registry import Models
 from hapi_worker.models.uploads import copy_of_error, too_busy_error
 from hapi_worker.monitoring.metrics import Metrics
@@ -263,8 +264,7 @@ class Profiling:
             self._run = None
         if isinstance(result, ModelProfile):
             self._cache[run.key] = result
-            while len(self._cache) > MAX_PROFILES:
-                self._cache.popitem(last=False)
+            touch(self._cache, run.key, MAX_PROFILES)
         run.lease.release()
         self._changed.notify_all()
 

@@ -19,6 +19,7 @@ from hapi_protocol.errors import DoesNotFitError, HapiError, UnavailableError
 from hapi_protocol.job_messages import ModelIdentity
 from hapi_splitter.cuts import FrozenGraph
 from hapi_worker.models.device_models import DeviceModels, Lease
+from hapi_worker.models.loaded_model import touch
 from hapi_worker.models.memory_queue import QUEUED_LOAD_SECONDS, MemoryQueue
 from hapi_worker.models.model_copies import ModelCopies
 from hapi_worker.models.uploads import (
@@ -371,7 +372,5 @@ class Models:
             num_bytes = frozen.parameter_bytes
             known = KnownModel(digest, len(frozen.cuts), num_bytes)
         self._known[identity] = known
-        self._known.move_to_end(identity)
-        while len(self._known) > self.max_identities:
-            self._known.popitem(last=False)
+        touch(self._known, identity, self.max_identities)
         return known

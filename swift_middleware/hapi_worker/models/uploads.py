@@ -19,6 +19,7 @@ from hapi_protocol.errors import (
     make_error,
 )
 from hapi_protocol.job_messages import ModelIdentity
+from hapi_worker.models.loaded_model import touch
 
 GRACE_SECONDS = 10.0
 """Time within which a caller must start an upload that it was asked for."""
@@ -145,9 +146,7 @@ class Uploads:
     def _remember(self, identity: ModelIdentity, error: HapiError) -> None:
         expires = self.clock() + REFUSAL_SECONDS
         self._refusals[identity] = expires, copy_of_error(error)
-        self._refusals.move_to_end(identity)
-        while len(self._refusals) > MAX_REFUSALS:
-            self._refusals.popitem(last=False)
+        touch(self._refusals, identity, MAX_REFUSALS)
 
 
 def check_name(identity: ModelIdentity, digest: str) -> None:
