@@ -259,6 +259,7 @@ def test_job_streams_where_features_are_larger_than_what_is_stored(
             connection=slow,
             epochs=1e6,
             read=OPTIONS,
+            memory_bytes=0,
         ) as job,
     ):
         epoch = 0

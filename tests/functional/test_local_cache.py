@@ -355,7 +355,9 @@ def test_commands_show_and_empty_a_directory(connection, expected, tmp_path):
         words = ["cache", *words, "--in", str(tmp_path / "cache")]
         result = runner.invoke(app, [*words, "--json", str(out)])
         assert result.exit_code == status, result.output
-        return json.loads(out.read_text()) if not status else result.output
+        if not status:
+            return json.loads(out.read_text())
+        return " ".join(result.output.replace("│", " ").split())
 
     assert "or a directory that exists" in run("ls", status=2)
     with job_of(connection, directory=tmp_path / "cache") as job:
@@ -367,7 +369,7 @@ def test_commands_show_and_empty_a_directory(connection, expected, tmp_path):
         assert run("stats")["containers"][0]["entries"] == 1
         assert run("purge", "--yes") == {"deleted": 0, "in_use": 1}
         assert_same_epoch(epoch_of(job, 1), expected[1])
-    assert "exclude each other" in run("ls", "memory/photos", status=2)
+    assert "give no object" in run("ls", "memory/photos", status=2)
     POOL.clear()
     assert run("purge", "--yes") == {"deleted": 1, "in_use": 0}
     assert run("ls") == {"entries": []}
@@ -381,7 +383,9 @@ def test_commands_show_and_empty_the_cache_of_splits(tmp_path, monkeypatch):
         words = ["cache", *words, "--in", "splits", "--json", str(out)]
         result = runner.invoke(app, words)
         assert result.exit_code == status, result.output
-        return json.loads(out.read_text()) if not status else result.output
+        if not status:
+            return json.loads(out.read_text())
+        return " ".join(result.output.replace("│", " ").split())
 
     assert "HAPI_CACHE_DIR is empty" in run("ls", status=2)
     monkeypatch.setenv("HAPI_CACHE_DIR", str(folder))
@@ -394,7 +398,7 @@ def test_commands_show_and_empty_the_cache_of_splits(tmp_path, monkeypatch):
     found = run("stats")
     assert found["entries"] == 1
     assert found["length_bytes"] == entry["length_bytes"]
-    assert "exclude each other" in run("ls", "photos", status=2)
+    assert "give no object" in run("ls", "photos", status=2)
     assert run("purge", "--yes") == {"deleted": 1, "in_use": 0}
     assert run("ls") == {"entries": []}
     (folder / "splits-3").chmod(0o777)

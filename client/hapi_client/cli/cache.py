@@ -245,7 +245,7 @@ def _host_folder(
         return None
     if source is not None:
         raise typer.BadParameter(
-            f"{source} and --in {where} exclude each other: only the cache in "
+            f"{source}: with --in {where}, give no object: only the cache in "
             "the account has entries of objects"
         )
     try:
