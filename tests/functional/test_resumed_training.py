@@ -51,7 +51,6 @@ def network(seed=0):
 
 def job_of(connection, data, seed=0, **options):
     base = {"cut": "stream", "batch_size": BATCH_SIZE, "read": QUICK}
-    base["memory_bytes"] = 0
     return small_job(
         data,
         network=network(seed),

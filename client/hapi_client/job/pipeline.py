@@ -15,7 +15,7 @@ from hapi_client.job.job_plan import JobPlan
 from hapi_client.job.opened_data import OpenedData
 from hapi_client.job.options import JobConfig
 from hapi_client.loading.feature_loader import FeatureLoader
-from hapi_client.loading.loader_factory import LoaderFactory, feature_caches
+from hapi_client.loading.loader_factory import LoaderFactory, open_host_cache
 from hapi_client.loading.sample_dataset import DatasetConfig, SampleDataset
 from hapi_client.metrics.events import JobStats
 from hapi_client.model.frozen_region import FrozenRegion
@@ -70,7 +70,7 @@ class FeaturePipeline:
             frozen,
             read,
             CacheTracker(config.cache.store, self._augmented.variants),
-            feature_caches(
+            open_host_cache(
                 opened.connection,
                 frozen,
                 opened.splits.values(),

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from hapi_client.caching.cache_config import CacheConfig
-from hapi_client.caching.feature_caches import FeatureCaches
+from hapi_client.caching.host_cache import HostCache
 from hapi_client.data.splits import DataSet, changed_shards
 from hapi_client.loading.decode_pool import DecodePool
 from hapi_client.loading.early_reads import EarlyReads
@@ -36,14 +36,14 @@ from hapi_splitter.numerics import numerics_tag
 from hapi_splitter.planner.problem import RAW_ROUTE, Route
 
 
-def feature_caches(
+def open_host_cache(
     connection: Connection,
     region: ClientRegion,
     splits: Collection[DataSet],
     options: CacheConfig,
     encodings: Sequence[str],
     variants: int | None,
-) -> FeatureCaches:
+) -> HostCache:
     """Returns the features of a job that are cached on this host.
 
     Args:
@@ -68,7 +68,7 @@ def feature_caches(
             "max_pixels": region.max_pixels,
         }
 
-    return FeatureCaches(
+    return HostCache(
         facts,
         region.cut_shape(last),
         region.cut_dtype(last),
@@ -87,7 +87,7 @@ class LoaderFactory:
         region: computes frozen layers on the client.
         options: options of reading.
         tracker: tracker of the store's cache.
-        caches: features that are cached on this host; None for none.
+        host_cache: features that are cached on this host; None for none.
         early: spans that were read early; None for none.
         skipped: samples that the job leaves out; None for none so far.
         link_limits: returns True if the link limits the present plan.
@@ -106,12 +106,12 @@ class LoaderFactory:
         region: ClientRegion,
         options: ReadConfig,
         tracker: CacheTracker,
-        caches: FeatureCaches | None = None,
+        host_cache: HostCache | None = None,
         early: EarlyReads | None = None,
         skipped: SkippedSamples | None = None,
         link_limits: Callable[[], bool] = lambda: True,
     ) -> None:
-        self._caches = caches
+        self._host_cache = host_cache
         self._connection = connection
         self._region = region
         self._options = options
@@ -135,7 +135,7 @@ class LoaderFactory:
             self.recorder,
             tracker,
             self._top_up,
-            caches.samples if caches else lambda training: None,
+            host_cache.samples if host_cache else lambda training: None,
             early or EarlyReads(connection, (), options),
             link_limits,
         )
@@ -180,8 +180,8 @@ class LoaderFactory:
         recorder = recorder or EpochRecorder(self.recorder)
         self.sources.early.begin_epoch()
         cache = None
-        if self._caches is not None:
-            cache = self._caches.of(data, training)
+        if self._host_cache is not None:
+            cache = self._host_cache.of(data, training)
         plan = LoaderPlan(
             spans=data.spans,
             labels=data.labels,
@@ -222,15 +222,19 @@ class LoaderFactory:
             training: random changes of the images; None for none.
             prepare: called once, unless it raises.
         """
-        cache = self._caches.of(data, training) if self._caches else None
+        cache = (
+            self._host_cache.of(data, training) if self._host_cache else None
+        )
         if cache is not None and cache.num_cached() == data.num_samples:
             self._prepare = prepare
         else:
             prepare()
 
     def coverage(self, data: DataSet) -> tuple[float, float]:
-        """Returns :meth:`.FeatureCaches.coverage` of a data set."""
-        return self._caches.coverage(data) if self._caches else (0.0, 0.0)
+        """Returns :meth:`.HostCache.coverage` of a data set."""
+        return (
+            self._host_cache.coverage(data) if self._host_cache else (0.0, 0.0)
+        )
 
     def _prefetcher(
         self, source: SpanSource, spans: Sequence[Span]
@@ -266,5 +270,5 @@ class LoaderFactory:
         self._is_closed = True
         self.interrupt()
         self.pool.close()
-        if self._caches is not None:
-            self._caches.close()
+        if self._host_cache is not None:
+            self._host_cache.close()

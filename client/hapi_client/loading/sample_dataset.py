@@ -19,7 +19,7 @@ from torch.utils.data import Dataset
 from hapi_client.caching.cache_config import CacheConfig
 from hapi_client.data.augmentation_schedule import AugmentationSchedule
 from hapi_client.data.splits import DataSet
-from hapi_client.loading.loader_factory import LoaderFactory, feature_caches
+from hapi_client.loading.loader_factory import LoaderFactory, open_host_cache
 from hapi_client.loading.read_config import ReadConfig
 from hapi_client.loading.skipped_samples import SkippedSamples
 from hapi_client.model.client_region import ClientRegion
@@ -76,7 +76,7 @@ def open_factory(parts: DatasetConfig) -> Iterator[LoaderFactory]:
                 parts.region,
                 parts.read,
                 CacheTracker(parts.cache.store, parts.augmented.variants),
-                feature_caches(
+                open_host_cache(
                     connection,
                     parts.region,
                     [parts.data],

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from hapi_client.caching.feature_caches import (
+from hapi_client.caching.host_cache import (
     caches_samples,
     default_memory_bytes,
 )

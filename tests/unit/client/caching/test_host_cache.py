@@ -15,7 +15,7 @@ import torch
 from full_disk import no_file_beyond
 from hapi_client.caching.cache_config import CacheConfig
 from hapi_client.caching.directory import CacheDirectory
-from hapi_client.caching.feature_caches import FeatureCaches
+from hapi_client.caching.host_cache import HostCache
 from hapi_client.caching.pool import POOL
 from hapi_client.caching.row_map import PAGE_BYTES, read_facts
 from hapi_client.data.splits import DataSet
@@ -63,7 +63,7 @@ def job_of(
     changed=(),
     **facts,
 ):
-    return FeatureCaches(
+    return HostCache(
         lambda: {**FACTS, **facts},
         (ROW_BYTES // dtype.itemsize,),
         dtype,

@@ -52,7 +52,7 @@ def caches_samples(
     return feature_bytes > limit_bytes >= stored_bytes
 
 
-class FeatureCaches:
+class HostCache:
     """The cached features of all splits of a job.
 
     Args:
