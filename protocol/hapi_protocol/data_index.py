@@ -225,6 +225,7 @@ class DataIndex:
             "class_names": list(self.class_names),
             "labels": self.labels,
             "labels_are_names": self.labels_are_names,
+            "num_samples": len(self),
             "empty": {s.name: s.etag for s in self.shards if not s.rows},
             "objects": {
                 shard.name: [row.etag for row in shard.rows]
@@ -278,6 +279,13 @@ class DataIndex:
                 class_names = tuple(map(str, facts.get("class_names", ())))
         except (pa.ArrowException, *_DAMAGE) as error:
             raise _bad_index(name, str(error)) from error
+        # An Arrow stream that was cut off after a batch can be read.
+        num_samples = sum(len(shard.rows) for shard in shards)
+        expected = facts.get("num_samples", num_samples)
+        if num_samples != expected:
+            raise _bad_index(
+                name, f"{num_samples} of {expected} samples are there"
+            )
         return cls(
             tuple(sorted(shards, key=lambda shard: shard.name)),
             class_names,

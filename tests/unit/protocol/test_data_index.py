@@ -97,6 +97,16 @@ def _with_rows(*rows):
     return DataIndex((ShardIndex("a.tar", "e", rows),)).to_bytes()
 
 
+def _without_last_shard():
+    """The readable part of an index that was cut off."""
+    with pa.ipc.open_stream(INDEX.to_bytes()) as reader:
+        batch = reader.read_next_batch()
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return sink.getvalue().to_pybytes()
+
+
 def _with_column(name, values, facts=b'{"version": 1}'):
     """An index of two samples in which one column is another."""
     with pa.ipc.open_stream(
@@ -132,6 +142,7 @@ INT64 = pa.array([0, 9], pa.int64())
         _with_column("key", KEYS, b'{"version": 1, "class_names": 5}'),
         b"no arrow",
         INDEX.to_bytes()[:200],
+        _without_last_shard(),
         INDEX.to_bytes().replace(b'"version": 2', b'"version": 7'),
         feature_stream(),
         _with_rows(IndexRow(1, "k", 0, 10, None)),
