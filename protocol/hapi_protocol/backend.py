@@ -26,7 +26,6 @@ the ``JobGrant``.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from hapi_protocol.headers import ByteRange
 from hapi_protocol.job_messages import JobRequest, ModelIdentity
@@ -73,23 +72,7 @@ STEPS = (
 
 
 @dataclass(frozen=True)
-class _Order(JsonMessage):
-    """A message with an authorised job."""
-
-    job: JobRequest
-
-    @staticmethod
-    def nested_json(value: Any) -> Any:
-        """JSON form of the job, and of what is in it."""
-        return JobRequest.nested_json(value)
-
-    def check(self) -> None:
-        """Raises FieldError if the fields contradict each other."""
-        self.job.check()
-
-
-@dataclass(frozen=True)
-class JobOrder(_Order):
+class JobOrder(JsonMessage):
     """Message of the steps ``job`` and ``bytes``.
 
     Attributes:
@@ -101,12 +84,13 @@ class JobOrder(_Order):
 
     NAME = "job order"
 
+    job: JobRequest
     etag: PossiblyEmpty = ""
     part: ByteRange | None = None
 
     def check(self) -> None:
         """Raises FieldError if the fields contradict each other."""
-        super().check()
+        self.job.check()
         if self.part is not None and self.part.length_bytes < 1:
             raise FieldError("part", str(self.part))
 
@@ -133,7 +117,7 @@ class StoredObject:
 
 
 @dataclass(frozen=True)
-class ObjectsOrder(_Order):
+class ObjectsOrder(JsonMessage):
     """Message of the step ``objects``.
 
     Attributes:
@@ -143,11 +127,12 @@ class ObjectsOrder(_Order):
 
     NAME = "order of objects"
 
+    job: JobRequest
     objects: tuple[StoredObject, ...]
 
     def check(self) -> None:
         """Raises FieldError if the fields contradict each other."""
-        super().check()
+        self.job.check()
         if self.job.num_objects != len(self.objects):
             raise FieldError("objects", len(self.objects))
 

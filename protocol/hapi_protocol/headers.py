@@ -109,6 +109,11 @@ class SampleRange:
     first: int
     last: int | None = None
 
+    @property
+    def json_form(self) -> list[int | None]:
+        """Form in the messages between filter and worker."""
+        return [self.first, self.last]
+
     def __contains__(self, index: object) -> bool:
         return (
             isinstance(index, int)

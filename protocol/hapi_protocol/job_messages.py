@@ -144,13 +144,6 @@ class JobRequest(JsonMessage):
         """The rows are to be merged with those of other jobs."""
         return self.request_objects is not None
 
-    @staticmethod
-    def nested_json(value: Any) -> Any:
-        """JSON form of the model and the samples."""
-        if isinstance(value, SampleRange):
-            return [value.first, value.last]
-        return vars(value)
-
     def check(self) -> None:
         """Raises FieldError if the fields contradict each other."""
         has_model = self.kind == KIND_FEATURES

@@ -68,12 +68,7 @@ class JsonMessage:
     def to_body(self) -> bytes:
         """The message as JSON."""
         message = {**vars(self), "version": API_VERSION}
-        return json.dumps(message, default=self.nested_json).encode()
-
-    @staticmethod
-    def nested_json(value: Any) -> Any:
-        """JSON form of a nested dataclass."""
-        return vars(value)
+        return json.dumps(message, default=_nested_json).encode()
 
     @classmethod
     def from_body(cls: type[_Message], body: bytes) -> _Message:
@@ -94,6 +89,11 @@ class JsonMessage:
 
     def check(self) -> None:
         """Raises ValueError if the fields contradict each other."""
+
+
+def _nested_json(value: Any) -> Any:
+    """JSON form of a nested dataclass: its own, or its fields."""
+    return getattr(value, "json_form", None) or vars(value)
 
 
 def parse_object(
