@@ -32,17 +32,19 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 MAX_BODY_BYTES = 64 * 1024
 """Maximum length of an error body; a longer one is not parsed.  Ours have some
 hundred bytes, so that a proxy's page costs no more than this."""
-
-
 _CODE_LABEL = "code "
-
-
+_STATE = (
+    *("code", "message", "object_name", "trans_id", "retry_after"),
+    *("details", "status"),
+)
+"""Arguments, and attributes, of an error."""
 PACKAGE_REFUSED = "package_refused"
 """Detail of an error: the worker does not take a package that may be good."""
 
@@ -89,18 +91,8 @@ class HapiError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Exception's own reduction calls the class with ``args`` only.
-        return (_rebuild, (type(self), self._state()))
-
-    def _state(self) -> dict[str, Any]:
-        return {
-            "code": self.code,
-            "message": self.message,
-            "object_name": self.object_name,
-            "trans_id": self.trans_id,
-            "retry_after": self.retry_after,
-            "details": self.details,
-            "status": self.status,
-        }
+        state = {name: getattr(self, name) for name in _STATE}
+        return partial(type(self), **state), ()
 
     def __str__(self) -> str:
         facts = [f"{_CODE_LABEL}{self.code}"]
@@ -127,10 +119,6 @@ def _find_code(traceback: str) -> str:
     *_, end = traceback.rpartition(f"({_CODE_LABEL}")
     word = re.match(r"\w+", end)
     return word[0] if word and word[0] in CODES else "internal"
-
-
-def _rebuild(kind: type[HapiError], state: dict[str, Any]) -> HapiError:
-    return kind(**state)
 
 
 class AnnotationError(HapiError):
