@@ -17,7 +17,6 @@ from hapi_protocol.encodings import Encoding
 from hapi_protocol.errors import AnnotationError
 from hapi_protocol.transforms import EVAL, parse_transform
 
-PREFIX = "X-Hapi-"
 HEADER_MODEL = "X-Hapi-Model"
 HEADER_CUT = "X-Hapi-Cut"
 HEADER_ENCODING = "X-Hapi-Encoding"

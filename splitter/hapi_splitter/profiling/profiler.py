@@ -14,7 +14,7 @@ import itertools
 import platform
 import statistics
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 import torch
@@ -52,9 +52,6 @@ clients and workers give budgets of their own."""
 MAX_PASSES = 7
 """Maximum passes of one batch size.  Chosen, not measured: a median of seven
 ignores three disturbed passes; the budget mostly ends before."""
-KNEE = 0.95
-"""Fraction of the best rate that a smaller batch must reach.  Chosen, not
-measured: it trades a twentieth of the speed for less memory and latency."""
 _NEXT_BATCH_COST = 1.5
 """Cost of a new batch size in passes, each of which runs the region twice: a
 warm-up runs it once, and a pass follows."""
@@ -148,22 +145,6 @@ def profile_region(
         runs = _first_passes(region, sizes, deadline, clock)
         _further_passes(runs, deadline, clock)
     return tuple(run.profile() for run in runs)
-
-
-def throughput_knee(batches: Iterable[BatchProfile]) -> int:
-    """Returns the smallest batch within 5 % of the best samples per second.
-
-    Raises:
-        ValueError: ``batches`` is empty.
-    """
-    rates = {b.batch: _rate(b) for b in batches}
-    best = max(rates.values())
-    return min(size for size, rate in rates.items() if rate >= KNEE * best)
-
-
-def _rate(profile: BatchProfile) -> float:
-    seconds = profile.cut_seconds[-1]
-    return profile.batch / seconds if seconds else float("inf")
 
 
 def peak_bytes_by_cut(

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from hapi_protocol.errors import UnsupportedError
-from hapi_protocol.profiles import BatchProfile, ModelProfile
+from hapi_protocol.profiles import ModelProfile
 from hapi_splitter.freezing.split_model import split
 from hapi_splitter.inputs.image_decode import decode_image
 from hapi_splitter.inputs.image_transform import ImageTransform
@@ -32,7 +32,6 @@ from hapi_splitter.profiling.profiler import (
     peak_bytes_by_cut,
     profile_model,
     profile_region,
-    throughput_knee,
 )
 from networks import small_network, small_transform
 from reference_models import BranchedNet
@@ -264,20 +263,6 @@ def test_gpu_is_timed_by_its_events_once_it_has_settled(monkeypatch):
     assert set(seconds) == {0.25}
     assert len(seconds) == 1 + len(frozen.program.calls)
     assert settled == [device]
-
-
-@pytest.mark.parametrize(
-    ("seconds", "knee"),
-    [
-        ({1: 1.0, 8: 4.0, 32: 16.0}, 8),
-        ({1: 1.0, 8: 7.7, 32: 30.5}, 1),
-        ({1: 1.0, 8: 4.0, 32: 15.0}, 32),
-        ({4: 0.0}, 4),
-    ],
-)
-def test_knee_is_the_smallest_batch_near_the_best_rate(seconds, knee):
-    batches = [BatchProfile(n, (0.0, s)) for n, s in seconds.items()]
-    assert throughput_knee(batches) == knee
 
 
 def test_model_profile_travels_and_says_what_it_is_of():
