@@ -122,10 +122,6 @@ def _slice(bound: Named, node: fx.Node) -> Rewritten | None:
     return call("slice.Tensor", bound, start=start, end=end, step=step)
 
 
-def _expand(bound: Named, node: fx.Node) -> Rewritten | None:
-    return call("expand", self=bound["self"], size=shape_of(node))
-
-
 def _repeat(bound: Named, node: fx.Node) -> Rewritten | None:
     """Supports dimensions of size 1, or one dimension of constant size."""
     source = bound["self"].meta["val"]
@@ -161,24 +157,6 @@ def _copy(bound: Named, node: fx.Node) -> Rewritten | None:
     return call("contiguous", self=bound["src"])
 
 
-def _square(bound: Named, node: fx.Node) -> Rewritten | None:
-    return call("mul.Tensor", self=bound["self"], other=bound["self"])
-
-
-def _embedding(bound: Named, node: fx.Node) -> Rewritten | None:
-    """Drops the arguments that concern only gradients."""
-    weight, indices = bound["weight"], bound["indices"]
-    return call("embedding", weight=weight, indices=indices)
-
-
-def _matrix_transpose(bound: Named, node: fx.Node) -> Rewritten | None:
-    return call("transpose.int", bound, dim0=0, dim1=1)
-
-
-def _gelu(bound: Named, node: fx.Node) -> Rewritten | None:
-    return call("gelu", bound, approximate=bound["approximate"] == "tanh")
-
-
 def _reduce(name: str) -> Rewrite:
     def reduced(bound: Named, node: fx.Node) -> Rewritten | None:
         return call(name, bound) if bound["dim"] else None
@@ -195,10 +173,6 @@ def _with_number(name: str) -> Rewrite:
         return _direct(f"aten.{name}.Scalar", bound)
 
     return numbered
-
-
-def _dtype(bound: Named, node: fx.Node) -> Rewritten | None:
-    return call("_to_copy", self=bound["self"], dtype=dtype_of(node))
 
 
 def _adaptive_max_pool(bound: Named, node: fx.Node) -> Rewritten | None:
@@ -241,13 +215,18 @@ _REWRITES: Mapping[str, Rewrite] = MappingProxyType(
         "squeeze": _squeeze,
         "squeeze.dim": _squeeze,
         "slice.Tensor": _slice,
-        "expand": _expand,
+        "expand": lambda b, n: call(
+            "expand", self=b["self"], size=shape_of(n)
+        ),
         "repeat": _repeat,
         "copy": _copy,
-        "square": _square,
-        "t": _matrix_transpose,
-        "embedding": _embedding,
-        "gelu": _gelu,
+        "square": lambda b, n: call("mul.Tensor", b, other=b["self"]),
+        "t": lambda b, n: call("transpose.int", b, dim0=0, dim1=1),
+        # Its other arguments concern only gradients.
+        "embedding": lambda b, n: call("embedding", b),
+        "gelu": lambda b, n: call(
+            "gelu", b, approximate=b["approximate"] == "tanh"
+        ),
         "mean.dim": _reduce("mean.dim"),
         "sum.dim_IntList": _reduce("sum.dim_IntList"),
         "linalg_vector_norm": _reduce("linalg_vector_norm"),
@@ -257,8 +236,8 @@ _REWRITES: Mapping[str, Rewrite] = MappingProxyType(
         "div.Tensor": _with_number("div"),
         "multiply.Tensor": _with_number("mul"),
         "divide.Tensor": _with_number("div"),
-        "to.dtype": _dtype,
-        "_to_copy": _dtype,
+        "to.dtype": lambda b, n: call("_to_copy", b, dtype=dtype_of(n)),
+        "_to_copy": lambda b, n: call("_to_copy", b, dtype=dtype_of(n)),
         "adaptive_max_pool2d": _adaptive_max_pool,
         "upsample_nearest2d.vec": _upsample("upsample_nearest2d"),
         "upsample_bilinear2d.vec": _upsample("upsample_bilinear2d"),

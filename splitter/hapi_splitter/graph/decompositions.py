@@ -119,10 +119,6 @@ def _extreme(name: str) -> Rewrite:
     return rewritten
 
 
-def _matmul(bound: Named, node: fx.Node) -> Rewritten | None:
-    return call("matmul", self=bound["self"], other=bound["mat2"])
-
-
 def _addmm(bound: Named, node: fx.Node) -> Rewritten | None:
     bias, weight = bound["self"], bound["mat2"]
     is_linear = weight.op == "placeholder" and len(shape_of(bias)) == 1
@@ -130,10 +126,6 @@ def _addmm(bound: Named, node: fx.Node) -> Rewritten | None:
         turned = call("transpose.int", self=weight, dim0=0, dim1=1)
         return call("linear", input=bound["mat1"], weight=turned, bias=bias)
     return _plus_product(bound, bound["mat1"], weight)
-
-
-def _baddbmm(bound: Named, node: fx.Node) -> Rewritten | None:
-    return _plus_product(bound, bound["batch1"], bound["batch2"])
 
 
 def _plus_product(bound: Named, left: Any, right: Any) -> Rewritten:
@@ -258,9 +250,9 @@ DECOMPOSITIONS: Mapping[str, Rewrite] = MappingProxyType(
         "__xor__.Tensor": _logical("ne.Tensor"),
         "max.dim": _extreme("amax"),
         "min.dim": _extreme("amin"),
-        "mm": _matmul,
+        "mm": lambda b, n: call("matmul", self=b["self"], other=b["mat2"]),
         "addmm": _addmm,
-        "baddbmm": _baddbmm,
+        "baddbmm": lambda b, n: _plus_product(b, b["batch1"], b["batch2"]),
         "scaled_dot_product_attention": _attention,
         "instance_norm": _instance_norm,
         "var.dim": _variance,

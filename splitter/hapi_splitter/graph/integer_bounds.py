@@ -118,10 +118,6 @@ def _subtract_from(bound: Bound) -> Bounds:
     return _sum(_of(bound["other"]), _of(bound["self"]), -bound["alpha"])
 
 
-def _multiply(bound: Bound) -> Bounds:
-    return _product(_of(bound["self"]), _of(bound["other"]))
-
-
 def _clamp(bound: Bound) -> Bounds:
     """If ``min`` exceeds ``max``, all entries become ``max``."""
     low, high = _of(bound["self"])
@@ -151,19 +147,21 @@ def _moved(bound: Bound) -> Bounds:
     return _hull(*bound.get("tensors", [bound.get("self")]))
 
 
-def _chosen(bound: Bound) -> Bounds:
-    return _hull(bound["self"], bound["other"])
-
-
 _RULES: Mapping[str, Callable[[Any], Bounds]] = MappingProxyType(
     {
         **dict.fromkeys(SELECTIONS, _moved),
         **dict.fromkeys(op_names("_to_copy amax amin"), _moved),
         **dict.fromkeys(op_names("index_select gather"), _moved),
-        **dict.fromkeys(op_names("where.self maximum minimum"), _chosen),
+        **dict.fromkeys(
+            op_names("where.self maximum minimum"),
+            lambda b: _hull(b["self"], b["other"]),
+        ),
         **dict.fromkeys(op_names("add.Tensor add.Scalar"), _add),
         **dict.fromkeys(op_names("sub.Tensor sub.Scalar"), _subtract),
-        **dict.fromkeys(op_names("mul.Tensor mul.Scalar"), _multiply),
+        **dict.fromkeys(
+            op_names("mul.Tensor mul.Scalar"),
+            lambda b: _product(_of(b["self"]), _of(b["other"])),
+        ),
         **dict.fromkeys(op_names("clamp clamp_min"), _clamp),
         "aten.pad.default": lambda b: _hull(b["self"], b["value"] or 0),
         "aten.rsub.Scalar": _subtract_from,
