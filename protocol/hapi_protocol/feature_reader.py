@@ -77,7 +77,8 @@ class FeatureStreamReader:
                 batch, metadata = reader.read_next_batch_with_custom_metadata()
             except StopIteration:
                 return
-            # Changed bytes would end the process.
+            # Changed bytes would end the process, and changed offsets would be
+            # followed out of the buffers.
             batch.validate(full=True)
             facts = dict(metadata or {})
             if METADATA_SUMMARY in facts:
@@ -101,8 +102,6 @@ def read_features(stream: Any) -> FeatureStreamReader:
 
 
 def _read_batch(batch: Any, timings: bytes | None) -> FeatureBatch:
-    # Else changed offsets are followed out of the buffers.
-    batch.validate(full=True)
     columns = {
         name: batch.column(name).to_pylist()
         for name in batch.schema.names

@@ -34,10 +34,6 @@ def _transposed_conv(bound: Bound, result: Value) -> int:
     return int(2 * bound["input"].num_elements * window)
 
 
-def _linear(bound: Bound, result: Value) -> int:
-    return int(2 * result.num_elements * bound["weight"].shape[-1])
-
-
 def _matmul(bound: Bound, result: Value) -> int:
     return int(2 * result.num_elements * bound["self"].shape[-1])
 
@@ -58,10 +54,9 @@ def _pool(bound: Bound, result: Value) -> int:
 _FLOPS: Mapping[str, Callable[[Bound, Value], int]] = MappingProxyType(
     {
         EMBEDDING: lambda bound, result: result.num_elements,
-        "aten.linear.default": _linear,
         "aten.conv_transpose2d.input": _transposed_conv,
         "aten.scaled_dot_product_attention.default": _attention,
-        **dict.fromkeys(op_names("conv1d conv2d conv3d"), _conv),
+        **dict.fromkeys(op_names("conv1d conv2d conv3d linear"), _conv),
         **dict.fromkeys(op_names("matmul bmm"), _matmul),
         **dict.fromkeys(op_names("max_pool1d max_pool2d max_pool3d"), _pool),
         **dict.fromkeys(op_names("avg_pool2d avg_pool3d"), _pool),

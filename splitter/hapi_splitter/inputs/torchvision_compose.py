@@ -133,8 +133,7 @@ def _add_resize_or_crop(
         )
     elif isinstance(step, (v1.CenterCrop, v2.CenterCrop)):
         _check("resize_size" in fields, step, "it precedes Resize")
-        sizes = [step.size] if isinstance(step.size, int) else step.size
-        _add(fields, step, crop_size=_pair(sizes))
+        _add(fields, step, crop_size=_pair(step.size))
     elif _name(step) == "CenterCropOrPad":
         _check("resize_size" in fields, step, "it precedes Resize")
         mode = getattr(step, "padding_mode", "constant")
@@ -182,7 +181,8 @@ def _name(step: Any) -> str | None:
     return kind.__name__ if is_known else None
 
 
-def _pair(sizes: Any) -> tuple[int, int]:
+def _pair(size: Any) -> tuple[int, int]:
+    sizes = [size] if isinstance(size, int) else size
     height, width = sizes if len(sizes) == 2 else (sizes[0], sizes[0])
     return int(height), int(width)
 
