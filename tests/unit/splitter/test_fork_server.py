@@ -197,6 +197,21 @@ def test_server_that_was_ended_does_not_start_again():
     assert servers(os.getpid()) == before
 
 
+def test_end_does_not_wait_for_a_child_that_was_stopped_at_its_start(pool):
+    def is_stopped():
+        children = servers(os.getpid(), "stopped_child")[1:]
+        stats = [Path(f"/proc/{each.pid}/stat") for each in children]
+        states = [stat.read_text().rpartition(")")[2] for stat in stats]
+        return [state.split()[0] for state in states] == ["T"]
+
+    server = ForkServer("stopped_child")
+    result = pool.submit(validate, server)
+    until(is_stopped, SECONDS)
+    server.end()
+    with pytest.raises(UnavailableError, match="has been ended"):
+        result.result()
+
+
 def test_first_load_after_warming_up_imports_nothing():
     code = (
         "import sys\n"
