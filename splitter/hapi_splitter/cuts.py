@@ -29,8 +29,7 @@ from hapi_splitter.graph.batchnorm_folding import (
 )
 from hapi_splitter.graph.flops import flops_of
 from hapi_splitter.graph.index_bounds import id_limits
-from hapi_splitter.graph.lowering import lower
-from hapi_splitter.graph.memory_format import arranged
+from hapi_splitter.graph.lowering import arranged, lower
 from hapi_splitter.graph.operators import DTYPE_NAMES, FLOATS, operators
 from hapi_splitter.graph.program import INPUT, Program
 from hapi_splitter.graph.shapes import bind

@@ -37,6 +37,7 @@ META_CALL = "hapi_call"
 
 BATCH_NORM = "aten._native_batch_norm_legit_no_training.default"
 LINEAR = "aten.linear.default"
+_CONVOLUTION = "aten.conv2d.default"
 
 
 def lower(
@@ -191,3 +192,34 @@ class _Lowering:
                 operator_module.add, (scaled, size.constant)
             )
         return scaled
+
+
+def arranged(
+    program: Program,
+    weights: Mapping[int, torch.Tensor],
+    device: torch.device,
+    copy: bool = False,
+) -> dict[int, torch.Tensor]:
+    """Returns the weights on a device, in its fastest memory format.
+
+    On a CPU weights of two-dimensional convolutions are ``channels_last``: the
+    channels of a pixel are next to one another. Such a convolution reads and
+    writes such images, and oneDNN need not rearrange them before and after
+    each call; most other kernels keep the format of their input. All other
+    weights, and all on other devices, are contiguous.
+
+    Args:
+        program: its calls read the weights.
+        weights: by id; they are not changed.
+        device: the device that computes.
+        copy: whether weights that need no conversion are copied, too.
+    """
+    last = set()
+    if device.type == "cpu":
+        convolutions = [c for c in program.calls if c.op == _CONVOLUTION]
+        last = {call.refs()[1] for call in convolutions}
+    formats = (torch.contiguous_format, torch.channels_last)
+    return {
+        node: weight.to(device, memory_format=formats[node in last], copy=copy)
+        for node, weight in weights.items()
+    }
