@@ -67,10 +67,6 @@ def _number_like(value: Any, node: fx.Node) -> torch.Tensor:
     return torch.tensor(value, dtype=result.dtype, device=result.device)
 
 
-def index_select(source: Any, dim: int, index: torch.Tensor) -> Rewritten:
-    return call("index_select", self=source, dim=dim, index=index)
-
-
 def _scaled(source: Any, factor: float) -> Any:
     if factor == 1:
         return source

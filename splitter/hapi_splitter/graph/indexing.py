@@ -15,7 +15,6 @@ from hapi_splitter.graph.decompositions import (
     Rewritten,
     call,
     dtype_of,
-    index_select,
     reshape,
     shape_of,
 )
@@ -72,7 +71,7 @@ def _select(
     index = torch.where(index < 0, index + size, index)
     if index.tolist() == list(range(size)):
         return Rewritten(IDENTITY, {"self": source})
-    return index_select(source, dim, index)
+    return call("index_select", self=source, dim=dim, index=index)
 
 
 def _select_per_sample(

@@ -250,6 +250,7 @@ def op_names(words: str) -> frozenset[str]:
 
 
 def full_name(word: str) -> str:
+    """Returns the full name of an operator, such as ``aten.relu.default``."""
     return f"aten.{word}" if "." in word else f"aten.{word}.default"
 
 
