@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from hapi_protocol.encodings import Encoding
 from hapi_protocol.feature_stream import (
+    ARRAYS,
     METADATA_STREAM,
     METADATA_SUMMARY,
     METADATA_TIMINGS,
@@ -94,13 +95,7 @@ class FeatureStreamWriter:
             ValueError: rows and features do not match.
         """
         arrays = {"features": features, "scale": scale, "zero": zero}
-        columns = [
-            self._array_column(field, rows, arrays[field.name])
-            if field.name in arrays
-            else pa.array([getattr(r, field.name) for r in rows], field.type)
-            for field in self._schema
-        ]
-        batch = pa.record_batch(columns, schema=self._schema)
+        batch = self._batch(rows, arrays)
         metadata = _json_metadata(METADATA_TIMINGS, timings)
         if self._mark is None:
             self._writer.write_batch(batch, custom_metadata=metadata)
@@ -154,12 +149,22 @@ class FeatureStreamWriter:
         )
         self._writer.write_batch(self._empty, custom_metadata=metadata)
 
+    def _batch(
+        self,
+        rows: Sequence[Row],
+        arrays: Mapping[str, npt.NDArray[Any] | None],
+    ) -> pa.RecordBatch:
+        columns = [
+            self._array_column(field, rows, arrays[field.name])
+            if field.name in arrays
+            else pa.array([getattr(r, field.name) for r in rows], field.type)
+            for field in self._schema
+        ]
+        return pa.record_batch(columns, schema=self._schema)
+
     @cached_property
     def _empty(self) -> pa.RecordBatch:
-        return pa.record_batch(
-            [pa.array([], field.type) for field in _storage(self._schema)],
-            schema=_storage_schema(self._schema),
-        ).cast(self._schema)
+        return self._batch((), dict.fromkeys(ARRAYS))
 
     @staticmethod
     def _array_column(
@@ -202,19 +207,6 @@ def _lists(
         width,
         mask=None if num_good == len(rows) else pa.array(~good),
     )
-
-
-def _storage(schema: pa.Schema) -> list[pa.Field]:
-    return [
-        field.with_type(field.type.storage_type)
-        if isinstance(field.type, pa.BaseExtensionType)
-        else field
-        for field in schema
-    ]
-
-
-def _storage_schema(schema: pa.Schema) -> pa.Schema:
-    return pa.schema(_storage(schema), metadata=schema.metadata)
 
 
 def _json_metadata(key: bytes, value: Any) -> dict[bytes, bytes] | None:
