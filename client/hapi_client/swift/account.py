@@ -1,38 +1,24 @@
-"""A Swift account over HTTP: authentication, containers, objects."""
+"""A Swift account over HTTP: containers and objects."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, BinaryIO, TypeVar
-from urllib.parse import quote, urlencode, urlsplit
+from typing import Any, BinaryIO
+from urllib.parse import urlencode
 
-from hapi_client.swift.credentials import Credentials
-from hapi_client.swift.http_client import (
-    ConnectionOptions,
-    HttpClient,
-    RequestBody,
-)
+from hapi_client.swift.account_session import AccountSession, headers_of
+from hapi_client.swift.http_client import RequestBody
 from hapi_client.swift.read_errors import unreadable
 from hapi_client.swift.response_body import ResponseBody
-from hapi_client.swift.traffic_counters import Traffic
-from hapi_client.swift.transport import CancelScope
-from hapi_protocol.errors import (
-    ClientError,
-    HapiError,
-    NotFoundError,
-)
-from hapi_protocol.headers import ByteRange, ModelPath
+from hapi_protocol.errors import ClientError, HapiError, NotFoundError
+from hapi_protocol.headers import ByteRange
 
 LIST_LIMIT = 10_000
 LAST_PART_RATIO = 8
 """Length of a range divided by that of its last part. For ranges that take
 half a second or more, the last part takes longer than one more request."""
-
-T = TypeVar("T", bound="SwiftAccount")
 
 
 @dataclass(frozen=True)
@@ -62,119 +48,11 @@ class ContainerInfo:
     length_bytes: int
 
 
-class SwiftAccount:
-    """One user's access to one account, for any threads and forks.
+class SwiftAccount(AccountSession):
+    """One user's access to the containers and objects of an account.
 
-    A forked child opens its own sockets on first use.
-
-    Args:
-        credentials: None reads the environment, as ``swift`` does.
-        options: limits of every wait.
-
-    Attributes:
-        credentials: the given credentials, or those of the environment.
-        options: the given options, or the defaults.
-
-    Raises:
-        HapiError: from every method, with status, code, object name and
-            ``X-Trans-Id`` if Swift sent them.
+    Arguments, attributes and errors are those of :class:`AccountSession`.
     """
-
-    def __init__(
-        self,
-        credentials: Credentials | None = None,
-        options: ConnectionOptions | None = None,
-    ) -> None:
-        self.credentials = credentials or Credentials.from_environment(
-            os.environ
-        )
-        self.options = options or ConnectionOptions()
-        self._http = HttpClient(self.credentials, self.options)
-
-    @property
-    def traffic(self) -> Traffic:
-        return self._http.traffic
-
-    @property
-    def storage_url(self) -> str:
-        """``https://host/v1/account``, without a trailing slash."""
-        return self._http.auth.storage_url()
-
-    @property
-    def account(self) -> str:
-        return self.storage_url.rpartition("/")[2]
-
-    def model_path(self, container: str, name: str) -> ModelPath:
-        return ModelPath(self.account, container, name)
-
-    def close(self) -> None:
-        """Closes all sockets; the next request opens new ones."""
-        self._http.close()
-
-    def __enter__(self: T) -> T:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    @contextlib.contextmanager
-    def working_for(self, scope: CancelScope) -> Iterator[None]:
-        """Ties the requests of this thread to ``scope``."""
-        with self._http.owners.working_for(scope):
-            yield
-
-    def cancel(self, scope: CancelScope) -> None:
-        """Ends all current and future requests of ``scope``."""
-        self._http.owners.cancel(scope)
-
-    # -- the cluster -------------------------------------------------
-
-    def info(self) -> dict[str, Any]:
-        """Returns the proxy's ``/info`` document."""
-        with self._open_info() as body:
-            return body.read_json(dict)
-
-    def _open_info(self) -> ResponseBody:
-        parts = urlsplit(self.storage_url)
-        url = f"{parts.scheme}://{parts.netloc}/info"
-        return self._open("GET", url, object_name="/info")
-
-    def log_in(self) -> None:
-        """Gets a token unless there is one already."""
-        self._http.auth.token()
-
-    def head_account(self) -> Mapping[str, str]:
-        """Returns the headers of a HEAD of the account."""
-        return self._request_headers(
-            "HEAD", self.storage_url, object_name=f"account {self.account}"
-        )
-
-    def account_request(
-        self,
-        method: str,
-        query: Mapping[str, str],
-        seconds: float | None = None,
-    ) -> dict[str, Any]:
-        """Sends a request for the account and returns the JSON response.
-
-        Args:
-            method: HTTP method.
-            query: parameters of the URL.
-            seconds: deadline of a single attempt; None for the default
-                deadline with retries.
-        """
-        url = f"{self.storage_url}?{urlencode(query)}"
-        with self._open(
-            method,
-            url,
-            object_name=f"?{next(iter(query), '')}",
-            seconds=seconds,
-            read_seconds=seconds,
-            retry=seconds is None,
-        ) as body:
-            return body.read_json(dict)
-
-    # -- containers --------------------------------------------------
 
     def put_container(
         self, container: str, read_acl: str | None = None
@@ -185,12 +63,9 @@ class SwiftAccount:
             container: name of the container.
             read_acl: its new ``X-Container-Read``; None to set none.
         """
-        self._request_headers(
-            "PUT",
-            self._url(container),
-            {} if read_acl is None else {"X-Container-Read": read_acl},
-            object_name=container,
-        )
+        headers = {} if read_acl is None else {"X-Container-Read": read_acl}
+        url = self._url(container)
+        headers_of(self._open("PUT", url, headers, object_name=container))
 
     def read_acl(self, container: str) -> str | None:
         """Returns the ``X-Container-Read`` of a container of one's own.
@@ -198,8 +73,8 @@ class SwiftAccount:
         It is empty without one, and None if the container does not exist.
         """
         try:
-            headers = self._request_headers(
-                "HEAD", self._url(container), object_name=container
+            headers = headers_of(
+                self._open("HEAD", self._url(container), object_name=container)
             )
         except NotFoundError:
             return None
@@ -252,8 +127,6 @@ class SwiftAccount:
                 return
             marker = page[-1]["name"]
 
-    # -- objects -----------------------------------------------------
-
     def head(
         self,
         container: str,
@@ -272,13 +145,16 @@ class SwiftAccount:
                 deadline with retries.
         """
         try:
-            headers = self._request_headers(
-                "HEAD",
-                self._url(container, name, account=account),
-                object_name=f"{container}/{name}",
-                seconds=seconds,
-                read_seconds=seconds,
-                retry=seconds is None,
+            headers = headers_of(
+                self._open_object(
+                    "HEAD",
+                    container,
+                    name,
+                    account=account,
+                    seconds=seconds,
+                    read_seconds=seconds,
+                    retry=seconds is None,
+                )
             )
         except NotFoundError:
             return None
@@ -292,12 +168,7 @@ class SwiftAccount:
         self, container: str, name: str, *, seconds: float | None = None
     ) -> ResponseBody:
         """Opens the whole object as a stream, which the caller closes."""
-        return self._open(
-            "GET",
-            self._url(container, name),
-            object_name=f"{container}/{name}",
-            seconds=seconds,
-        )
+        return self._open_object("GET", container, name, seconds=seconds)
 
     def get_object(
         self,
@@ -388,12 +259,8 @@ class SwiftAccount:
         if etag is not None:
             headers = {**headers, "If-Match": f'"{etag}"'}
         try:
-            return self._open(
-                "GET",
-                self._url(container, name),
-                headers,
-                object_name=f"{container}/{name}",
-                seconds=seconds,
+            return self._open_object(
+                "GET", container, name, headers, seconds=seconds
             )
         except HapiError as error:
             if etag is None:
@@ -431,45 +298,11 @@ class SwiftAccount:
             headers["ETag"] = md5
         if expires_seconds is not None:
             headers["X-Delete-After"] = str(expires_seconds)
-        response = self._request_headers(
-            "PUT",
-            self._url(container, name),
-            headers,
-            source=RequestBody(source, length_bytes, self.traffic),
-            object_name=f"{container}/{name}",
+        body = RequestBody(source, length_bytes, self.traffic)
+        response = headers_of(
+            self._open_object("PUT", container, name, headers, source=body)
         )
         return response.get("ETag", "").strip('"')
 
     def delete(self, container: str, name: str) -> None:
-        self._request_headers(
-            "DELETE",
-            self._url(container, name),
-            object_name=f"{container}/{name}",
-        )
-
-    def _url(self, *parts: str, account: str | None = None) -> str:
-        """The URL of a container, or of an object in it.
-
-        A container of another account is ``/account/container``.
-        """
-        url = self.storage_url
-        container, *rest = parts
-        if container.startswith("/"):
-            account, _, container = container[1:].partition("/")
-            parts = (container, *rest)
-        if account is not None:
-            url = f"{url.rpartition('/')[0]}/{quote(account)}"
-        return url + "".join("/" + quote(part) for part in parts)
-
-    def _open(
-        self, method: str, url: str, *args: Any, **kwargs: Any
-    ) -> ResponseBody:
-        return self._http.open(method, url, *args, **kwargs)
-
-    def _request_headers(
-        self, method: str, url: str, *args: Any, **kwargs: Any
-    ) -> Mapping[str, str]:
-        """Sends a request, discards the body and returns the headers."""
-        with self._open(method, url, *args, **kwargs) as body:
-            body.read()
-            return body.headers
+        headers_of(self._open_object("DELETE", container, name))

@@ -50,9 +50,12 @@ class CachePage:
             length_bytes=fields["bytes"],
             entries=tuple(
                 CacheEntry(
-                    each["source"], each["key"], each["bytes"], each["stored"]
+                    entry["source"],
+                    entry["key"],
+                    entry["bytes"],
+                    entry["stored"],
                 )
-                for each in fields["listed"]
+                for entry in fields["listed"]
             ),
         )
 
@@ -122,12 +125,12 @@ class CacheAdminClient:
         if limit is not None:
             query["limit"] = str(limit)
         deadline = None if seconds is None else time.monotonic() + seconds
-        for each in sources:
+        for source_name in sources:
             marker: str | None = ""
             while marker is not None:
                 page = self._connection.account_request(
                     method,
-                    {**query, "source": each, "marker": marker},
+                    {**query, "source": source_name, "marker": marker},
                     _seconds_until(deadline),
                 )
                 yield page

@@ -38,7 +38,7 @@ def places_text(section: Mapping[str, Any]) -> str:
     names = {"object": "next to the disks, on object servers"}
     places = section.get("places") or ["proxy"]
     return ", then ".join(
-        names.get(each, "on the proxy's host") for each in places
+        names.get(place, "on the proxy's host") for place in places
     )
 
 
@@ -65,8 +65,9 @@ def swift_rows(info: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "Swift", str(swift.get("version", "unknown version"))
     yield "largest object", size_text(swift.get("max_file_size"))
     policies = [
-        str(each.get("name")) + (" (default)" if each.get("default") else "")
-        for each in swift.get("policies", ())
+        str(policy.get("name"))
+        + (" (default)" if policy.get("default") else "")
+        for policy in swift.get("policies", ())
     ]
     if policies:
         yield "storage policies", ", ".join(policies)
@@ -116,5 +117,5 @@ def hapi_rows(section: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _encoding_parts(section: Mapping[str, Any], number: int) -> Sequence[str]:
     """Returns the n-th parts of the encodings' names, each once."""
-    split = [each.split(";") for each in section.get("encodings", ())]
+    split = [name.split(";") for name in section.get("encodings", ())]
     return list(dict.fromkeys(p[number] for p in split if len(p) > number))

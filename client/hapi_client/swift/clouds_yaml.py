@@ -8,7 +8,6 @@ file (or ``OS_CLIENT_SECURE_FILE``) is merged in.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from keystoneauth1.exceptions import ClientException
@@ -16,34 +15,18 @@ from keystoneauth1.exceptions import ClientException
 from hapi_protocol.errors import ClientError
 
 
-@dataclass(frozen=True)
-class CloudEntry:
-    """The parts of a ``clouds.yaml`` entry that the client uses.
-
-    Attributes:
-        path: file that contains the entry.
-        auth_type: keystoneauth1's name of the plugin.
-        auth: the plugin's options.
-        fields: all other fields, such as ``region_name`` and ``verify``.
-        endpoint: object-store URL to use instead of the catalogue's.
-    """
-
-    path: str
-    auth_type: str
-    auth: Mapping[str, Any]
-    fields: Mapping[str, Any]
-    endpoint: str | None
-
-
 def find_cloud(
     name: str, environ: Mapping[str, str], region_name: str | None
-) -> CloudEntry:
+) -> tuple[str, Any]:
     """Finds the entry of a cloud.
 
     Args:
         name: name of the cloud.
         environ: environment variables, for the paths of the files.
         region_name: one of the entry's ``regions``, if it has several.
+
+    Returns:
+        Path of its file, and openstacksdk's ``CloudRegion``.
 
     Raises:
         ClientError: ``bad_configuration`` if there is no such entry, it is
@@ -60,18 +43,14 @@ def find_cloud(
             ),
             load_envvars=False,
         )
-        found = config.get_one(cloud=name, region_name=region_name)
+        return (
+            str(config.config_filename),
+            config.get_one(cloud=name, region_name=region_name),
+        )
     except (exceptions.ConfigException, ClientException) as error:
         raise ClientError(
             "bad_configuration", f"cloud {name!r}: {error}"
         ) from error
-    return CloudEntry(
-        path=str(config.config_filename),
-        auth_type=found.config["auth_type"],
-        auth=dict(found.config["auth"]),
-        fields=found.config,
-        endpoint=found.get_endpoint("object-store"),
-    )
 
 
 def _openstack() -> tuple[Any, Any]:

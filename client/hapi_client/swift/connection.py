@@ -11,6 +11,7 @@ from urllib.parse import quote, urlsplit
 import requests
 
 from hapi_client.swift.account import SwiftAccount
+from hapi_client.swift.account_session import headers_of
 from hapi_client.swift.http_client import RequestBody
 from hapi_client.swift.response_body import ResponseBody
 from hapi_protocol.errors import ClientError, HapiError
@@ -95,11 +96,11 @@ class Connection(SwiftAccount):
         Raises:
             ClientError: ``no_hapi`` if the response is not a feature stream.
         """
-        body = self._open(
+        body = self._open_object(
             "GET",
-            self._url(container, name),
+            container,
+            name,
             annotation.to_headers(),
-            object_name=f"{container}/{name}",
             seconds=seconds,
             retry=retry,
         )
@@ -166,17 +167,19 @@ class Connection(SwiftAccount):
         Raises:
             ClientError: ``no_hapi`` if the response is not a profile.
         """
-        object_name = f"{container}/{name}"
-        with self._open(
+        with self._open_object(
             "GET",
-            self._url(container, name, account=account),
+            container,
+            name,
             {HEADER_PROFILE: "true"},
-            object_name=object_name,
+            account=account,
             seconds=seconds,
             # Nothing is sent before the whole measurement is done.
             read_seconds=seconds,
         ) as body:
-            _check_type(body, object_name, "application/json", "profile")
+            _check_type(
+                body, f"{container}/{name}", "application/json", "profile"
+            )
             return ModelProfile.from_body(body.read(MAX_PROFILE_BYTES))
 
     def ask_worker(self, container: str, name: str) -> None:
@@ -188,12 +191,8 @@ class Connection(SwiftAccount):
             container: container of any readable object.
             name: name of the object.
         """
-        self._request_headers(
-            "HEAD",
-            self._url(container, name),
-            {HEADER_PROFILE: "true"},
-            object_name=f"{container}/{name}",
-        )
+        headers = {HEADER_PROFILE: "true"}
+        headers_of(self._open_object("HEAD", container, name, headers))
 
 
 def _check_type(

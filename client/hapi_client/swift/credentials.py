@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hapi_client.swift.clouds_yaml import CloudEntry, find_cloud
+from hapi_client.swift.clouds_yaml import find_cloud
 from hapi_client.swift.tls import TLSOptions
 from hapi_protocol.errors import ClientError
 
@@ -111,12 +111,12 @@ class Credentials:
         Raises:
             ClientError: ``bad_configuration`` naming what is missing.
         """
-        entry = find_cloud(name, environ, environ.get("OS_REGION_NAME"))
+        path, cloud = find_cloud(name, environ, environ.get("OS_REGION_NAME"))
         return cls._with_endpoint(
-            {**_variables(entry), **{k: v for k, v in environ.items() if v}},
-            entry.auth_type,
-            entry.auth,
-            f"cloud {name!r} of {entry.path}",
+            {**_variables(cloud), **{k: v for k, v in environ.items() if v}},
+            cloud.config["auth_type"],
+            dict(cloud.config["auth"]),
+            f"cloud {name!r} of {path}",
         )
 
     @classmethod
@@ -171,15 +171,15 @@ class Credentials:
         return loader.load_from_options(**options)
 
 
-def _variables(entry: CloudEntry) -> dict[str, str]:
+def _variables(cloud: Any) -> dict[str, str]:
     """Translates a cloud's entry to environment variables."""
-    fields = entry.fields
+    fields = cloud.config
     is_insecure = fields.get("insecure") or fields.get("verify") is False
     variables = {
         "OS_REGION_NAME": fields.get("region_name"),
         "OS_INTERFACE": fields.get("object_store_interface")
         or fields.get("interface"),
-        "OS_STORAGE_URL": entry.endpoint,
+        "OS_STORAGE_URL": cloud.get_endpoint("object-store"),
         "OS_INSECURE": "true" if is_insecure else None,
         **{
             variable: os.path.expanduser(path) if path else None

@@ -110,8 +110,8 @@ class ResponseBody(io.RawIOBase):
             or "X-Object-Manifest" in self.headers,
         )
         if md5 is not None:
-            found = hashlib.md5(data, usedforsecurity=False).hexdigest()
-            check_md5(self._object_name, found, md5)
+            actual = hashlib.md5(data, usedforsecurity=False).hexdigest()
+            check_md5(self._object_name, actual, md5)
         return data
 
     @property

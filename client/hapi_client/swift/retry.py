@@ -5,11 +5,19 @@ No I/O; clock and randomness are injected.
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from hapi_client.number_checks import check_integers, check_seconds
 from hapi_protocol.errors import HapiError
 
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+MAX_ATTEMPTS = 3
+"""Attempts to read a body that breaks off."""
 RETRYABLE_STATUSES = frozenset({408, 429, 498, 500, 502, 503, 504, 507})
 """Statuses of failures that may pass; 498 is Swift's ratelimit middleware."""
 _OUTAGE_STATUSES = frozenset({502, 503, 504, 507})
@@ -30,6 +38,24 @@ def is_outage(error: HapiError) -> bool:
     if error.code == "source_damaged":
         return False  # a 503 that other replicas have not helped
     return error.code in _RETRYABLE_CODES or error.status in _OUTAGE_STATUSES
+
+
+def read_again(read: Callable[[], T]) -> T:
+    """Requests and reads a body, again if it breaks off.
+
+    Until a body begins, its request is repeated with a backoff.
+
+    Raises:
+        HapiError: of the last attempt, or one that no repeat can help.
+    """
+    for _ in range(MAX_ATTEMPTS - 1):
+        try:
+            return read()
+        except HapiError as error:
+            if not is_retryable(error):
+                raise
+            logger.info("reading again after: %s", error)
+    return read()
 
 
 @dataclass(frozen=True)

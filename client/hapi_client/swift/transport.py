@@ -85,10 +85,14 @@ class CancelScope:
         if self.cancelled:
             raise ClientError("not_connected", "the loader was closed")
 
+    def sleep(self, seconds: float) -> bool:
+        """Sleeps until it is cancelled; returns True if it is."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._cancelled, seconds)
+
     def wait(self, seconds: float) -> None:
         """Sleeps; raises ``not_connected`` if cancelled meanwhile."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._cancelled, seconds)
+        self.sleep(seconds)
         self.check()
 
 
@@ -145,7 +149,10 @@ def is_certificate_error(error: object) -> bool:
 
 
 class ScopedRetry(Retry):
-    """urllib3's Retry with our backoff, counted and cancellable."""
+    """urllib3's Retry with our backoff, counted and cancellable.
+
+    It repeats idempotent requests only, which is the default of urllib3.
+    """
 
     def __init__(
         self,
@@ -159,22 +166,6 @@ class ScopedRetry(Retry):
         self._backoff = backoff
         self._owners = owners
         self._traffic = traffic
-
-    @classmethod
-    def with_backoff(
-        cls, backoff: Backoff, owners: SocketOwners, traffic: Traffic
-    ) -> ScopedRetry:
-        """Returns a policy that repeats only idempotent requests."""
-        return cls(
-            total=backoff.attempts - 1,
-            redirect=0,
-            status_forcelist=RETRYABLE_STATUSES,
-            raise_on_status=False,
-            raise_on_redirect=False,
-            backoff=backoff,
-            owners=owners,
-            traffic=traffic,
-        )
 
     def new(self, **kw: Any) -> Self:
         return super().new(
@@ -275,7 +266,16 @@ class Transport:
         # Passed with each request, because for requests REQUESTS_CA_BUNDLE
         # overrides a session's setting.
         self.verify = None if tls.verify is True else tls.verify
-        retry = ScopedRetry.with_backoff(backoff, owners, traffic)
+        retry = ScopedRetry(
+            total=backoff.attempts - 1,
+            redirect=0,
+            status_forcelist=RETRYABLE_STATUSES,
+            raise_on_status=False,
+            raise_on_redirect=False,
+            backoff=backoff,
+            owners=owners,
+            traffic=traffic,
+        )
         self.retrying = _session(owners, retry, num_connections, tls)
         never = Retry(0, redirect=False, read=False)
         self.single_try = _session(owners, never, num_connections, tls)
@@ -293,13 +293,9 @@ def _session(
 ) -> requests.Session:
     session = requests.Session()
     # Keeps requests from adding credentials of ~/.netrc.
-    session.auth = _no_auth
+    session.auth = lambda request: request
     session.cert = tls.cert
     adapter = _Adapter(owners, retry, num_connections)
     session.mount("http://", adapter)
     session.mount("https://", adapter)
     return session
-
-
-def _no_auth(request: requests.PreparedRequest) -> requests.PreparedRequest:
-    return request
