@@ -91,25 +91,25 @@ def list_data_sets(
     """
     objects = list_objects(connection, location)
     indexed = {
-        _folder_of(each.name)
-        for each in objects
-        if each.name.rpartition("/")[2] == INDEX_NAME
+        _folder_of(info.name)
+        for info in objects
+        if info.name.rpartition("/")[2] == INDEX_NAME
     }
-    found: dict[str, list[ObjectInfo]] = {folder: [] for folder in indexed}
-    for each in objects:
-        own = _folder_of(each.name)
+    data_sets: dict[str, list[ObjectInfo]] = {folder: [] for folder in indexed}
+    for info in objects:
+        own = _folder_of(info.name)
         nearest = max(indexed & _ancestors(own), key=len, default=None)
         if nearest is not None:
-            found[nearest].append(each)
-        elif each.name.endswith(SHARD_SUFFIX):
-            found.setdefault(own, []).append(each)
+            data_sets[nearest].append(info)
+        elif info.name.endswith(SHARD_SUFFIX):
+            data_sets.setdefault(own, []).append(info)
     return [
         _catalog_entry(
             connection,
             place := Location(location.container, folder),
-            Listing.of(place, found[folder]),
+            Listing.of(place, data_sets[folder]),
         )
-        for folder in sorted(found)
+        for folder in sorted(data_sets)
     ]
 
 
@@ -141,7 +141,7 @@ def _catalog_entry(
         state,
         num_shards=len(listing.shards),
         num_samples=None if index is None else len(index),
-        length_bytes=sum(each.length_bytes for each in listing.shards),
+        length_bytes=sum(shard.length_bytes for shard in listing.shards),
     )
 
 

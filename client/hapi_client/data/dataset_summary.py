@@ -87,7 +87,7 @@ def summarize_data_set(
         spans=len(spans),
         shard_bytes=None
         if listed is None
-        else sum(each.length_bytes for each in listed.shards),
+        else sum(shard.length_bytes for shard in listed.shards),
         sample_bytes=sum(row.length for row in rows),
         classes=_classes(index),
         unlabelled=sum(row.label is None for row in rows),

@@ -12,7 +12,7 @@ from itertools import islice
 
 from hapi_client.data.listing import SHARD_SUFFIX, folder_of, list_data
 from hapi_client.swift.connection import Connection
-from hapi_client.swift.retry import is_retryable
+from hapi_client.swift.retry import read_again
 from hapi_client.swift.swift_url import Location
 from hapi_protocol.data_index import INDEX_NAME, DataIndex
 from hapi_protocol.errors import (
@@ -26,7 +26,6 @@ from hapi_protocol.samples import IMAGE
 logger = logging.getLogger(__name__)
 
 CONTENT_TYPE_INDEX = "application/vnd.apache.arrow.stream"
-MAX_ATTEMPTS = 3
 MAX_LISTED = 10_000
 """Maximum number of objects listed to find out why there is no index."""
 MAX_NAMED = 5
@@ -99,13 +98,15 @@ def _missing_index_text(connection: Connection, location: Location) -> str:
         # Permission to read objects does not include listing them.
         logger.info("the container cannot be listed: %s", error)
         return remedy
-    found = sorted(str(Location(location.container, each)) for each in folders)
-    if not found:
+    locations = sorted(
+        str(Location(location.container, folder)) for folder in folders
+    )
+    if not locations:
         return f"{location} has no object ending in {SHARD_SUFFIX}"
-    more = ", ..." if len(found) > MAX_NAMED else ""
+    more = ", ..." if len(locations) > MAX_NAMED else ""
     return (
         f"{location} has no object ending in {SHARD_SUFFIX}; among the data "
-        f"sets in this container are {', '.join(found[:MAX_NAMED])}{more}"
+        f"sets in this container are {', '.join(locations[:MAX_NAMED])}{more}"
     )
 
 
@@ -122,21 +123,20 @@ def find_index(
 def _read_index(
     connection: Connection, location: Location, suffix: str = ""
 ) -> DataIndex:
-    for attempts_left in reversed(range(MAX_ATTEMPTS)):
-        try:
-            with connection.open(
-                location.container, location.index_name + suffix
-            ) as body:
-                return DataIndex.from_bytes(
-                    body.read_whole(), name=f"{location}: the index"
-                )
-        except HapiError as error:
-            # The body broke off: until there is one, requests are repeated.
-            if not attempts_left or not is_retryable(error):
-                if error.code == "source_damaged":
-                    error.message += f"; or run 'hapi index {location}'"
-                raise
-    raise AssertionError("unreachable")
+    def read() -> DataIndex:
+        with connection.open(
+            location.container, location.index_name + suffix
+        ) as body:
+            return DataIndex.from_bytes(
+                body.read_whole(), name=f"{location}: the index"
+            )
+
+    try:
+        return read_again(read)
+    except HapiError as error:
+        if error.code == "source_damaged":
+            error.message += f"; or run 'hapi index {location}'"
+        raise
 
 
 def store_index(
@@ -176,15 +176,15 @@ class IndexState:
 
 
 def _index_etag(connection: Connection, location: Location) -> str | None:
-    found = connection.head(location.container, location.index_name)
-    return None if found is None else found.etag
+    info = connection.head(location.container, location.index_name)
+    return None if info is None else info.etag
 
 
 def _shards(connection: Connection, location: Location) -> frozenset[str]:
     return frozenset(
-        each.name
-        for each in list_data(connection, location).shards
-        if each.name.endswith(SHARD_SUFFIX)
+        shard.name
+        for shard in list_data(connection, location).shards
+        if shard.name.endswith(SHARD_SUFFIX)
     )
 
 
@@ -234,4 +234,4 @@ def replace_index(
 def _some_names(connection: Connection, location: Location) -> Iterator[str]:
     """Yields the first object names of the data set."""
     listed = connection.list(location.container, folder_of(location))
-    return (each.name for each in islice(listed, MAX_LISTED))
+    return (info.name for info in islice(listed, MAX_LISTED))

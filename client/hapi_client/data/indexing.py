@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hapi_client.data.index import (
-    MAX_ATTEMPTS,
     IndexState,
     find_index,
     replace_index,
@@ -29,7 +28,7 @@ from hapi_client.data.listing import SHARD_SUFFIX, list_data
 from hapi_client.data.loose_objects import group_rows, object_labels
 from hapi_client.swift.account import ObjectInfo
 from hapi_client.swift.connection import Connection
-from hapi_client.swift.retry import is_retryable
+from hapi_client.swift.retry import read_again
 from hapi_client.swift.swift_url import Location
 from hapi_protocol.data_index import DEFAULT_LABELS, DataIndex, IndexRow
 from hapi_protocol.errors import (
@@ -58,20 +57,20 @@ def checked_rows(shard: str, rows: Iterable[LabelledRow]) -> list[LabelledRow]:
         UnsupportedError: ``damaged_shard``: a key occurs twice, because the
             members of a sample are not together.
     """
-    found: dict[str, LabelledRow] = {}
-    for each in rows:
-        other = found.setdefault(each.row.key, each)
-        if other is not each:
+    by_key: dict[str, LabelledRow] = {}
+    for labelled in rows:
+        other = by_key.setdefault(labelled.row.key, labelled)
+        if other is not labelled:
             raise UnsupportedError(
                 "damaged_shard",
-                f"shard {shard}: the members of sample {each.row.key!r} are "
-                f"not together (bytes {other.row.offset} and "
-                f"{each.row.offset}), or two samples have this key; write "
-                "the tar again with its members in order, as 'tar "
-                "--sort=name' does",
+                f"shard {shard}: the members of sample "
+                f"{labelled.row.key!r} are not together (bytes "
+                f"{other.row.offset} and {labelled.row.offset}), or two "
+                "samples have this key; write the tar again with its members "
+                "in order, as 'tar --sort=name' does",
                 object_name=shard,
             )
-    return list(found.values())
+    return list(by_key.values())
 
 
 @dataclass(frozen=True)
@@ -170,7 +169,7 @@ def update_index(
     if listing.groups:
         # No object is read, and the table of labels may have changed.
         names = [
-            each.name for group in listing.groups.values() for each in group
+            info.name for group in listing.groups.values() for info in group
         ]
         text_of, note = object_labels(connection, location, source, names)
         notes.append(note)
@@ -180,8 +179,8 @@ def update_index(
         }
 
     def numbered(old: DataIndex) -> DataIndex:
-        found = {name: now[name].etag for name in rows}
-        return number_labels(rows, found, old=old, source=source)
+        etags = {name: now[name].etag for name in rows}
+        return number_labels(rows, etags, old=old, source=source)
 
     def save() -> None:
         index = numbered(DataIndex(()))  # with the labels' own texts
@@ -251,11 +250,11 @@ def cut_off_note(
 def _partial_index(connection: Connection, location: Location) -> DataIndex:
     """The rows that an interrupted call has read, if any."""
     try:
-        found = find_index(connection, location, PARTIAL_SUFFIX)
+        index = find_index(connection, location, PARTIAL_SUFFIX)
     except DataIndexError as error:
         logger.info("an interrupted index is not continued: %s", error)
-        found = None
-    return found or DataIndex(())
+        index = None
+    return index or DataIndex(())
 
 
 def read_label_texts(
@@ -311,26 +310,26 @@ def _read_rows(
     annotation = Annotation(
         model=None, cut=0, index=True, if_source_etag=shard.etag
     )
-    for attempts_left in reversed(range(MAX_ATTEMPTS)):
-        try:
-            with connection.get_features(
-                location.container, shard.name, annotation
-            ) as body:
-                return checked_rows(
-                    shard.name,
-                    (
-                        _labelled_row(row, shard.name, source, check_images)
-                        for batch in read_features(body)
-                        for row in batch.rows
-                    ),
-                )
-        except HapiError as error:
-            if error.code == "empty_shard":
-                return []
-            if not attempts_left or not is_retryable(error):
-                raise
-            logger.info("retrying the index of %s: %s", shard.name, error)
-    raise AssertionError("unreachable")
+
+    def read() -> list[LabelledRow]:
+        with connection.get_features(
+            location.container, shard.name, annotation
+        ) as body:
+            return checked_rows(
+                shard.name,
+                (
+                    _labelled_row(row, shard.name, source, check_images)
+                    for batch in read_features(body)
+                    for row in batch.rows
+                ),
+            )
+
+    try:
+        return read_again(read)
+    except HapiError as error:
+        if error.code == "empty_shard":
+            return []
+        raise
 
 
 def _labelled_row(

@@ -155,10 +155,10 @@ def unlabelled_note(
     """Tells how many samples have no label and why; None if all have one."""
     count = sum(map(len, shards.values()))
     without = [
-        (name, each)
+        (name, row)
         for name, rows in shards.items()
-        for each in rows
-        if each.text is None
+        for row in rows
+        if row.text is None
     ]
     if not without:
         return None
@@ -214,7 +214,7 @@ def number_labels(
         old: an earlier index: its classes keep their numbers.
         source: where the texts come from, which the index states.
     """
-    rows = [row for each in shards.values() for row in each]
+    rows = [row for shard in shards.values() for row in shard]
     texts = {row.text for row in rows if row.text is not None}
     known = list(old.class_names)
     are_names = any(plain_integer(text) is None for text in texts)
@@ -224,9 +224,9 @@ def number_labels(
         shards = {
             name: [
                 replace(row, text=positions.get(row.text or "", row.text))
-                for row in each
+                for row in shard
             ]
-            for name, each in shards.items()
+            for name, shard in shards.items()
         }
         texts = {positions.get(text, text) for text in texts}
     numbers: Mapping[str, int | None]
@@ -254,6 +254,6 @@ def number_labels(
 def _numbered(
     rows: Iterable[LabelledRow], numbers: Mapping[str, int | None]
 ) -> Iterable[IndexRow]:
-    for each in rows:
-        label = None if each.text is None else numbers[each.text]
-        yield replace(each.row, label=label)
+    for labelled in rows:
+        label = None if labelled.text is None else numbers[labelled.text]
+        yield replace(labelled.row, label=label)

@@ -70,7 +70,7 @@ def uses_index_labels(labels: Labels) -> bool:
 
 def has_labels(labels: Sequence[npt.NDArray[np.int64]]) -> bool:
     """True if any sample of these spans has a label."""
-    return any((each != UNLABELLED).any() for each in labels)
+    return any((numbers != UNLABELLED).any() for numbers in labels)
 
 
 def renumber_labels(
@@ -111,7 +111,7 @@ def renumber_labels(
     table = np.array(
         [*(numbers[name] for name in names), UNLABELLED], np.int64
     )
-    return [table[each] for each in labels]
+    return [table[numbers] for numbers in labels]
 
 
 def _other_form(name: str, names: Iterable[str]) -> str:

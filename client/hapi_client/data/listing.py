@@ -41,7 +41,7 @@ class Listing:
     @property
     def etags(self) -> dict[str, str]:
         """ETag of each shard, by name."""
-        return {each.name: each.etag for each in self.shards}
+        return {shard.name: shard.etag for shard in self.shards}
 
     @classmethod
     def of(
@@ -56,7 +56,7 @@ class Listing:
         shards = [x for x in objects if x.name.endswith(SHARD_SUFFIX)]
         groups = {} if shards else _grouped(location, objects)
         return cls(
-            shards or [_group_info(*each) for each in groups.items()],
+            shards or [_group_info(*group) for group in groups.items()],
             groups,
             indexes[0] if indexes else None,
             inner,
@@ -76,13 +76,13 @@ def list_objects(
     """
     objects = connection.list(location.container, folder_of(location))
     return [
-        each
-        if each.length_bytes or not each.name.endswith(SHARD_SUFFIX)
-        else connection.head(location.container, each.name) or each
-        for each in objects
-        if not is_hidden(each.name)
+        info
+        if info.length_bytes or not info.name.endswith(SHARD_SUFFIX)
+        else connection.head(location.container, info.name) or info
+        for info in objects
+        if not is_hidden(info.name)
         and (
-            each.name.endswith((SHARD_SUFFIX, INDEX_NAME)) or _is_sample(each)
+            info.name.endswith((SHARD_SUFFIX, INDEX_NAME)) or _is_sample(info)
         )
     ]
 
@@ -98,15 +98,15 @@ def list_data(connection: Connection, location: Location) -> Listing:
     """
     objects = list_objects(connection, location)
     folders = sorted(
-        each.name.removesuffix(f"/{INDEX_NAME}")
-        for each in objects
-        if each.name.endswith(f"/{INDEX_NAME}")
-        and each.name != location.index_name
+        info.name.removesuffix(f"/{INDEX_NAME}")
+        for info in objects
+        if info.name.endswith(f"/{INDEX_NAME}")
+        and info.name != location.index_name
     )
     below = tuple(f"{folder}/" for folder in folders)
     return Listing.of(
         location,
-        (each for each in objects if not each.name.startswith(below)),
+        (info for info in objects if not info.name.startswith(below)),
         [Location(location.container, folder) for folder in folders],
     )
 
@@ -116,9 +116,9 @@ def folder_of(location: Location) -> str:
     return f"{location.prefix}/" if location.prefix else ""
 
 
-def _is_sample(each: ObjectInfo) -> bool:
-    extension = each.name.rpartition("/")[2].partition(".")[2]
-    return each.length_bytes > 0 and any(
+def _is_sample(info: ObjectInfo) -> bool:
+    extension = info.name.rpartition("/")[2].partition(".")[2]
+    return info.length_bytes > 0 and any(
         medium.has(extension) for medium in _MEDIA
     )
 
@@ -128,7 +128,7 @@ def _grouped(
 ) -> dict[str, list[ObjectInfo]]:
     samples = sorted(
         filter(_is_sample, objects),
-        key=lambda each: hashlib.sha256(each.name.encode()).digest(),
+        key=lambda info: hashlib.sha256(info.name.encode()).digest(),
     )
     return {
         location.object_name(f"objects-{start // GROUP_SAMPLES:06d}"): samples[
@@ -140,7 +140,7 @@ def _grouped(
 
 def _group_info(name: str, objects: Sequence[ObjectInfo]) -> ObjectInfo:
     digest = hashlib.sha256()
-    for each in objects:
-        digest.update(f"{len(each.name)}:{each.name} {each.etag}\n".encode())
-    length_bytes = sum(each.length_bytes for each in objects)
+    for info in objects:
+        digest.update(f"{len(info.name)}:{info.name} {info.etag}\n".encode())
+    length_bytes = sum(info.length_bytes for info in objects)
     return ObjectInfo(name, digest.hexdigest(), length_bytes)

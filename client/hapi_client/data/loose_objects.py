@@ -37,10 +37,10 @@ def group_rows(
     """
     rows = []
     offset = 0
-    for number, each in enumerate(objects):
-        length = each.length_bytes
-        row = IndexRow(number, each.name, offset, length, None, etag=each.etag)
-        rows.append(LabelledRow(row, text_of(each.name)))
+    for number, info in enumerate(objects):
+        length = info.length_bytes
+        row = IndexRow(number, info.name, offset, length, None, etag=info.etag)
+        rows.append(LabelledRow(row, text_of(info.name)))
         offset += length
     return rows
 

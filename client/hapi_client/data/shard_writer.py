@@ -105,20 +105,22 @@ def read_folder(folder: Path) -> SampleFolder:
     """
     dangling: list[Path] = []
     ignored: list[Path] = []
-    found: dict[str, list[Path]] = {}
+    by_class: dict[str, list[Path]] = {}
     for entry in sorted(folder.iterdir()):
         if is_hidden(entry.name):
             continue
         if entry.is_dir():
             paths = sorted(_files_below(entry, dangling))
-            found.setdefault(_text(entry.name), []).extend(paths)
+            by_class.setdefault(_text(entry.name), []).extend(paths)
         else:
             ignored.append(entry)
-    found = dict(sorted(found.items()))
-    class_names = tuple(found)
-    medium = _medium_of(folder, [p for paths in found.values() for p in paths])
+    by_class = dict(sorted(by_class.items()))
+    class_names = tuple(by_class)
+    medium = _medium_of(
+        folder, [p for paths in by_class.values() for p in paths]
+    )
     files: list[SampleFile] = []
-    for label, (name, paths) in enumerate(found.items()):
+    for label, (name, paths) in enumerate(by_class.items()):
         samples = [path for path in paths if medium.has(path.suffix)]
         ignored += [path for path in paths if not medium.has(path.suffix)]
         if not samples:
@@ -180,29 +182,29 @@ def find_sample(folder: Path) -> Path | None:
 
 
 def _medium_of(folder: Path, paths: Sequence[Path]) -> Medium:
-    found = {
+    media = {
         medium: path
         for path in paths
         for medium in (IMAGE, ARRAY, ARCHIVE)
         if medium.has(path.suffix)
     }
-    if len(found) > 1:
+    if len(media) > 1:
         kinds = " and ".join(
-            f"{medium.name}s ({path.name})" for medium, path in found.items()
+            f"{medium.name}s ({path.name})" for medium, path in media.items()
         )
         raise ClientError(
             "bad_configuration",
             f"{folder} contains {kinds}, but a data set has only one kind; "
             "upload them separately",
         )
-    if not found:
+    if not media:
         raise ClientError(
             "bad_configuration",
             f"{folder} has neither class folders with images "
             f"({', '.join(IMAGE.extensions)}) or arrays (npy, npz) nor .tar "
             "files",
         )
-    return next(iter(found))
+    return next(iter(media))
 
 
 def is_damaged(image: bytes) -> bool:

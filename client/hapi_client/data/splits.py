@@ -69,7 +69,9 @@ class DataSet:
     @property
     def num_classes(self) -> int:
         """The largest label plus one."""
-        return 1 + max((int(each.max()) for each in self.labels), default=-1)
+        return 1 + max(
+            (int(labels.max()) for labels in self.labels), default=-1
+        )
 
     @property
     def containers(self) -> Sequence[str]:
@@ -79,11 +81,11 @@ class DataSet:
     def digest(self) -> str:
         """Returns a digest of the shards, their order and their content."""
         first, *others = self.containers
-        found = hashlib.sha256(first.encode())
+        digest = hashlib.sha256(first.encode())
         for span in self.spans:
             name = span.path if span.container in others else span.shard
-            found.update(f"\n{name} {span.etag} {span.samples}".encode())
-        return found.hexdigest()
+            digest.update(f"\n{name} {span.etag} {span.samples}".encode())
+        return digest.hexdigest()
 
 
 @dataclass(frozen=True)
@@ -122,12 +124,12 @@ def load_splits(
         LabelError: if a sample has no label, or a class unknown to ``train``.
     """
     splits = normalize_splits(data)
-    found = {TRAIN: _load(connection, splits[TRAIN], labels)}
-    first = found[TRAIN]
+    loaded = {TRAIN: _load(connection, splits[TRAIN], labels)}
+    first = loaded[TRAIN]
     for name, shards in splits.items():
-        if name not in found:
-            found[name] = _load(connection, shards, labels, first)
-    return found
+        if name not in loaded:
+            loaded[name] = _load(connection, shards, labels, first)
+    return loaded
 
 
 def check_indexes(connection: Connection, data: Data) -> None:
@@ -167,13 +169,13 @@ def changed_shards(connection: Connection, data: DataSet) -> set[str]:
         listed = {}
         with suppress(RightsError):  # the container cannot be listed
             listed = {
-                each.name: each.etag
-                for each in connection.list(container, prefix)
+                info.name: info.etag
+                for info in connection.list(container, prefix)
             }
         for name, (etag, of_shard) in etags.items():
             if of_shard not in changed and listed.get(name) != etag:
-                found = connection.head(container, name)
-                if found is None or found.etag != etag:
+                info = connection.head(container, name)
+                if info is None or info.etag != etag:
                     changed.add(of_shard)
     return changed
 
@@ -189,7 +191,7 @@ def _load(
     if not parts:
         raise ClientError("bad_configuration", "data names no data set")
     spans: list[Span] = []
-    found: list[npt.NDArray[np.int64]] = []
+    all_labels: list[npt.NDArray[np.int64]] = []
     locations: list[Location] = []
     class_names = (
         like.class_names if like and has_labels(like.labels) else None
@@ -208,25 +210,25 @@ def _load(
             numbers = renumber_labels(
                 numbers, index.class_names, class_names, str(part.location)
             )
-        found += numbers
+        all_labels += numbers
     _check_repeated(spans)
     names = class_names if uses_index_labels(labels) else None
-    return DataSet(spans, found, names or (), locations)
+    return DataSet(spans, all_labels, names or (), locations)
 
 
 def _parts(shards: Shards) -> Iterator[_Part]:
     texts = [shards] if isinstance(shards, str) else list(shards)
     names: dict[Location, list[str]] = {}
-    for each in (name for text in texts for name in _expanded(text)):
-        location = parse_location(each)
+    for name in (name for text in texts for name in _expanded(text)):
+        location = parse_location(name)
         if not location.prefix.endswith(SHARD_SUFFIX):
             yield _Part(location)
             continue
         prefix = location.prefix.rpartition("/")[0]
         folder = Location(location.container, prefix)
         names.setdefault(folder, []).append(location.prefix)
-    for folder, found in names.items():
-        yield _Part(folder, tuple(found))
+    for folder, shards_of in names.items():
+        yield _Part(folder, tuple(shards_of))
 
 
 def _expanded(text: str) -> list[str]:
