@@ -34,13 +34,13 @@ def this_rank(environ: Mapping[str, str]) -> Rank:
     if not rank and not world_size:
         return Rank()
     try:
-        found = Rank(int(rank or ""), int(world_size or ""))
+        parsed = Rank(int(rank or ""), int(world_size or ""))
     except ValueError:
-        found = None
-    if found is None or not 0 <= found.rank < found.world_size:
+        parsed = None
+    if parsed is None or not 0 <= parsed.rank < parsed.world_size:
         raise ClientError(
             "bad_configuration",
             f"RANK is {rank!r} and WORLD_SIZE is {world_size!r}; set both as "
             "torchrun does, or neither",
         )
-    return found
+    return parsed

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 from hapi_client.sampling.partition import EpochPartition, Reader
 from hapi_client.sampling.resume_state import DataState, bad_state
@@ -17,8 +17,6 @@ from hapi_client.sampling.sampler import (
     shuffled_order,
 )
 from hapi_protocol.errors import ClientError
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -95,7 +93,7 @@ class Epochs:
         # True until a step is delivered: the loaded step is the first one.
         self._is_resuming = False
         self._state: DataState | None = None
-        _as_client_error(lambda: self._config(Reader(), 0, drop_last=False))
+        self._config(Reader(), 0, drop_last=False)
 
     def for_workers(self, num_workers: int) -> Epochs:
         """Returns the epochs of a loader with workers, in the same state."""
@@ -133,10 +131,8 @@ class Epochs:
         """
         epoch = to_integer("epoch", epoch)
         config = self._config(reader, epoch, drop_last=drop_last)
-        order = _as_client_error(
-            lambda: shuffled_order(
-                self._sizes, config, seed=self._options.seed, epoch=epoch
-            )
+        order = shuffled_order(
+            self._sizes, config, seed=self._options.seed, epoch=epoch
         )
         if not order.num_steps:
             raise self._no_step()
@@ -155,11 +151,13 @@ class Epochs:
                 self._is_resuming = False
             self._state = state.after(step, order.num_steps)
 
+        try:
+            read_plan = order.read_plan(replace(reader, first_step=first))
+        except ClientError as error:
+            error.message += self._remedy(epoch)
+            raise
         return ReaderShare(
-            _as_client_error(
-                lambda: order.read_plan(replace(reader, first_step=first)),
-                self._remedy(reader, epoch),
-            ),
+            read_plan,
             len(range(reader.worker, order.num_steps, reader.num_workers)),
             delivered,
         )
@@ -179,7 +177,7 @@ class Epochs:
             self._options.batch_size, partition, drop_last=drop_last
         )
         order = index_order(sizes, config)
-        reading = _as_client_error(lambda: order.read_plan(reader))
+        reading = order.read_plan(reader)
         return ReaderShare(reading, len(reading.batches))
 
     def state_dict(self) -> dict[str, Any]:
@@ -282,14 +280,14 @@ class Epochs:
         )
         return partition if fits or self._has_begun(epoch) else None
 
-    def _remedy(self, reader: Reader, epoch: int) -> str:
+    def _remedy(self, epoch: int) -> str:
         """Suggests a remedy if readers cannot share an epoch."""
         if self._has_begun(epoch):
             return (
-                f"epoch {epoch} was started with other ranks or workers: "
+                f"; epoch {epoch} was started with other ranks or workers: "
                 "finish it with those numbers, or start another epoch"
             )
-        return "or give another partition" if self._options.partition else ""
+        return "; or give another partition" if self._options.partition else ""
 
     def _no_step(self) -> ClientError:
         return ClientError(
@@ -335,16 +333,6 @@ def _difference(name: str, given: DataState, mine: Any) -> str:
             "it belongs to another data set, or its shards have changed since"
         )
     return f"its {name} is {getattr(given, name)!r}, this job's is {mine!r}"
-
-
-def _as_client_error(make: Callable[[], T], remedy: str = "") -> T:
-    """Turns a ValueError into ``bad_configuration`` with a remedy."""
-    try:
-        return make()
-    except ValueError as error:
-        raise ClientError(
-            "bad_configuration", "; ".join(filter(None, [str(error), remedy]))
-        ) from error
 
 
 def to_integer(name: str, value: Any) -> int:

@@ -115,5 +115,7 @@ class SpanSlice:
 def divisors(number: int) -> str:
     """Returns the divisors of a number as text, such as ``1, 2, 4``."""
     return ", ".join(
-        str(each) for each in range(1, number + 1) if not number % each
+        str(divisor)
+        for divisor in range(1, number + 1)
+        if not number % divisor
     )

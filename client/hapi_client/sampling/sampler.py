@@ -16,6 +16,7 @@ from hapi_client.sampling.partition import (
     SpanSlice,
     divisors,
 )
+from hapi_protocol.errors import ClientError
 
 DEFAULT_BUFFER_SPANS = 8
 
@@ -74,7 +75,7 @@ class SamplerConfig:
         drop_last: leave out an incomplete last batch.
 
     Raises:
-        ValueError: for a number below 1.
+        ClientError: ``bad_configuration`` for a number below 1.
     """
 
     batch_size: int
@@ -102,10 +103,11 @@ class SamplerConfig:
         return np.append(ends, num_samples)
 
 
+@dataclass(frozen=True, eq=False)
 class EpochSampler:
     """The order of all steps of an epoch.
 
-    Args:
+    Attributes:
         config: settings of the order.
         ends: result of :meth:`SamplerConfig.step_ends`.
         pieces: pieces of all partitions.
@@ -114,30 +116,22 @@ class EpochSampler:
         row_of: ``[samples]`` int64, row of each sample in its piece.
     """
 
-    def __init__(
-        self,
-        config: SamplerConfig,
-        ends: Integers,
-        pieces: Sequence[SpanSlice],
-        piece_of: Integers,
-        row_of: Integers,
-    ) -> None:
-        self.config = config
-        self._ends = ends
-        self._pieces = pieces
-        self._piece_of = piece_of
-        self._row_of = row_of
+    config: SamplerConfig
+    ends: Integers
+    pieces: Sequence[SpanSlice]
+    piece_of: Integers
+    row_of: Integers
 
     @property
     def num_steps(self) -> int:
-        return len(self._ends)
+        return len(self.ends)
 
     def read_plan(self, reader: Reader | None = None) -> ReadPlan:
         """Returns the share of a reader; None for a single reader.
 
         Raises:
-            ValueError: naming a number that does not divide the partition,
-                and those that do.
+            ClientError: ``bad_configuration`` naming a number that does not
+                divide the partition, and those that do.
         """
         reader = reader or Reader()
         self._check_reader(reader)
@@ -149,16 +143,16 @@ class EpochSampler:
         samples_by_step = [self._samples_of(step, reader) for step in steps]
         samples = np.concatenate([_EMPTY, *samples_by_step])
         used, first_use, index_in_used = np.unique(
-            self._piece_of[samples], return_index=True, return_inverse=True
+            self.piece_of[samples], return_index=True, return_inverse=True
         )
         by_first_use = np.argsort(first_use, kind="stable")
         position_of = np.empty_like(by_first_use)
         position_of[by_first_use] = np.arange(len(by_first_use))
         positions = position_of[index_in_used]
-        rows = self._row_of[samples]
+        rows = self.row_of[samples]
         bounds = np.cumsum([0, *map(len, samples_by_step)])
         return ReadPlan(
-            tuple(self._pieces[index] for index in used[by_first_use]),
+            tuple(self.pieces[index] for index in used[by_first_use]),
             tuple(
                 ReaderBatch(step, positions[start:end], rows[start:end])
                 for step, start, end in zip(
@@ -168,10 +162,10 @@ class EpochSampler:
         )
 
     def _samples_of(self, step: int, reader: Reader) -> Integers:
-        start = int(self._ends[step - 1]) if step else 0
+        start = int(self.ends[step - 1]) if step else 0
         offset = (reader.rank - start) % reader.num_ranks
         return np.arange(
-            start + offset, self._ends[step], reader.num_ranks, dtype=np.int64
+            start + offset, self.ends[step], reader.num_ranks, dtype=np.int64
         )
 
     def _check_reader(self, reader: Reader) -> None:
@@ -180,25 +174,25 @@ class EpochSampler:
         _check_share("worker", reader.worker, reader.num_workers)
         check_integer("first_step", reader.first_step, 0)
         if partition.batch_partitions % reader.num_ranks:
-            raise ValueError(
+            raise _bad(
                 f"{reader.num_ranks} ranks cannot share "
                 f"{partition.batch_partitions} batch partitions; allowed: "
                 f"{divisors(partition.batch_partitions)}"
             )
         if partition.step_partitions % reader.num_workers:
-            raise ValueError(
+            raise _bad(
                 f"{reader.num_workers} loader workers cannot share "
                 f"{partition.step_partitions} step partitions; allowed: "
                 f"{divisors(partition.step_partitions)}"
             )
-        sizes = np.diff(self._ends, prepend=0)
+        sizes = np.diff(self.ends, prepend=0)
         if len(sizes) and sizes.min() < reader.num_ranks:
-            raise ValueError(
-                f"{len(self._piece_of)} samples are too few for "
+            raise _bad(
+                f"{len(self.piece_of)} samples are too few for "
                 f"{reader.num_ranks} ranks; use fewer ranks, or drop_last"
             )
         if self.config.batch_size % reader.num_ranks:
-            raise ValueError(
+            raise _bad(
                 f"a batch of {self.config.batch_size} samples cannot be "
                 f"divided among {reader.num_ranks} ranks; allowed: "
                 f"{divisors(self.config.batch_size)}"
@@ -232,7 +226,7 @@ def shuffled_order(
         epoch: number of the epoch, at least 0.
 
     Raises:
-        ValueError: naming a negative argument.
+        ClientError: ``bad_configuration`` naming a negative argument.
     """
     check_integer("seed", seed, 0)
     check_integer("epoch", epoch, 0)
@@ -256,8 +250,8 @@ def single_batch_plan(samples: Sequence[tuple[int, int]]) -> ReadPlan:
         else:
             pieces[-1] = SpanSlice(span, last.first, row + 1)
         places[span, row] = len(pieces) - 1, row - pieces[-1].first
-    found = np.array([places[each] for each in samples], np.int64)
-    positions, rows = found.reshape(-1, 2).T
+    place_of = np.array([places[sample] for sample in samples], np.int64)
+    positions, rows = place_of.reshape(-1, 2).T
     return ReadPlan(tuple(pieces), (ReaderBatch(0, positions, rows),))
 
 
@@ -347,7 +341,7 @@ def _shuffled_samples(
     Returns:
         ``[samples]`` int64 twice: piece and row of each delivered sample.
     """
-    sizes = np.array([len(each) for each in slices], np.int64)
+    sizes = np.array([len(piece) for piece in slices], np.int64)
     starts = np.cumsum(sizes) - sizes
     delivered = [_EMPTY]
     buffer = _EMPTY
@@ -375,4 +369,8 @@ def _permutation(random: np.random.Philox, length: int) -> Integers:
 def _check_share(name: str, number: int, total: int) -> None:
     check_integer(f"num_{name}s", total, 1)
     if not 0 <= number < total:
-        raise ValueError(f"{name} is {number}; 0 to {total - 1}")
+        raise _bad(f"{name} is {number}; 0 to {total - 1}")
+
+
+def _bad(message: str) -> ClientError:
+    return ClientError("bad_configuration", message)
