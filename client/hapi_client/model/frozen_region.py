@@ -127,7 +127,7 @@ class FrozenRegion(ClientRegion):
 
     def trainable_tail(self) -> torch.nn.Module:
         """Returns the tail, and warns if it has no trainable parameter."""
-        if not any(each.requires_grad for each in self.tail.parameters()):
+        if not any(weight.requires_grad for weight in self.tail.parameters()):
             logger.warning(
                 "freeze %r leaves nothing to train: no parameter after it has "
                 "requires_grad; freeze an earlier module, or train a module "
@@ -148,12 +148,12 @@ class FrozenRegion(ClientRegion):
             ClientError: ``bad_configuration`` naming the encoding.
         """
         dtype = self.device_graph.cuts[-1].dtype
-        for each in encodings(dtype) if self.sends_integers else ():
-            if Encoding.parse(each).dtype != dtype:
+        for encoding in encodings(dtype) if self.sends_integers else ():
+            if Encoding.parse(encoding).dtype != dtype:
                 raise ClientError(
                     "bad_configuration",
-                    f"encoding {each!r} would change integers that the tail "
-                    "reads, such as a mask, and that travel with the "
+                    f"encoding {encoding!r} would change integers that the "
+                    "tail reads, such as a mask, and that travel with the "
                     f"features; use {dtype!r} or min_precision='lossless'",
                 )
 
@@ -197,9 +197,9 @@ class FrozenRegion(ClientRegion):
         Returns:
             The path of the package, and the number of bytes sent.
         """
-        found = self.find(connection, container)
-        if found is not None:
-            return found, 0
+        stored = self.find(connection, container)
+        if stored is not None:
+            return stored, 0
         with tempfile.TemporaryDirectory(prefix="hapi-package-") as folder:
             path = Path(folder) / "model.hapi"
             info = write_package(self._graph, path)
@@ -374,16 +374,16 @@ def input_transform(
         return transform
     try:
         if transform is None:
-            found = IMAGENET_TRANSFORM
+            image_transform = IMAGENET_TRANSFORM
         elif isinstance(transform, ImageTransform):
-            found = transform
+            image_transform = transform
         else:
-            found = ImageTransform.from_preset(transform)
+            image_transform = ImageTransform.from_preset(transform)
         return replace(
-            found,
-            augmentation=augment or found.augmentation,
-            member=image or found.member,
-            exif=exif or found.exif,
+            image_transform,
+            augmentation=augment or image_transform.augmentation,
+            member=image or image_transform.member,
+            exif=exif or image_transform.exif,
         )
     except (TypeError, ValueError) as error:
         raise ClientError(
@@ -400,12 +400,12 @@ def parse_device(device: torch.device | str) -> torch.device:
         ClientError: ``bad_configuration`` for an unavailable device.
     """
     try:
-        found = torch.device(device)
-        torch.empty(0, device=found)
+        parsed = torch.device(device)
+        torch.empty(0, device=parsed)
     except (RuntimeError, AssertionError, TypeError) as error:
         raise ClientError(
             "bad_configuration",
             f"device is {str(device)!r}: {error}; give 'cpu', or a GPU of "
             "this machine, 'cuda' or 'cuda:1'",
         ) from error
-    return found
+    return parsed

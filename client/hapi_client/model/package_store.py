@@ -75,7 +75,9 @@ def list_packages(
         for info in connection.list(container)
         if (match := _NAME.fullmatch(info.name))
     ]
-    return sorted(packages, key=lambda each: each.info.stored, reverse=True)
+    return sorted(
+        packages, key=lambda package: package.info.stored, reverse=True
+    )
 
 
 def read_all_metadata(
@@ -147,12 +149,14 @@ def select_packages(
     problems = []
     for prefix in prefixes:
         matches = [
-            each for each in packages if each.digest.startswith(prefix.lower())
+            package
+            for package in packages
+            if package.digest.startswith(prefix.lower())
         ]
         if len(matches) == 1:
             selected[matches[0].digest] = matches[0]
         elif matches:
-            names = ", ".join(each.digest[:16] for each in matches)
+            names = ", ".join(package.digest[:16] for package in matches)
             problems.append(f"{prefix!r} is ambiguous: {names}")
         else:
             problems.append(f"there is no package {prefix!r}")
@@ -165,7 +169,7 @@ def older_than(
     packages: Sequence[StoredPackage], age: timedelta, now: datetime
 ) -> list[StoredPackage]:
     """Returns the packages stored longer ago than ``age``."""
-    return [each for each in packages if now - each.stored > age]
+    return [package for package in packages if now - package.stored > age]
 
 
 def delete_package(

@@ -45,10 +45,11 @@ class PublishedPackage:
     problem: str | None = None
 
 
+@dataclass(frozen=True)
 class Publisher:
     """Publishes packages, as jobs with the same weights would store them.
 
-    Args:
+    Attributes:
         connection: connection to the account of the container.
         container: an existing container, unless ``dry_run``.
         weights: name of torchvision's published weights.
@@ -56,20 +57,11 @@ class Publisher:
         dry_run: True to publish nothing.
     """
 
-    def __init__(
-        self,
-        connection: Connection,
-        container: str,
-        weights: str,
-        reporter: Reporter,
-        *,
-        dry_run: bool = False,
-    ) -> None:
-        self._connection = connection
-        self._container = container
-        self._weights = weights
-        self._reporter = reporter
-        self._dry_run = dry_run
+    connection: Connection
+    container: str
+    weights: str
+    reporter: Reporter
+    dry_run: bool
 
     def publish(
         self, name: str, freezes: Sequence[str | None]
@@ -83,9 +75,9 @@ class Publisher:
             freezes: modules as in :func:`parse_freeze`.
         """
         try:
-            model, transform = build_pretrained(name, self._weights)
+            model, transform = build_pretrained(name, self.weights)
         except Exception as error:  # of any library, or of a download
-            yield from (_failed(name, each, error) for each in freezes)
+            yield from (_failed(name, freeze, error) for freeze in freezes)
             return
         for freeze in freezes:
             try:
@@ -102,21 +94,21 @@ class Publisher:
         )
         with tempfile.TemporaryDirectory(prefix="hapi-package-") as folder:
             info = write_package(parts.frozen, Path(folder) / "model.hapi")
-            stored = self._connection.head(
-                self._container, package_name(info.digest)
+            stored = self.connection.head(
+                self.container, package_name(info.digest)
             )
             md5 = digest_of(parts.frozen, "md5")
             if stored is not None and stored.etag == md5:
                 state = PRESENT
-            elif self._dry_run:
+            elif self.dry_run:
                 state = MISSING
             else:
                 upload_package(
-                    self._connection,
-                    self._container,
+                    self.connection,
+                    self.container,
                     info.path,
                     info.digest,
-                    self._reporter.reading,
+                    self.reporter.reading,
                 )
                 state = PUBLISHED
         return PublishedPackage(

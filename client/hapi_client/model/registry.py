@@ -189,7 +189,7 @@ def _own_model(text: str) -> Model:
         ) from error
     modules = result if isinstance(result, tuple) else (result,)
     if len(modules) in (1, 2) and all(
-        isinstance(each, torch.nn.Module) for each in modules
+        isinstance(module, torch.nn.Module) for module in modules
     ):
         model: Model = result
         return model

@@ -74,7 +74,7 @@ class EpochHistory:
     def reports(self) -> list[EpochReport]:
         """Reports of all epochs that have begun, in order of creation."""
         reports = (recorder.report for recorder in self._recorders.copy())
-        return [each for each in reports if each is not None]
+        return [report for report in reports if report is not None]
 
     def close(self) -> None:
         """Ends the epochs that still run."""

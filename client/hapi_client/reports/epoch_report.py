@@ -35,7 +35,9 @@ def _object(value: Any) -> Mapping[str, Any]:
 
 
 def _read_seconds(value: Any) -> dict[str, float]:
-    return {name: read_amount(each) for name, each in _object(value).items()}
+    return {
+        name: read_amount(amount) for name, amount in _object(value).items()
+    }
 
 
 def _read_counts(value: Any) -> dict[int, int]:
@@ -220,9 +222,9 @@ def epoch_name(epoch: int | None, split: str) -> str:
 
 def _stages_text(seconds: Mapping[str, float]) -> str:
     parts = [
-        f"{stage.replace('_', '-')} {seconds_text(each)}"
-        for stage, each in seconds.items()
-        if each >= _MIN_SECONDS
+        f"{stage.replace('_', '-')} {seconds_text(duration)}"
+        for stage, duration in seconds.items()
+        if duration >= _MIN_SECONDS
     ]
     return ", ".join(parts) or "nothing"
 

@@ -110,14 +110,14 @@ def _draw_throughput(axes: Axes, reports: Sequence[EpochReport]) -> None:
     places = range(len(reports))
     axes.bar(
         places,
-        [each.samples_per_second for each in reports],
+        [report.samples_per_second for report in reports],
         color=_MEASURED,
         label="measured",
     )
     predicted = [
-        (place, each.predicted_samples_per_second)
-        for place, each in zip(places, reports, strict=True)
-        if each.predicted_samples_per_second
+        (place, report.predicted_samples_per_second)
+        for place, report in zip(places, reports, strict=True)
+        if report.predicted_samples_per_second
     ]
     if predicted:
         axes.plot(
@@ -132,13 +132,13 @@ def _draw_throughput(axes: Axes, reports: Sequence[EpochReport]) -> None:
 
 
 def _draw_cuts(axes: Axes, reports: Sequence[EpochReport]) -> None:
-    cuts = sorted({cut for each in reports for cut in each.samples_by_cut})
+    cuts = sorted({cut for report in reports for cut in report.samples_by_cut})
     pushed = [cut for cut in cuts if cut]
     styles = {0: ("raw reads", _STREAM_COLOUR)} | {
         cut: (f"cut {cut}", _CUT_COLOURS[number % len(_CUT_COLOURS)])
         for number, cut in enumerate(pushed)
     }
-    if any(each.local_hits for each in reports):
+    if any(report.local_hits for report in reports):
         styles[_ON_HOST] = "cached on this host", _HOST_COLOUR
     _draw_stacks(
         axes,
@@ -146,14 +146,14 @@ def _draw_cuts(axes: Axes, reports: Sequence[EpochReport]) -> None:
         lambda r: {**r.samples_by_cut, _ON_HOST: r.local_hits},
         styles,
     )
-    cached = [each.cached_samples for each in reports]
+    cached = [report.cached_samples for report in reports]
     if any(cached):
         axes.bar(
             range(len(reports)),
             cached,
             bottom=[
-                sum(each.samples_by_cut.values()) - each.cached_samples
-                for each in reports
+                sum(report.samples_by_cut.values()) - report.cached_samples
+                for report in reports
             ],
             color="none",
             edgecolor="#444444",
@@ -173,10 +173,10 @@ def _draw_stacks(
     """Draws a stacked bar for each epoch, without parts too small to see."""
     places = range(len(reports))
     below = [0.0] * len(reports)
-    largest = max(sum(amounts(each).values()) for each in reports)
+    largest = max(sum(amounts(report).values()) for report in reports)
     smallest = _MIN_VISIBLE_RATIO * largest
     for key, (label, colour) in styles.items():
-        heights = [amounts(each).get(key, 0.0) for each in reports]
+        heights = [amounts(report).get(key, 0.0) for report in reports]
         if max(heights) <= smallest:
             continue
         axes.bar(places, heights, bottom=below, color=colour, label=label)

@@ -53,7 +53,7 @@ def run_body(run: RunReport) -> dict[str, Any]:
     return {
         "version": VERSION,
         "title": run.title,
-        "reports": [report_body(each) for each in run.reports],
+        "reports": [report_body(report) for report in run.reports],
     }
 
 
@@ -85,9 +85,9 @@ def _run_from_body(body: Any) -> RunReport:
     if not isinstance(bodies, list):
         raise ValueError("'reports' is not a list")
     reports = []
-    for number, each in enumerate(bodies):
+    for number, report in enumerate(bodies):
         try:
-            reports.append(report_from_body(each))
+            reports.append(report_from_body(report))
         except ValueError as error:
             raise ValueError(f"report {number}: {error}") from error
     return RunReport(str(body.get("title", DEFAULT_TITLE)), tuple(reports))

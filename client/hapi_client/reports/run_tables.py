@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from hapi_client.metrics.events import LOOP_STAGES
 from hapi_client.reports.epoch_report import FETCH_STAGES, EpochReport
@@ -10,10 +10,30 @@ from hapi_client.reports.table import Table
 from hapi_protocol.feature_stream import CLOCK_STAGES
 from hapi_splitter.units import bytes_text, number_text, percent_text
 
-_Cell = Callable[[EpochReport], str]
+_Column = tuple[str, Callable[[EpochReport], str]]
+"""Name of a column, and its cell for an epoch."""
 
-_THROUGHPUT: Sequence[tuple[str, _Cell]] = (
-    ("epoch", lambda r: label(r)),
+
+def _stages(
+    seconds: str, names: Sequence[str], prefix: str = ""
+) -> Iterator[_Column]:
+    """Yields a column of seconds for each stage.
+
+    Args:
+        seconds: attribute of the report.
+        names: stages.
+        prefix: prefix of the columns' names.
+    """
+    for name in names:
+        yield (
+            f"{prefix}{name.replace('_', '-')}",
+            lambda r, name=name: _number(getattr(r, seconds).get(name)),
+        )
+
+
+_EPOCH: _Column = ("epoch", lambda r: label(r))
+_THROUGHPUT: Sequence[_Column] = (
+    _EPOCH,
     ("plan", lambda r: r.plan),
     ("limited by", lambda r: ", ".join(r.limited_by)),
     ("samples", lambda r: f"{r.samples:,}"),
@@ -23,9 +43,9 @@ _THROUGHPUT: Sequence[tuple[str, _Cell]] = (
     ("reached", lambda r: _share(r.measured_per_predicted)),
     ("waiting", lambda r: percent_text(r.waiting_share)),
 )
-_TRAFFIC: Sequence[tuple[str, _Cell]] = (
-    ("epoch", lambda r: label(r)),
-    ("samples by cut", lambda r: by_cut_text(r)),
+_TRAFFIC: Sequence[_Column] = (
+    _EPOCH,
+    ("samples by cut", lambda r: _by_cut_text(r)),
     ("received", lambda r: bytes_text(r.received_bytes)),
     ("sent", lambda r: bytes_text(r.sent_bytes)),
     ("requests", lambda r: f"{r.requests:,}"),
@@ -36,8 +56,18 @@ _TRAFFIC: Sequence[tuple[str, _Cell]] = (
     ("skipped", lambda r: _count(r.skipped_samples)),
     ("new plans", lambda r: _count(r.plan_changes)),
 )
-_ESSENTIALS: Sequence[tuple[str, _Cell]] = (
-    ("epoch", lambda r: label(r)),
+_CLIENT: Sequence[_Column] = (
+    _EPOCH,
+    *_stages("loop_seconds", LOOP_STAGES, "loop: "),
+    *_stages("fetch_seconds", FETCH_STAGES, "threads: "),
+)
+_STORAGE: Sequence[_Column] = (
+    _EPOCH,
+    *_stages("storage_seconds", CLOCK_STAGES),
+    ("cpu", lambda r: _number(r.storage_cpu_seconds)),
+)
+_ESSENTIALS: Sequence[_Column] = (
+    _EPOCH,
     ("samples/s", lambda r: number_text(r.samples_per_second)),
     ("predicted", lambda r: _number(r.predicted_samples_per_second)),
     ("received", lambda r: bytes_text(r.received_bytes)),
@@ -74,51 +104,12 @@ def label(report: EpochReport) -> str:
     return report.name if report.is_finished else f"{report.name} *"
 
 
-def by_cut_text(report: EpochReport) -> str:
+def _by_cut_text(report: EpochReport) -> str:
     """Formats samples by cut: ``0: 64, 42: 256``."""
     return ", ".join(
         f"{cut}: {count:,}"
         for cut, count in sorted(report.samples_by_cut.items())
     )
-
-
-def throughput_table(reports: Sequence[EpochReport]) -> Table:
-    """Throughput of each epoch and its limiting resources."""
-    return _table(_THROUGHPUT, reports, 3, _THROUGHPUT_NOTE)
-
-
-def traffic_table(reports: Sequence[EpochReport]) -> Table:
-    """Traffic, retries, fallbacks and cache hits of each epoch."""
-    return _table(_TRAFFIC, reports, 2, _TRAFFIC_NOTE)
-
-
-def client_table(reports: Sequence[EpochReport]) -> Table:
-    """Time of the client's threads by stage."""
-    rows = tuple(
-        (
-            label(each),
-            *(_number(each.loop_seconds.get(name)) for name in LOOP_STAGES),
-            *(_number(each.fetch_seconds.get(name)) for name in FETCH_STAGES),
-        )
-        for each in reports
-    )
-    header = ("epoch", *(f"loop: {name}" for name in LOOP_STAGES))
-    header += tuple(f"threads: {name}" for name in FETCH_STAGES)
-    return Table(header, rows, 1, _CLIENT_NOTE)
-
-
-def storage_table(reports: Sequence[EpochReport]) -> Table:
-    """Time of the storage side by stage."""
-    rows = tuple(
-        (
-            label(each),
-            *(_number(each.storage_seconds.get(s)) for s in CLOCK_STAGES),
-            _number(each.storage_cpu_seconds),
-        )
-        for each in reports
-    )
-    stages = (name.replace("_", "-") for name in CLOCK_STAGES)
-    return Table(("epoch", *stages, "cpu"), rows, 1, _STORAGE_NOTE)
 
 
 def essentials(reports: Sequence[EpochReport]) -> Table:
@@ -129,15 +120,18 @@ def essentials(reports: Sequence[EpochReport]) -> Table:
 def tables(reports: Sequence[EpochReport]) -> dict[str, Table]:
     """Returns all tables by title."""
     return {
-        "Throughput": throughput_table(reports),
-        "Traffic": traffic_table(reports),
-        "Time on the client": client_table(reports),
-        "Time on the storage side": storage_table(reports),
+        title: _table(columns, reports, num_text, note)
+        for title, columns, num_text, note in (
+            ("Throughput", _THROUGHPUT, 3, _THROUGHPUT_NOTE),
+            ("Traffic", _TRAFFIC, 2, _TRAFFIC_NOTE),
+            ("Time on the client", _CLIENT, 1, _CLIENT_NOTE),
+            ("Time on the storage side", _STORAGE, 1, _STORAGE_NOTE),
+        )
     }
 
 
 def _table(
-    columns: Sequence[tuple[str, _Cell]],
+    columns: Sequence[_Column],
     reports: Sequence[EpochReport],
     num_text: int,
     note: str,
