@@ -13,7 +13,7 @@ from hapi_client.cli.main import app
 from hapi_client.data.index import load_index
 from hapi_client.loading import early_reads
 from hapi_client.model.frozen_region import FrozenRegion
-from hapi_client.planning import job_planner
+from hapi_client.planning import client_facts
 from hapi_client.planning.sample_probe import MAX_SAMPLES, read_samples
 from hapi_client.swift.swift_url import Location
 from hapi_protocol import versions
@@ -91,14 +91,14 @@ def train_until(job, is_so):
 def test_short_job_plans_without_a_measurement(
     cluster, connection, photos, monkeypatch
 ):
-    monkeypatch.setattr(job_planner, "MIN_MEASURED_SECONDS", 1e9)
+    monkeypatch.setattr(client_facts, "MIN_MEASURED_SECONDS", 1e9)
     with (
         slow_link(cluster.auth_url, 200_000) as url,
         connected(cluster, auth_url=url) as slow,
         job_of(slow, photos, epochs=1e6) as job,
     ):
         train_until(job, lambda: job.plan is not None and job.plan.pushes)
-        assert job.pipeline.plan.planner._measurement.facts is None
+        assert job.pipeline.plan.planner._client.probe.facts is None
         assert sum(len(y) for _, y in job.pipeline.loader(0)) == NUM_SAMPLES
         assert job.stats.samples_by_cut[job.num_cuts] > 0
 
@@ -108,7 +108,7 @@ def test_package_is_stored_first_if_it_pays_by_its_bytes(
 ):
     monkeypatch.setattr(early_reads, "MIN_RATE_SECONDS", 0.0)
     monkeypatch.setattr(
-        job_planner.JobPlanner, "_request_facts", lambda planner: 0.05
+        client_facts.ClientFacts, "request", lambda client: True
     )
     with (
         slow_link(cluster.auth_url, 200_000) as url,

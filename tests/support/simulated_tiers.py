@@ -128,14 +128,14 @@ class SimulatedJob:
         self.metrics = SimulatedMetrics(clock)
         random = np.random.default_rng(seed)
         self.replanner = Replanner(
-            self.build,
-            self.estimates,
-            self.scheduler,
-            self.metrics,  # type: ignore[arg-type]
-            ReplanOptions(seconds=5.0, min_spans=1),
+            build=self.build,
+            estimates=self.estimates,
+            scheduler=self.scheduler,
+            recorder=self.metrics,  # type: ignore[arg-type]
+            options=ReplanOptions(seconds=5.0, min_spans=1),
             clock=clock,
             random=random.random,
-            tracker=tracker,
+            tracker=tracker or CacheTracker(),
         )
 
     def build(self, conditions: Conditions) -> Problem:

@@ -17,8 +17,8 @@ from hapi_client.data.index import load_index
 from hapi_client.data.span_bytes import read_span
 from hapi_client.model.frozen_region import FrozenRegion
 from hapi_client.model.package_store import DEFAULT_MODELS_CONTAINER
+from hapi_client.planning.client_facts import READ_SECONDS
 from hapi_client.planning.device_profile import LocalFacts
-from hapi_client.planning.job_planner import READ_SECONDS
 from hapi_client.planning.sample_probe import (
     ProbeSamples,
     read_samples,

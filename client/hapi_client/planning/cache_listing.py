@@ -98,14 +98,14 @@ class CacheListing:
     def _read(self, started: float) -> set[Entry]:
         """Returns all entries, and adds each page to the tracker at once."""
         cache = CacheAdminClient(self._connection)
-        found: set[Entry] = set()
+        listed: set[Entry] = set()
         for source in self._sources:
             left = LISTING_SECONDS - (time.monotonic() - started)
             for page in cache.pages(source, limit=PAGE_ENTRIES, seconds=left):
-                entries = {(each.source, each.key) for each in page.entries}
+                entries = {(entry.source, entry.key) for entry in page.entries}
                 self._tracker.add(entries)
-                found |= entries
-        return found
+                listed |= entries
+        return listed
 
 
 def _sources(spans: Sequence[Span]) -> Iterator[str]:

@@ -112,7 +112,7 @@ class CacheTracker:
         ]
         with self._lock:
             return next(
-                (route for route, each in entries if each in self._cached),
+                (route for route, entry in entries if entry in self._cached),
                 None,
             )
 

@@ -8,8 +8,7 @@ bottleneck; everything else yields a bound, not a value.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from hapi_client.metrics.events import WindowMetrics
@@ -17,25 +16,20 @@ from hapi_client.planning.link_estimator import (
     BUSY_SHARE,
     MAX_RATE_RATIO,
     NEW_WEIGHT,
-    RELAX_WEIGHT,
     LinkEstimator,
 )
-from hapi_splitter.planner.costs import Conditions
-from hapi_splitter.planner.problem import (
-    CLIENT_CPU,
-    RAW_ROUTE,
-    SERVER_CPU,
-    SERVER_DEVICE,
-    Option,
-    Problem,
-    Route,
+from hapi_client.planning.modelled_costs import (
+    modelled_layers,
+    modelled_seconds,
 )
+from hapi_client.planning.server_share import BLOCKED_SHARE, updated_share
+from hapi_splitter.planner.costs import Conditions
+from hapi_splitter.planner.problem import CLIENT_CPU, RAW_ROUTE, Problem
 from hapi_splitter.planner.resource_use import (
     CLIENT_DECODING,
     CLIENT_LAYERS,
     SERVER_DECODING,
     SERVER_LAYERS,
-    SERVING,
     TRAINING,
 )
 
@@ -60,16 +54,6 @@ responses may have saturated it, which raw reads would not show."""
 # (:mod:`hapi_client.loading.read_concurrency` has a measurement), and two.
 SATURATING_FLOWS = 1.5
 """Mean number of concurrent flows from which on they saturate a link."""
-# Chosen.  Not 0: a client whose threads are busy unpacking blocks a worker
-# too.  Simulated jobs do as well with 0.15 and with 0.6.
-BLOCKED_SHARE = 0.3
-"""Share of their time for which workers cannot send if the link limits
-them."""
-# Below 1, because a queue is not full at the start and end of an epoch, nor
-# between two spans.  With half of it, simulated jobs do a little worse on a
-# link that became slow (86 % of the optimum meanwhile, not 90 %).
-FULL_QUEUE = 0.75
-"""Mean share of busy threads from which on a read queue counts as full."""
 # Costs are rarely lower than in a profile of an idle machine; ten times as
 # high means that other processes have most of the cores.  Beyond it a window
 # is taken for a disturbance, such as a suspended process.
@@ -178,12 +162,17 @@ class CostEstimators:
         if window.pushed.samples:
             computed = window.without_cached()
             self._observe_server(computed, profiled)
-            self._observe_share(computed, build(self.conditions()))
+            self.server_share = updated_share(
+                self.server_share,
+                computed,
+                build(self.conditions()),
+                self.pushdown_concurrency(),
+            )
 
     def _observe_client(
         self, window: WindowMetrics, profiled: Problem
     ) -> None:
-        raw_reads = _modelled(
+        raw_reads = modelled_seconds(
             window, profiled, lambda route: route == RAW_ROUTE
         )
         self._rescale(
@@ -196,11 +185,13 @@ class CostEstimators:
             self._rescale(
                 CLIENT_LAYERS,
                 window.layers.cpu_seconds,
-                _modelled_layers(window, profiled),
+                modelled_layers(window, profiled),
                 window.seconds,
             )
         else:
-            self._observe_accelerator(window, _modelled(window, profiled))
+            self._observe_accelerator(
+                window, modelled_seconds(window, profiled)
+            )
         self._observe_handling(window, profiled)
 
     def _observe_accelerator(
@@ -230,28 +221,28 @@ class CostEstimators:
         self, window: WindowMetrics, profiled: Problem
     ) -> None:
         """Updates the client overhead: CPU seconds that no component has."""
-        charged = _modelled(window, profiled)[
+        charged = modelled_seconds(window, profiled)[
             CLIENT_DECODING
         ] * self.scale.get(CLIENT_DECODING, 1.0)
         lower_bound = 0.0
         if self.train_on_cpu:
-            layers = _modelled_layers(window, profiled)
+            layers = modelled_layers(window, profiled)
             charged += self.client_threads * (
                 layers * self.scale.get(CLIENT_LAYERS, 1.0)
                 + window.training.samples * self.train_seconds
             )
             lower_bound = -self.client_threads * self.train_seconds
-        each = (window.client_cpu_seconds - charged) / window.num_samples
-        if self.handling_seconds is not None:
-            each = self.handling_seconds + NEW_WEIGHT * (
-                each - self.handling_seconds
-            )
-        self.handling_seconds = max(lower_bound, each)
+        overhead = (window.client_cpu_seconds - charged) / window.num_samples
+        self.handling_seconds = max(
+            lower_bound, _averaged(self.handling_seconds, overhead)
+        )
 
     def _observe_server(
         self, window: WindowMetrics, profiled: Problem
     ) -> None:
-        pushed = _modelled(window, profiled, lambda route: route != RAW_ROUTE)
+        pushed = modelled_seconds(
+            window, profiled, lambda route: route != RAW_ROUTE
+        )
         decoding = window.pushed.server_cpu_seconds
         layers = window.pushed.stage("forward")
         if self.server_threads:
@@ -273,12 +264,9 @@ class CostEstimators:
             and window.training.cpu_seconds > MIN_LOOP_CORES * spent
         ):
             spent = window.training.cpu_seconds
-        each = spent / window.training.samples
-        if self.train_seconds:
-            each = self.train_seconds + NEW_WEIGHT * (
-                each - self.train_seconds
-            )
-        self.train_seconds = each
+        self.train_seconds = _averaged(
+            self.train_seconds or None, spent / window.training.samples
+        )
 
     def _observe_link(self, window: WindowMetrics, profiled: Problem) -> None:
         cores = profiled.capacity(CLIENT_CPU)
@@ -337,128 +325,9 @@ class CostEstimators:
             return
         low, high = SCALE_RANGE
         ratio = min(max(seconds / expected, low), high)
-        before = self.scale.get(kind, ratio)
-        self.scale[kind] = before + NEW_WEIGHT * (ratio - before)
-
-    def _observe_share(self, window: WindowMetrics, problem: Problem) -> None:
-        """Updates the share of the storage tier that this job gets.
-
-        While its requests queue there, that is what it uses; else it could
-        use the idle capacity too.
-
-        The share is the input of a loop: the plan pushes down as much as the
-        share allows, and the next window shows what came of it.  Several jobs
-        have such a loop around one worker.  So the share follows a full queue
-        at once, and idle capacity slowly, for the reason for which a TCP
-        sender halves its window and raises it in small steps (Chiu and Jain,
-        1989): users of one resource then settle on fair shares.
-        """
-        if window.load is None:
-            return
-        used = _modelled_use(window, problem)
-        # The tier is as fast as the busier of its two resources: the other
-        # one is idle in part whatever the share.
-        resource = _busier_resource(problem, used)
-        # The problem has this job's part of the capacity: undo the share.
-        capacity = problem.capacity(resource) / self.server_share
-        used_share = used.get(resource, 0.0) / window.seconds / capacity
-        busy = (
-            window.load.cpu_busy
-            if resource == SERVER_CPU
-            else window.load.device_busy
-        )
-        concurrent = window.pushed.seconds / window.seconds
-        # The worker counted streams at one moment, at which ours may have
-        # been more than their mean.  With the mean alone, a job that had a
-        # worker to itself took its own streams at the end of short epochs
-        # for those of others, and drifted to raw reads from epoch to epoch.
-        ours = max(concurrent, window.max_pushed)
-        fair_share = window.load.share * min(
-            1.0, ours / max(window.load.streams, 1)
-        )
-        queued = (
-            concurrent >= FULL_QUEUE * self.pushdown_concurrency()
-            and window.blocked_share < BLOCKED_SHARE
-        )
-        if queued:
-            # The worker is saturated: the job gets its fair share, or what it
-            # uses if that is more; and more than that if the read queue was
-            # not always full, as at the end of an epoch: use / full is the
-            # use while the queue is full.  Swift's own seconds for requests
-            # and bytes are spent in any case, so they are not scaled up.
-            # A worker that is less than busy is limited by something else,
-            # such as its disks; then the fair share is one of what it does.
-            full = min(1.0, concurrent / self.pushdown_concurrency())
-            swift = 0.0
-            if resource == SERVER_CPU:
-                seconds = self._swift_seconds(window, problem)
-                swift = seconds / window.seconds / capacity
-            share = max(used_share, fair_share * max(used_share, busy))
-            share = swift + max(0.0, share - swift) / full
-        else:
-            # The worker has answered all: what is idle could be used too.
-            share = max(fair_share, used_share + 1.0 - busy)
-        # Without a queue a higher share is a guess, and a lower one is not:
-        # other jobs have taken the capacity.
-        is_relaxing = not queued and share >= self.server_share
-        weight = RELAX_WEIGHT if is_relaxing else NEW_WEIGHT
-        # Not 0, because the next window divides the capacity by it.
-        share = min(max(share, 0.01), 1.0)
-        self.server_share += weight * (share - self.server_share)
-
-    def _swift_seconds(self, window: WindowMetrics, problem: Problem) -> float:
-        """Returns core-seconds of Swift itself on the server."""
-        modelled = _modelled(window, problem)
-        return self.server_share * modelled.get(SERVING, 0.0)
+        self.scale[kind] = _averaged(self.scale.get(kind), ratio)
 
 
-def _modelled(
-    window: WindowMetrics,
-    problem: Problem,
-    counts: Callable[[Route], bool] = lambda route: True,
-) -> dict[str, float]:
-    """Returns modelled seconds of the window's samples, by component."""
-    sums: dict[str, float] = defaultdict(float)
-    for option, count in _options_of(window, problem):
-        if counts(option.route):
-            for kind, seconds in option.work.items():
-                sums[kind] += count * seconds
-    return sums
-
-
-def _modelled_layers(window: WindowMetrics, problem: Problem) -> float:
-    """Returns modelled device-seconds of layers computed on the client."""
-    each = {
-        option.cut: option.work.get(CLIENT_LAYERS, 0.0)
-        for option in problem.options
-    }
-    return sum(
-        each.get(cut, 0.0) * n
-        for cut, n in window.layers.samples_by_cut.items()
-    )
-
-
-def _modelled_use(window: WindowMetrics, problem: Problem) -> dict[str, float]:
-    """Returns the modelled use of each resource by the window's samples."""
-    sums: dict[str, float] = defaultdict(float)
-    for option, count in _options_of(window, problem):
-        for resource, amount in option.use.items():
-            sums[resource] += count * amount
-    return sums
-
-
-def _options_of(
-    window: WindowMetrics, problem: Problem
-) -> Iterator[tuple[Option, int]]:
-    known = {each.route: each for each in problem.options}
-    for route, count in window.samples.items():
-        if route in known:
-            yield known[route], count
-
-
-def _busier_resource(problem: Problem, used: Mapping[str, float]) -> str:
-    """Returns the resource of the storage tier with the higher usage."""
-    return max(
-        (SERVER_CPU, SERVER_DEVICE),
-        key=lambda name: used.get(name, 0.0) / problem.capacity(name),
-    )
+def _averaged(before: float | None, new: float) -> float:
+    """Returns the average of an estimate, if there is one, and a new value."""
+    return new if before is None else before + NEW_WEIGHT * (new - before)

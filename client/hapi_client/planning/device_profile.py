@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -172,6 +172,17 @@ def memory_bytes(device: torch.device) -> int:
     return allowed  # not Linux
 
 
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """Has torch compute in this thread, whose CPU time is counted."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def _decode(
     region: FrozenRegion, probe: ProbeSamples
 ) -> tuple[torch.Tensor, float]:
@@ -179,9 +190,7 @@ def _decode(
     decoded = []
     seconds = 0.0
     failure = f"one {probe.missing_message}"
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with _one_thread():
         for data in probe.members[:1]:
             with contextlib.suppress(SampleError):  # logged below
                 region.decode(data)  # warm-up
@@ -194,8 +203,6 @@ def _decode(
                 failure = str(error)
                 continue
             seconds += time.thread_time() - started
-    finally:
-        torch.set_num_threads(before)
     if not decoded:
         raise ClientError(
             "bad_sample",
@@ -210,14 +217,9 @@ def _measure_encoding(
     features: torch.Tensor, encoding: str
 ) -> tuple[float, float, float]:
     """Returns bytes and core-seconds to encode and to decode, per sample."""
-    before = torch.get_num_threads()
-    # Only the CPU time of this thread is counted.
-    torch.set_num_threads(1)
-    try:
+    with _one_thread():
         _encode_and_decode(features, encoding)  # warm-up
         return _encode_and_decode(features, encoding)
-    finally:
-        torch.set_num_threads(before)
 
 
 def _encode_and_decode(

@@ -1,27 +1,24 @@
 """Makes the first plan of a running job, and hands over to the re-planner.
 
-A job begins with raw reads.  Meanwhile a thread observes the link, has the
-training loop's thread measure samples and device
-(:mod:`hapi_client.planning.loop_probe`; a short job is not measured,
-:mod:`hapi_client.planning.observed_costs`), stops if push-down would not pay
-with an infinitely fast worker, stores the package, and has the worker profile
-it.  If reads during the split have shown the link's speed, and push-down pays
-by its bytes alone, the package is stored first.
+A job begins with raw reads.  Meanwhile a thread observes the link, gets the
+costs of the client (:mod:`hapi_client.planning.client_facts`), stops if
+push-down would not pay with an infinitely fast worker, stores the package, and
+has the worker profile it.  If reads during the split have shown the link's
+speed, and push-down pays by its bytes alone, the package is stored first.
 An error of any step is logged, and the job continues with raw reads.
 """
 
 from __future__ import annotations
 
 import logging
-import math
 import random
 import threading
 import time
 import weakref
 from collections.abc import Sequence
 
-from hapi_client.metrics.events import WindowMetrics
 from hapi_client.metrics.job_recorder import JobRecorder
+from hapi_client.planning.client_facts import POLL_SECONDS, ClientFacts
 from hapi_client.planning.cost_estimators import CostEstimators
 from hapi_client.planning.device_profile import LocalFacts
 from hapi_client.planning.inputs import PlannerInputs
@@ -30,56 +27,20 @@ from hapi_client.planning.job_problem import (
     decline_reason,
     unlimited_worker,
 )
-from hapi_client.planning.loop_probe import TrainingThreadProbe
-from hapi_client.planning.observed_costs import sample_seconds
-from hapi_client.planning.replanner import (
-    MIN_PUSH_GAIN,
-    PlanChange,
-    Replanner,
-)
+from hapi_client.planning.plan_chooser import MIN_PUSH_GAIN
+from hapi_client.planning.replanner import PlanChange, Replanner
 from hapi_client.planning.route_mix import speedup_over
 from hapi_client.planning.route_scheduler import RouteScheduler
 from hapi_client.planning.worker_preparation import WorkerPreparation
 from hapi_client.swift.transport import CancelScope
 from hapi_protocol.errors import HapiError
 from hapi_protocol.profiles import ModelProfile
-from hapi_splitter.planner.costs import (
-    layer_threads,
-)
+from hapi_splitter.planner.costs import layer_threads
 from hapi_splitter.planner.plan import Plan, Problem
 from hapi_splitter.planner.problem import Route
 
 logger = logging.getLogger(__name__)
 
-# The first read connects, and TCP's slow start takes some round trips: two
-# seconds have tens of them.  The first window shows the link, which later
-# windows correct.
-WARM_UP_SECONDS = 2.0
-"""Minimum time of raw reads by which the link is estimated."""
-KNOWN_LINK_SECONDS = 0.5
-"""The same, if reads during the split have shown the link's speed."""
-# The first span waits for Swift's cold caches, and for the connection.
-WARM_UP_SPANS = 2
-"""Minimum number of spans that must arrive in that time."""
-# A span of 64 photographs of 110 kB takes 28 s on 2 Mbit/s.  So slow a link
-# gains most from push-down, and one span shows its speed.
-MAX_WARM_UP_SECONDS = 60.0
-"""Time after which one span is enough."""
-# A tenth of the warm-up window.
-POLL_SECONDS = 0.2
-"""Interval at which the planning thread looks for spans and results."""
-# Raw reads of the loop share the link meanwhile, so it is a few times the
-# warm-up; on fast links all samples are there long before.
-READ_SECONDS = 8.0
-"""Approximate time to read samples; on a slow link fewer are read."""
-# The loop stops for up to BUDGET_SECONDS and ENCODING_SECONDS, eight in all:
-# a plan would have to save 13 % of a minute only to make up for them.
-MIN_MEASURED_SECONDS = 60.0
-"""Remaining time below which a job does not measure, because that stops the
-loop for some seconds: it plans with what its raw reads have shown."""
-# LOAD_SECONDS until the worker has the package, and time to use it.
-MIN_REMAINING_SECONDS = 8.0
-"""Remaining time below which a job does not plan."""
 # A worker that restarts is back in seconds, and a package it refuses stays
 # refused: the pause is short at first, and ten minutes cost such a job one
 # request each.
@@ -132,19 +93,17 @@ class JobPlanner:
         self._server: ModelProfile | None = None
         self._worker = WorkerPreparation(parts)
         self._problem = JobProblem(parts, self._worker)
-        self._measurement = TrainingThreadProbe(parts.measure)
-        self._observed: LocalFacts | None = None
-        self._first_window: WindowMetrics | None = None
+        self._client = ClientFacts(
+            parts,
+            self._problem,
+            recorder,
+            estimates.read_concurrency,
+            self._scope,
+        )
         self._pause = RETRY_SECONDS
-        self._samples_before = 0
-        self._spans_before = 0
-        self._asked_early = False
-        self._link_sample_seconds = 0.0
-        self._early_rate = 0.0
         self.no_plan_reason = "it has not trained for long enough"
         self._replanner: Replanner | None = None
         self._settled = threading.Event()
-        self._lock = threading.Lock()
         # The thread must not keep a forgotten job alive.
         weakref.finalize(self, self._scope.set_cancelled)
         self._thread = threading.Thread(
@@ -170,11 +129,9 @@ class JobPlanner:
 
     def span_arrived(self) -> None:
         """Measures or re-plans if it is time; called after each span."""
-        self._measurement.span_arrived()
-        with self._lock:
-            replanner = self._replanner
-        if replanner is not None:
-            replanner.span_arrived()
+        self._client.probe.span_arrived()
+        if self._replanner is not None:
+            self._replanner.span_arrived()
 
     def wait(self, seconds: float) -> bool:
         """Waits until the first attempt to plan has ended.
@@ -192,25 +149,22 @@ class JobPlanner:
     @property
     def plan(self) -> Plan | None:
         """The current plan; None until there is one."""
-        with self._lock:
-            return self._replanner.plan if self._replanner else None
+        return self._replanner.plan if self._replanner else None
 
     @property
     def changes(self) -> Sequence[PlanChange]:
         """All plans so far, oldest first."""
-        with self._lock:
-            return self._replanner.changes if self._replanner else ()
+        return self._replanner.changes if self._replanner else ()
 
     @property
     def num_changes(self) -> int:
         """Number of plans so far."""
-        with self._lock:
-            return self._replanner.num_changes if self._replanner else 0
+        return self._replanner.num_changes if self._replanner else 0
 
     @property
     def problem(self) -> Problem | None:
         """The planner's problem under current conditions; None before."""
-        server, facts = self._server, self._facts
+        server, facts = self._server, self._client.known
         if server is None or facts is None:
             return None
         return self._problem.build(facts, server, self._estimates.conditions())
@@ -261,119 +215,48 @@ class JobPlanner:
 
     def _try(self) -> float | None:
         """Takes the next step towards a plan; returns as :meth:`attempt`."""
-        if self._observed is not None and (plan := self.plan) is not None:
-            seconds = self._problem.remaining_seconds(
-                1 / plan.samples_per_second
-            )
-            if seconds < MIN_MEASURED_SECONDS:
+        client = self._client
+        if client.observed is not None and (plan := self.plan) is not None:
+            if client.is_short_job(1 / plan.samples_per_second):
                 return RETRY_SECONDS
             # There turn out to be more epochs: it pays to measure now.
-            self._observed = self._server = None
+            client.observed = self._server = None
         if self._stores_early():
             self._worker.store()
-        facts = self._facts
+        facts = client.known
         if facts is None:
-            return self._request_facts()
+            if client.request():
+                return POLL_SECONDS
+            if client.decline_reason:
+                self._decline(client.decline_reason)
+            return self._longer_pause()
         self._observe_start(facts)
         if self._server is None:
             if not self._may_pay(facts):
                 return self._longer_pause()
             # A short job assumes that the worker is as fast as this host.
             self._server = self._worker.profile(
-                facts.client if facts is self._observed else None
+                facts.client if facts is client.observed else None
             )
             self._estimates.server_threads = layer_threads(self._server)
         server = self._server
         replanner = Replanner(
-            lambda conditions: self._problem.build(facts, server, conditions),
-            self._estimates,
-            self._scheduler,
-            self._recorder,
-            self._parts.options,
+            build=lambda now: self._problem.build(facts, server, now),
+            estimates=self._estimates,
+            scheduler=self._scheduler,
+            recorder=self._recorder,
+            options=self._parts.options,
             clock=time.monotonic,
             random=random.random,
             tracker=self._parts.tracker,
         )
         replanner.begin()
-        with self._lock:
-            self._replanner = replanner
-        return RETRY_SECONDS if facts is self._observed else None
-
-    @property
-    def _facts(self) -> LocalFacts | None:
-        return self._measurement.facts or self._observed
-
-    def _request_facts(self) -> float:
-        failure = self._measurement.take_failure()
-        if failure is not None:
-            self._first_window = None
-            raise failure
-        if self._first_window is None:
-            if not self._warm_up():
-                return self._longer_pause()
-            so_far = self._parts.samples_so_far()
-            if so_far == self._samples_before:
-                return POLL_SECONDS  # the loop has not begun
-            num_samples = so_far - self._samples_before
-            self._samples_before = so_far
-            window = self._recorder.take()
-            # The loop may have used many fewer samples than were read ahead.
-            seconds = self._problem.remaining_seconds(
-                max(
-                    sample_seconds(window, num_samples),
-                    self._link_sample_seconds,
-                )
-            )
-            if seconds < MIN_MEASURED_SECONDS and not self._observe(
-                window, seconds
-            ):
-                return self._longer_pause()
-            self._first_window = window
-            if self._observed is None:
-                self._measurement.request(
-                    self._parts.read(self._max_probe_bytes(window))
-                )
-        return POLL_SECONDS
-
-    def _max_probe_bytes(self, window: WindowMetrics) -> float:
-        """Returns how many bytes one more read may have to be in time."""
-        if not window.received_bytes:
-            return math.inf  # all data had arrived before the window
-        rate = window.received_rate
-        return READ_SECONDS * rate / (1 + self._estimates.read_concurrency)
-
-    def _observe(self, window: WindowMetrics, seconds: float) -> bool:
-        """Takes the facts of a short job; returns False, with a reason."""
-        needed = 0.0 if self._worker.model else MIN_REMAINING_SECONDS
-        if seconds >= needed:
-            self._observed = self._parts.observe(window)
-            needed = MIN_MEASURED_SECONDS
-        if self._observed is None:
-            self._decline(
-                f"about {seconds:.0f} s remain, and planning needs at least "
-                f"{needed:.0f} s"
-            )
-        return self._observed is not None
+        self._replanner = replanner
+        return RETRY_SECONDS if facts is client.observed else None
 
     def _decline(self, reason: str) -> None:
         self.no_plan_reason = reason
         logger.info("no plan, raw reads only: %s", reason)
-
-    def _warm_up(self) -> bool:
-        """Waits for some raw reads; returns False if none arrived."""
-        started = time.monotonic()
-        needed = KNOWN_LINK_SECONDS if self._early_rate else WARM_UP_SECONDS
-        while not _slept(self._scope, POLL_SECONDS):
-            spans = self._recorder.num_spans - self._spans_before
-            seconds = self._recorder.window_seconds
-            if seconds >= needed and spans >= WARM_UP_SPANS:
-                break
-            if time.monotonic() - started >= MAX_WARM_UP_SECONDS:
-                break
-        else:
-            return False
-        self._spans_before += spans
-        return spans > 0
 
     def _stores_early(self) -> bool:
         """Returns True to store the package before client and loop are known.
@@ -382,15 +265,10 @@ class JobPlanner:
         though only the link took time.  Asked once, if the link's speed is
         known from reads during the split.
         """
-        rate = None if self._asked_early else self._parts.early_rate()
-        if rate is None:
+        if self._client.early_rate or not (rate := self._parts.early_rate()):
             return False
-        self._asked_early = True
-        self._early_rate = rate
         self._estimates.link.bytes_per_second = rate
-        facts = self._parts.observe(None)
-        if facts is not None:
-            self._link_sample_seconds = facts.samples.raw_bytes / rate
+        facts = self._client.expect_link(rate)
         if self._worker.upload_bytes() < QUICK_UPLOAD_SECONDS * rate:
             return True
         if facts is None:
@@ -408,12 +286,10 @@ class JobPlanner:
         """Updates the estimates with the first window."""
         estimates = self._estimates
         estimates.client_threads = layer_threads(facts.client)
-        window, self._first_window = self._first_window, None
-        if window is None:
-            window = self._recorder.take()
+        window = self._client.take_window()
         # If the link was never saturated, the received bytes are a lower
         # bound of the upload's throughput.
-        rate = max(window.received_rate, self._early_rate)
+        rate = max(window.received_rate, self._client.early_rate)
         self._problem.expect_startup(rate or None)
         server = self._server or unlimited_worker(facts.client)
         estimates.observe_start(
@@ -440,14 +316,5 @@ def _prepare(reference: weakref.ref[JobPlanner], scope: CancelScope) -> None:
     while (planner := reference()) is not None:
         wait = planner.attempt()
         del planner
-        if wait is None or _slept(scope, wait):
+        if wait is None or scope.sleep(wait):
             return
-
-
-def _slept(scope: CancelScope, seconds: float) -> bool:
-    """Waits; returns True if the scope was cancelled."""
-    try:
-        scope.wait(seconds)
-    except HapiError:
-        return True
-    return False

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from hapi_client.planning.device_profile import LocalFacts
 from hapi_client.planning.inputs import PlannerInputs
-from hapi_client.planning.replanner import MIN_PUSH_GAIN
+from hapi_client.planning.plan_chooser import MIN_PUSH_GAIN
 from hapi_client.planning.worker_preparation import WorkerPreparation
 from hapi_protocol.encodings import PRECISIONS
 from hapi_protocol.profiles import BatchProfile, ModelProfile
@@ -50,13 +50,18 @@ class JobProblem:
         self._worker = worker
         self._startup = StartupCost()
 
+    @property
+    def is_stored(self) -> bool:
+        """True if the worker has the package, so that nothing is to pay."""
+        return self._worker.model is not None
+
     def expect_startup(self, upload_bytes_per_second: float | None) -> None:
         """Estimates the startup cost, unless the package is stored.
 
         Args:
             upload_bytes_per_second: limit of the upload; None for the link's.
         """
-        if self._worker.model is None:
+        if not self.is_stored:
             self._startup = StartupCost(
                 package_bytes=self._worker.upload_bytes(),
                 load_seconds=LOAD_SECONDS,
@@ -98,7 +103,7 @@ class JobProblem:
             min_precision=PRECISIONS[-1],
             num_samples=num_samples,
             epochs=epochs,
-            startup=StartupCost() if self._worker.model else self._startup,
+            startup=StartupCost() if self.is_stored else self._startup,
         )
 
     def best_case(
@@ -142,8 +147,10 @@ def unlimited_worker(client: ModelProfile) -> ModelProfile:
         cores=UNLIMITED,
         num_devices=int(UNLIMITED),
         batches=tuple(
-            BatchProfile(each.batch, tuple(0.0 for _ in each.cut_seconds))
-            for each in client.batches
+            BatchProfile(
+                profile.batch, tuple(0.0 for _ in profile.cut_seconds)
+            )
+            for profile in client.batches
         ),
         memory_limit_bytes=2**62,
     )

@@ -27,6 +27,8 @@ from hapi_splitter.numerics import numerics_tag
 from hapi_splitter.planner.costs import SampleCosts, candidate_cuts
 from hapi_splitter.planner.problem import RAW_ROUTE, Route
 
+# Measured on one core (AMD EPYC) for features of 50 to 800 kB, float32 and
+# float16: 0.2 to 2e-9.  Features of 4 kB take more for a byte, 0.06 ms in all.
 COPY_SECONDS_PER_BYTE = 1e-9
 """Core-seconds of encoding or unpacking without compression."""
 

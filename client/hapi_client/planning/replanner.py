@@ -13,36 +13,27 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 
 from hapi_client.metrics.events import WindowMetrics
 from hapi_client.metrics.job_recorder import JobRecorder
 from hapi_client.planning.cache_tracker import CacheTracker
 from hapi_client.planning.cost_estimators import CostEstimators
+from hapi_client.planning.plan_chooser import (
+    MIN_GAIN,
+    MIN_PUSH_GAIN,
+    Build,
+    PlanChooser,
+)
 from hapi_client.planning.route_mix import (
     difference,
     options_of,
-    speedup_over,
     step,
     weights_of,
-    without_minor_routes,
 )
 from hapi_client.planning.route_scheduler import RouteScheduler
-from hapi_splitter.planner.cache_plan import (
-    CacheState,
-    cached_sample_seconds,
-    remaining_seconds,
-    solve_with_cache,
-)
 from hapi_splitter.planner.costs import Conditions
-from hapi_splitter.planner.plan import (
-    LINK,
-    Plan,
-    Problem,
-    evaluate,
-    solve,
-    streaming_plan,
-)
+from hapi_splitter.planner.plan import LINK, Plan, Problem, evaluate
 from hapi_splitter.planner.problem import RAW_ROUTE, Route, mix_label
 
 logger = logging.getLogger(__name__)
@@ -62,22 +53,10 @@ MIN_MOVED = 0.03
 # way back from MIN_MOVED takes six of them, half a minute; with 1.2, twelve.
 SMALLER, LARGER = 0.5, 1.5
 """Factors of that limit after a reversal, and after anything else."""
-# The most sensitive number here.  Without it (1.0), four simulated jobs that
-# share a worker never settle, and reach 90 % of the optimum on average instead
-# of 95 %; two light and two heavy ones 74 % instead of 86 %.  1.01 is little
-# better, and 1.04 leaves a job up to 4 % below its optimum.
-MIN_GAIN = 1.02
-"""Minimum modelled speed-up for which the weights change."""
-# Chosen: simulated jobs do as well with 1 to 1.1.
-MIN_PUSH_GAIN = 1.05
-"""Minimum speed-up over raw reads to start push-down; :data:`MIN_GAIN` is
-enough to continue it.  A late span costs more than a smaller gain."""
 # More than an hour in which each re-plan changes the weights; without a limit
 # a job of weeks would fill the memory.
 MAX_CHANGES = 1000
 """Number of plans that are remembered."""
-
-Build = Callable[[Conditions], Problem]
 
 
 @dataclass(frozen=True)
@@ -118,10 +97,11 @@ class PlanChange:
     conditions: Conditions
 
 
+@dataclass(eq=False, kw_only=True)
 class Replanner:
     """Adapts the weights of a scheduler to the conditions.
 
-    Args:
+    Attributes:
         build: returns the problem under given conditions, for the remaining
             samples.
         estimates: estimates of the conditions.
@@ -131,44 +111,31 @@ class Replanner:
         clock: returns monotonic seconds.
         random: returns a number in [0, 1).
         tracker: tracker of the store's cache, which gets the routes whose
-            features are read; None for a job without cache.
-
-    Attributes:
+            features are read.
         num_changes: number of plans, also of those no longer remembered.
         plan: the current plan; None before :meth:`begin`.
     """
 
-    def __init__(
-        self,
-        build: Build,
-        estimates: CostEstimators,
-        scheduler: RouteScheduler[Route],
-        recorder: JobRecorder,
-        options: ReplanOptions,
-        *,
-        clock: Callable[[], float],
-        random: Callable[[], float],
-        tracker: CacheTracker | None = None,
-    ) -> None:
-        self._build = build
-        self._estimates = estimates
-        self._scheduler = scheduler
-        self._recorder = recorder
-        self._options = options
-        self._clock = clock
-        self._random = random
-        self._tracker = tracker or CacheTracker()
-        self._cache: CacheState | None = None
-        self._started = clock()
+    build: Build
+    estimates: CostEstimators
+    scheduler: RouteScheduler[Route]
+    recorder: JobRecorder
+    options: ReplanOptions
+    clock: Callable[[], float]
+    random: Callable[[], float]
+    tracker: CacheTracker = field(default_factory=CacheTracker)
+    plan: Plan | None = field(default=None, init=False)
+    num_changes: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self._chooser = PlanChooser(self.build, self.estimates, self.tracker)
+        self._started = self.clock()
         self._spans = 0
         self._is_worker_lost = False
         self._max_moved = MAX_MOVED
         self._direction: Mapping[Route, float] = {}
         self._replanning = threading.Lock()
         self._changes: deque[PlanChange] = deque(maxlen=MAX_CHANGES)
-        self.num_changes = 0
-
-        self.plan: Plan | None = None
         self._schedule_next()
 
     @property
@@ -176,15 +143,11 @@ class Replanner:
         """The latest plans, oldest first."""
         return tuple(self._changes)
 
-    @property
-    def estimates(self) -> CostEstimators:
-        return self._estimates
-
     def begin(self) -> Plan:
         """Makes the first plan, and applies it at once."""
-        self._recorder.take()
-        problem = self._current_problem()
-        plan = self._best_plan(problem, MIN_PUSH_GAIN)
+        self.recorder.take()
+        problem = self._problem()
+        plan = self._chooser.best_plan(problem, MIN_PUSH_GAIN)
         self._apply(problem, weights_of(plan.mix), plan)
         return plan
 
@@ -205,29 +168,32 @@ class Replanner:
 
     def _is_due(self) -> bool:
         return (
-            self._spans >= self._options.min_spans
-            and self._recorder.window_seconds >= self._pause
+            self._spans >= self.options.min_spans
+            and self.recorder.window_seconds >= self._pause
         )
 
     def replan(self) -> None:
         """Ends the window, and changes the weights if that pays."""
         self._schedule_next()
-        window = self._recorder.take()
-        estimates = self._estimates
-        estimates.observe(window, self._build)
-        problem = self._current_problem()
-        current = dict(self._scheduler.weights)
+        window = self.recorder.take()
+        estimates = self.estimates
+        estimates.observe(window, self.build)
+        problem = self._problem()
+        current = dict(self.scheduler.weights)
         if self._update_worker_lost(window, problem, current):
             return
         is_pushing = any(route != RAW_ROUTE for route in current)
-        target = self._best_plan(
+        target = self._chooser.best_plan(
             problem, MIN_GAIN if is_pushing else MIN_PUSH_GAIN
         )
         present = evaluate(problem, options_of(problem, current), "auto")
         gives_up = is_pushing and not target.pushes
-        if self._gain(problem, present, target) < MIN_GAIN and not gives_up:
+        if (
+            self._chooser.gain(problem, present, target) < MIN_GAIN
+            and not gives_up
+        ):
             self._set_plan(present)
-            self._use_cached(problem, present)
+            self._chooser.use_cached(problem, present)
             self._max_moved = min(MAX_MOVED, LARGER * self._max_moved)
             return
         weights = weights_of(target.mix)
@@ -236,74 +202,14 @@ class Replanner:
         self._direction = direction
         self._apply(problem, step(current, weights, self._max_moved), target)
 
-    def _current_problem(self) -> Problem:
-        """Builds the current problem; stores the state of the cache for it."""
-        problem = self._build(self._estimates.conditions())
-        self._cache = self._tracker.state()
-        self._recorder.link_seconds = {
+    def _problem(self) -> Problem:
+        """Builds the current problem; its link bounds the time of spans."""
+        problem = self._chooser.current_problem()
+        self.recorder.link_seconds = {
             option.route: problem.seconds(option, LINK)
             for option in problem.options
         }
         return problem
-
-    def _best_plan(self, problem: Problem, min_gain: float) -> Plan:
-        """Returns the best plan, or raw reads if push-down gains too little.
-
-        A smaller gain is enough if other jobs keep the worker busy: without
-        responses this job would not notice when they end.
-        """
-        plan = without_minor_routes(problem, self._solve(problem))
-        streaming = streaming_plan(problem)
-        gain = self._gain(problem, streaming, plan)
-        if streaming is None or gain >= min_gain or not plan.pushes:
-            return plan
-        conditions = self._estimates.conditions()
-        if conditions.server_share < 1:
-            alone = self._build(replace(conditions, server_share=1.0))
-            best = self._solve(alone)
-            if self._gain(alone, streaming_plan(alone), best) >= min_gain:
-                return plan
-        return replace(
-            streaming,
-            rule=plan.rule,
-            reasons=(
-                f"{streaming.label}.",
-                f"{plan.label} would be {gain - 1:.1%} faster, less than the "
-                f"minimum of {min_gain - 1:.0%}.",
-            ),
-        )
-
-    def _solve(self, problem: Problem) -> Plan:
-        if self._cache is None:
-            return solve(problem)
-        return solve_with_cache(problem, self._cache)
-
-    def _gain(self, problem: Problem, other: Plan | None, plan: Plan) -> float:
-        """Returns the speed-up of a plan over another to the job's end."""
-        if (
-            self._cache is None
-            or other is None
-            or not other.samples_per_second
-        ):
-            return speedup_over(other, plan)
-        before, after = (
-            remaining_seconds(problem, each, self._cache)
-            for each in (other, plan)
-        )
-        return before / after
-
-    def _use_cached(self, problem: Problem, plan: Plan) -> None:
-        """Enables cached reads of the routes that are faster than the plan."""
-        if not self._tracker.is_active or not plan.samples_per_second:
-            return
-        seconds = {
-            option.route: cached_sample_seconds(problem, option)
-            for option in problem.options
-            if option.cut and problem.fits(option)
-        }
-        steady = 1 / plan.samples_per_second
-        faster = [route for route, each in seconds.items() if each < steady]
-        self._tracker.use(sorted(faster, key=lambda route: seconds[route]))
 
     def _next_max_moved(self, direction: Mapping[Route, float]) -> float:
         along = sum(
@@ -354,9 +260,9 @@ class Replanner:
     ) -> None:
         # The first sentence of the reasons only repeats the weights.
         why = " ".join(target.reasons[1:2] or target.reasons)
-        self._scheduler.change(weights)
+        self.scheduler.change(weights)
         plan = evaluate(problem, options_of(problem, weights), target.rule)
-        self._use_cached(problem, plan)
+        self._chooser.use_cached(problem, plan)
         self._record(weights, plan, why)
 
     def _record(
@@ -364,11 +270,11 @@ class Replanner:
     ) -> None:
         self._set_plan(plan)
         change = PlanChange(
-            seconds=self._clock() - self._started,
+            seconds=self.clock() - self._started,
             mix=dict(weights),
             samples_per_second=plan.samples_per_second,
             why=why,
-            conditions=self._estimates.conditions(),
+            conditions=self.estimates.conditions(),
         )
         self._changes.append(change)
         self.num_changes += 1
@@ -376,9 +282,9 @@ class Replanner:
 
     def _set_plan(self, plan: Plan) -> None:
         self.plan = plan
-        self._recorder.planned_rate = plan.samples_per_second
+        self.recorder.planned_rate = plan.samples_per_second
 
     def _schedule_next(self) -> None:
-        jitter = 0.75 + 0.5 * self._random()
-        self._pause = self._options.seconds * jitter
+        jitter = 0.75 + 0.5 * self.random()
+        self._pause = self.options.seconds * jitter
         self._spans = 0

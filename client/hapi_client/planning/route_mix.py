@@ -22,7 +22,9 @@ def without_minor_routes(problem: Problem, plan: Plan) -> Plan:
     A job keeps some push-down if it has any: the responses show when the
     worker has more capacity.
     """
-    major = [each for each in plan.mix if each[1] >= MIN_WEIGHT]
+    major = [
+        (option, weight) for option, weight in plan.mix if weight >= MIN_WEIGHT
+    ]
     pushes = any(option.cut for option, _ in plan.mix)
     if pushes and not any(option.cut for option, _ in major):
         return plan
@@ -55,7 +57,7 @@ def step(
         max_moved: largest weight to move.
     """
     change = difference(target, current)
-    distance = sum(abs(each) for each in change.values()) / 2
+    distance = sum(map(abs, change.values())) / 2
     part = min(1.0, max_moved / distance) if distance > 0 else 1.0
     moved = {
         route: current.get(route, 0.0) + part * change[route]
@@ -82,12 +84,12 @@ def difference(
 
 def weights_of(mix: Sequence[tuple[Option, float]]) -> dict[Route, float]:
     """Returns the weights of a plan's mix, by route."""
-    return {each.route: weight for each, weight in mix}
+    return {option.route: weight for option, weight in mix}
 
 
 def options_of(
     problem: Problem, weights: Mapping[Route, float]
 ) -> list[tuple[Option, float]]:
     """Returns a mix of the problem's options with given weights."""
-    known = {each.route: each for each in problem.options}
+    known = {option.route: option for option in problem.options}
     return [(known[route], weight) for route, weight in weights.items()]

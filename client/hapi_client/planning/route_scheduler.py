@@ -105,13 +105,15 @@ class RouteScheduler(Generic[T]):
         limit = MAX_AHEAD_SPANS * self._largest
         if max(credit.values()) <= limit:
             return dict(credit)
-        return _centred({r: min(each, limit) for r, each in credit.items()})
+        return _centred(
+            {r: min(deficit, limit) for r, deficit in credit.items()}
+        )
 
 
 def _centred(credit: Mapping[T, float]) -> dict[T, float]:
     """Shifts deficits so that they sum to zero."""
     mean = sum(credit.values()) / len(credit)
-    return {route: each - mean for route, each in credit.items()}
+    return {route: deficit - mean for route, deficit in credit.items()}
 
 
 def straggling_routes(

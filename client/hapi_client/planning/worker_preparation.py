@@ -38,8 +38,8 @@ class WorkerPreparation:
     def upload_bytes(self) -> int:
         """Returns the bytes to upload; 0 if the package is in the store."""
         parts = self._parts
-        found = parts.region.find(parts.connection, parts.models_container)
-        return parts.region.parameter_bytes if found is None else 0
+        path = parts.region.find(parts.connection, parts.models_container)
+        return parts.region.parameter_bytes if path is None else 0
 
     def store(self) -> ModelPath:
         """Stores the package, and pushes down one sample.

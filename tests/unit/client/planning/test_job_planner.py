@@ -19,13 +19,14 @@ from hapi_client.metrics.events import (
 )
 from hapi_client.metrics.job_recorder import JobRecorder
 from hapi_client.planning import job_planner as planning
+from hapi_client.planning.client_facts import READ_SECONDS
 from hapi_client.planning.cost_estimators import CostEstimators
 from hapi_client.planning.inputs import RemainingWork
 from hapi_client.planning.job_planner import JobPlanner
 from hapi_client.planning.job_problem import decline_reason
 from hapi_client.planning.loop_probe import TrainingThreadProbe
 from hapi_client.planning.observed_costs import sample_seconds
-from hapi_client.planning.replanner import MIN_PUSH_GAIN
+from hapi_client.planning.plan_chooser import MIN_PUSH_GAIN
 from hapi_client.planning.route_mix import speedup_over
 from hapi_client.planning.route_scheduler import RouteScheduler
 from hapi_client.planning.sample_probe import ProbeSamples
@@ -163,18 +164,20 @@ def test_job_does_not_measure_near_its_end(
     parts.read = asked.append
     parts.observe = lambda window: observed
     window = WindowMetrics(5.0, samples={RAW_ROUTE: 200})
-    monkeypatch.setattr(planner, "_warm_up", lambda: True)
+    client = planner._client
+    monkeypatch.setattr(client, "_warm_up", lambda: True)
     monkeypatch.setattr(planner._recorder, "take", lambda: window)
 
-    pause = planner._request_facts()
+    goes_on = client.request()
 
     assert bool(asked) is (reason is None)
     if observed and so_far < 160 and reason is not None:
         # It plans with what its raw reads have shown.
-        assert planner._facts == observed
-        assert pause == planning.POLL_SECONDS
+        assert client.known == observed
+        assert goes_on
     elif reason is not None:
-        assert reason in planner.no_plan_reason
+        assert reason in client.decline_reason
+        assert not goes_on
 
 
 @pytest.mark.parametrize(
@@ -251,15 +254,14 @@ def test_reads_of_the_split_are_a_bound_of_the_upload(
     """A window after them may have had little left to read, or nothing."""
     planner = planner_of(None)
     expected = []
-    monkeypatch.setattr(planner, "_early_rate", 5e6)
+    planner._client.early_rate = 5e6
     monkeypatch.setattr(planner._problem, "expect_startup", expected.append)
     monkeypatch.setattr(planner._problem, "build", lambda *_: None)
     monkeypatch.setattr(planner._estimates, "observe_start", lambda *_: None)
     monkeypatch.setattr(planning, "layer_threads", lambda _: None)
     monkeypatch.setattr(planning, "unlimited_worker", lambda _: None)
-    planner._first_window = WindowMetrics(
-        seconds, received_bytes=received_bytes
-    )
+    window = WindowMetrics(seconds, received_bytes=received_bytes)
+    planner._client._window = window
     planner._observe_start(SimpleNamespace(client=None))
     assert expected == [max(5e6, received_bytes / 9)]
 
@@ -301,13 +303,13 @@ def test_waiting_thread_may_cancel_its_own_scope():
 
 
 def test_samples_are_read_within_some_seconds_of_the_link():
-    planner = planner_of(Connection(ClientError("not_connected", "none")))
+    client = planner_of(None)._client
     window = WindowMetrics(4.0, received_bytes=2_000_000)
     # The job has four raw reads at the same time.
-    assert planner._max_probe_bytes(window) == pytest.approx(
-        planning.READ_SECONDS * 500e3 / 5
+    assert client._max_probe_bytes(window) == pytest.approx(
+        READ_SECONDS * 500e3 / 5
     )
-    assert planner._max_probe_bytes(WindowMetrics(0.0)) == float("inf")
+    assert client._max_probe_bytes(WindowMetrics(0.0)) == float("inf")
 
 
 @pytest.mark.parametrize(
