@@ -120,7 +120,7 @@ class ClientFacts:
         """Takes the next step towards the costs.
 
         Returns:
-            True to call it again soon, False after a pause.
+            True to call it again soon, False to pause before that.
 
         Raises:
             Exception: the error of a measurement.
