@@ -32,9 +32,9 @@ def index_of(**etags):
 def test_index_differs_by_changed_missing_and_added_shards(
     etags, changed, missing, added
 ):
-    found = IndexDifference.between(index_of(a="1", b="2"), etags)
-    assert found == IndexDifference(changed, missing, added)
-    assert found.is_stale is bool(changed or missing or added)
+    difference = IndexDifference.between(index_of(a="1", b="2"), etags)
+    assert difference == IndexDifference(changed, missing, added)
+    assert difference.is_stale is bool(changed or missing or added)
 
 
 def listing(*names):
@@ -55,10 +55,10 @@ def test_shards_belong_to_the_nearest_index_above_them(swift, connection):
         Answer(200, both.to_bytes()),
         Answer(200, stale.to_bytes()),
     )
-    found = list_data_sets(connection, Location("c"))
+    entries = list_data_sets(connection, Location("c"))
     assert [
         (str(e.location), e.index, e.num_shards, e.num_samples, e.length_bytes)
-        for e in found
+        for e in entries
     ] == [
         ("swift://c/all", "there", 1, 1, 5),
         ("swift://c/all/train", "stale", 1, 1, 5),
@@ -69,8 +69,8 @@ def test_shards_belong_to_the_nearest_index_above_them(swift, connection):
 
 def test_damaged_index_is_reported(swift, connection):
     swift.script(listing("hapi-index.arrow"), Answer(200, b"none"))
-    [found] = list_data_sets(connection, Location("c"))
-    assert (found.index, found.num_samples) == ("damaged", None)
+    [entry] = list_data_sets(connection, Location("c"))
+    assert (entry.index, entry.num_samples) == ("damaged", None)
 
 
 SHARD = tar_of([("k.jpg", b"0"), ("k.cls", b"1")])[:2048]
@@ -82,11 +82,11 @@ def test_data_set_without_permission_to_list_is_summarized(swift, connection):
     swift.script(
         Answer(200, INDEX.to_bytes()), Answer(403), Answer(206, SHARD)
     )
-    found = summarize_data_set(connection, Location("c", "p"))
-    assert (found.index, found.stored) == ("unknown", "")
-    assert found.shard_bytes is None
-    assert (found.kinds, found.looked_at) == ({"cls": 1, "jpg": 1}, 1)
-    assert found.classes == {"x": 0, "y": 1}
+    summary = summarize_data_set(connection, Location("c", "p"))
+    assert (summary.index, summary.stored) == ("unknown", "")
+    assert summary.shard_bytes is None
+    assert (summary.kinds, summary.looked_at) == ({"cls": 1, "jpg": 1}, 1)
+    assert summary.classes == {"x": 0, "y": 1}
 
 
 def test_missing_container_is_an_error(swift, connection):

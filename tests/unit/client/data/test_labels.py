@@ -59,9 +59,9 @@ def span(*labels):
 def test_labels_come_from_the_index_or_the_user(
     in_index, labels, class_names, expected
 ):
-    (found,) = span_labels([span(*in_index)], labels, class_names)
-    assert found.tolist() == expected
-    assert found.dtype == "int64"
+    (numbers,) = span_labels([span(*in_index)], labels, class_names)
+    assert numbers.tolist() == expected
+    assert numbers.dtype == "int64"
 
 
 @pytest.mark.parametrize(
@@ -85,8 +85,10 @@ def test_missing_label_names_shard_and_key(
 
 def test_unlabelled_samples_stay_so_under_other_class_numbers():
     labels = [np.array([0, UNLABELLED, 1])]
-    (found,) = renumber_labels(labels, ("cat", "dog"), ("dog", "cat"), "here")
-    assert found.tolist() == [1, UNLABELLED, 0]
+    (numbers,) = renumber_labels(
+        labels, ("cat", "dog"), ("dog", "cat"), "here"
+    )
+    assert numbers.tolist() == [1, UNLABELLED, 0]
 
 
 def rows_of(*texts):
@@ -177,8 +179,8 @@ JSON = b'{"cls": 2, "a": {"b": "dog"}, "flag": true, "f": 1.5, "n": null}'
 )
 def test_text_of_a_label(source, members, text):
     options = IndexOptions(labels=source)
-    found = sample_row(Sample(0, "k", 0, 512, members), "s.tar", options)
-    assert found.text == text
+    row = sample_row(Sample(0, "k", 0, 512, members), "s.tar", options)
+    assert row.text == text
 
 
 @pytest.mark.parametrize("field", ["flag", "f", "a"])
@@ -216,14 +218,14 @@ LONG = b'{"exif": "' + b"x" * 70_000 + b'"}'
 )
 def test_texts_are_kept_and_missing_ones_are_explained(members, text, problem):
     sample = Sample(0, "k", 0, 512, members)
-    found = sample_row(sample, "s.tar", IndexOptions())
-    assert found.text == text
-    assert problem in found.problem
-    note = unlabelled_note({"s.tar": [found]}, "cls")
+    row = sample_row(sample, "s.tar", IndexOptions())
+    assert row.text == text
+    assert problem in row.problem
+    note = unlabelled_note({"s.tar": [row]}, "cls")
     if text is None:
         assert note.startswith("no sample has a label: 'k' of s.tar has ")
         assert problem in note
-        two = {"s.tar": [found, LabelledRow(found.row, "1")]}
+        two = {"s.tar": [row, LabelledRow(row.row, "1")]}
         assert "1 of 2 samples have no label" in unlabelled_note(two, "cls")
     else:
         assert note is None

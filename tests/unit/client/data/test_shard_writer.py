@@ -49,11 +49,11 @@ def test_images_are_packed_with_the_number_of_their_class(folder):
     images = read_folder(folder)
     assert images.class_names == ("cat", "dog")
     assert [path.name for path in images.ignored] == ["notes.txt"]
-    found = {
+    members = {
         (sample.key, sample.content(IMAGE), sample.label_and_meta()[0])
         for sample in samples(packed(images.files))
     }
-    assert found == {
+    assert members == {
         ("cat/0", b"cat/0.jpg", 0),
         ("cat/1", b"cat/1.jpg", 0),
         ("dog/0", b"dog/0.jpg", 1),
@@ -79,9 +79,12 @@ def test_keys_are_unique_and_contain_the_path(tmp_path):
     nested = "a/v1.0/1.jpg"
     fill(tmp_path, *names, nested)
     files = read_folder(tmp_path).files
-    found = samples(packed(files))
-    assert len(found) == 6
-    assert {each.content(IMAGE).decode() for each in found} == {*names, nested}
+    stored = samples(packed(files))
+    assert len(stored) == 6
+    assert {sample.content(IMAGE).decode() for sample in stored} == {
+        *names,
+        nested,
+    }
     assert "a/v1.0/1" in [file.key for file in files]
 
 
@@ -98,10 +101,10 @@ def test_shards_stay_within_both_limits(
 
 def test_arrays_are_packed_like_images(tmp_path):
     fill(tmp_path, "cat/1.NPY", "dog/1.NPY", "dog/list.txt")
-    found = read_folder(tmp_path)
-    assert (found.medium, len(found.ignored)) == (ARRAY, 1)
-    packed_samples = samples(packed(found.files))
-    assert {each.key: each.members for each in packed_samples} == {
+    folder = read_folder(tmp_path)
+    assert (folder.medium, len(folder.ignored)) == (ARRAY, 1)
+    packed_samples = samples(packed(folder.files))
+    assert {sample.key: sample.members for sample in packed_samples} == {
         "cat/1": {"npy": b"cat/1.NPY", "cls": b"0"},
         "dog/1": {"npy": b"dog/1.NPY", "cls": b"1"},
     }
@@ -126,8 +129,8 @@ def test_folder_without_samples_of_one_kind_in_each_class_is_refused(
 
 def test_stray_files_next_to_class_folders_are_told(folder):
     fill(folder, "labels.csv", "0.jpg", ".hidden")
-    found = read_folder(folder)
-    assert [path.name for path in found.ignored] == [
+    listed = read_folder(folder)
+    assert [path.name for path in listed.ignored] == [
         "0.jpg",
         "labels.csv",
         "notes.txt",
@@ -167,22 +170,22 @@ def test_linked_folders_are_followed_and_loops_end(tmp_path):
     (folder / "cat" / "loop").symlink_to(folder)
     (folder / "cat" / "gone.jpg").symlink_to(tmp_path / "nowhere.jpg")
     (folder / "dog").symlink_to(elsewhere)
-    found = read_folder(folder)
-    assert sorted(file.key for file in found.files) == [
+    listed = read_folder(folder)
+    assert sorted(file.key for file in listed.files) == [
         "cat/1",
         "cat/linked/2",
         "cat/loop/dog/more/2",
         "dog/more/2",
     ]
-    assert {path.name for path in found.dangling} == {"cat", "gone.jpg"}
+    assert {path.name for path in listed.dangling} == {"cat", "gone.jpg"}
 
 
 def test_names_of_other_encodings_are_packed_under_escaped_keys(tmp_path):
     for name in (b"caf\xe9.jpg", b"caf\xe8.jpg"):
         fill(tmp_path, f"cat/{os.fsdecode(name)}")
     files = read_folder(tmp_path).files
-    found = {sample.key for sample in samples(packed(files))}
-    assert found == {r"cat/caf\xe9", r"cat/caf\xe8"}
+    keys = {sample.key for sample in samples(packed(files))}
+    assert keys == {r"cat/caf\xe9", r"cat/caf\xe8"}
 
 
 def test_path_that_is_too_long_names_the_file(tmp_path):

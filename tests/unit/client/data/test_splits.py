@@ -79,20 +79,22 @@ def load(data, labels=None):
     ],
 )
 def test_data_is_a_whole_data_set_or_some_shards(data, expected):
-    found = load(data)["train"]
-    places = [each if "/" in each else f"train/{each}" for each in expected]
-    assert [s.shard for s in found.spans] == [f"{each}.tar" for each in places]
-    assert found.containers == ["photos"]
-    assert found.sizes == [2] * len(expected)
+    train = load(data)["train"]
+    places = [path if "/" in path else f"train/{path}" for path in expected]
+    assert [s.shard for s in train.spans] == [
+        f"{place}.tar" for place in places
+    ]
+    assert train.containers == ["photos"]
+    assert train.sizes == [2] * len(expected)
 
 
 def test_classes_have_the_numbers_of_the_training_data():
-    found = load({"train": "photos/train", "val": "photos/pets"})
-    assert found["train"].labels[0].tolist() == [0, 1]
+    splits = load({"train": "photos/train", "val": "photos/pets"})
+    assert splits["train"].labels[0].tolist() == [0, 1]
     # The index of pets numbers its classes in the opposite order.
-    assert found["val"].labels[0].tolist() == [0, 1]
-    assert found["val"].num_classes == found["train"].num_classes == 2
-    assert list(found["val"].class_names) == ["cat", "dog"]
+    assert splits["val"].labels[0].tolist() == [0, 1]
+    assert splits["val"].num_classes == splits["train"].num_classes == 2
+    assert list(splits["val"].class_names) == ["cat", "dog"]
 
 
 @pytest.mark.parametrize(
@@ -116,12 +118,12 @@ def test_label_without_a_class_name_is_refused():
 
 
 def test_labels_of_the_user_override_the_indexes():
-    found = load(
+    splits = load(
         {"train": "photos/train", "val": "photos/val"},
         {"cat": 3, "dog": 4, "bird": 5},
     )
-    assert found["train"].labels[0].tolist() == [3, 4]
-    assert found["val"].labels[0].tolist() == [3, 5, 4]
+    assert splits["train"].labels[0].tolist() == [3, 4]
+    assert splits["val"].labels[0].tolist() == [3, 5, 4]
 
 
 @pytest.mark.parametrize(
@@ -169,26 +171,26 @@ def test_digest_depends_on_shards_and_order():
 
 def test_data_may_be_in_several_containers_and_accounts():
     data = ["photos/train/a.tar", "swift:///AUTH_other/photos/train/a.tar"]
-    found = load(data)["train"]
-    assert [span.path for span in found.spans] == [
+    train = load(data)["train"]
+    assert [span.path for span in train.spans] == [
         "photos/train/a.tar",
         "/AUTH_other/photos/train/a.tar",
     ]
-    assert found.containers == list(CONTAINERS)
-    digests = {load(each)["train"].digest() for each in (data, data[::-1])}
+    assert train.containers == list(CONTAINERS)
+    digests = {load(shards)["train"].digest() for shards in (data, data[::-1])}
     assert len(digests | {load(data[0])["train"].digest()}) == 3
 
 
 @pytest.mark.parametrize("places", [["bare", "train"], ["train", "bare"]])
 def test_data_without_labels_can_be_joined_with_labelled_data(places):
-    data = [f"swift://photos/{each}" for each in places]
-    found = load(data, labels="optional")[TRAIN]
-    assert tuple(found.class_names) == ("cat", "dog")
-    numbers = sorted(n for each in found.labels for n in each.tolist())
+    data = [f"swift://photos/{place}" for place in places]
+    train = load(data, labels="optional")[TRAIN]
+    assert tuple(train.class_names) == ("cat", "dog")
+    numbers = sorted(n for labels in train.labels for n in labels.tolist())
     assert numbers == sorted([-1, -1] + 4 * [0, 1])
     splits = dict(zip(("train", "val"), data, strict=True))
     both = load(splits, labels="optional")
-    assert {tuple(each.class_names) for each in both.values()} <= {
+    assert {tuple(split.class_names) for split in both.values()} <= {
         (),
         ("cat", "dog"),
     }

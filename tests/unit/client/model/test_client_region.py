@@ -90,12 +90,12 @@ def test_split_that_leaves_nothing_to_train_is_a_warning(frozen, caplog):
     network.requires_grad_(frozen != "body and head")
     name = "head" if frozen == "head" else "body"
     _, tail = split_model(network, name, transform=SMALL, split_directory="")
-    trained = [each for each in tail.parameters() if each.requires_grad]
+    trained = [weight for weight in tail.parameters() if weight.requires_grad]
     assert bool(trained) == (frozen == "none")
     warnings = [
-        each.getMessage()
-        for each in caplog.records
-        if each.levelname == "WARNING"
+        record.getMessage()
+        for record in caplog.records
+        if record.levelname == "WARNING"
     ]
     assert len(warnings) == (frozen != "none")
     assert all(f"{name!r} leaves nothing to train" in w for w in warnings)
@@ -108,10 +108,12 @@ def test_suffix_of_every_cut_gives_contiguous_features():
         expected = frozen_part()(images)
         for cut in range(region.num_cuts + 1):
             at_cut = region.device_graph.prefix(cut)(images).contiguous()
-            found = region.run_suffix(cut, at_cut)
-            found = found.view(3, *expected.shape[1:])
-            assert found.is_contiguous()
-            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+            features = region.run_suffix(cut, at_cut)
+            features = features.view(3, *expected.shape[1:])
+            assert features.is_contiguous()
+            torch.testing.assert_close(
+                features, expected, rtol=1e-4, atol=1e-5
+            )
             assert region.tail(region.run_suffix(cut, at_cut)).shape == (3, 3)
 
 
@@ -175,11 +177,11 @@ def test_augmentation_of_the_job_overrides_that_of_the_transform():
         assert torch.equal(region.decode(image), SMALL(decode_image(image)))
         digests.add(region._graph.digest)
         if augmentation is not None:
-            found = region.decode(image, "k", training)
+            sample = region.decode(image, "k", training)
             expected = replace(SMALL, augmentation=augmentation).sample(
                 decode_image(image), "k", training
             )
-            assert torch.equal(found, expected)
+            assert torch.equal(sample, expected)
     assert len(digests) == 3
 
 

@@ -53,20 +53,20 @@ def frozen():
 
 def test_metadata_are_those_of_the_region(frozen):
     data = package_bytes(frozen)
-    found = PackageMetadata.from_bytes(data[: parse_header(data).end])
-    assert found.sample_shape == frozen.input_shape
-    assert set(found.producer) == {"torch", "torchvision"}
+    metadata = PackageMetadata.from_bytes(data[: parse_header(data).end])
+    assert metadata.sample_shape == frozen.input_shape
+    assert set(metadata.producer) == {"torch", "torchvision"}
     assert [
-        (each.index, each.module, each.shape, each.sample_bytes)
-        for each in found.cuts
+        (cut.index, cut.module, cut.shape, cut.sample_bytes)
+        for cut in metadata.cuts
     ] == [
         (cut.index, cut.name, cut.shape, cut.bytes_per_sample)
         for cut in frozen.cuts
     ]
-    assert found.transform == frozen.transform.to_json()
+    assert metadata.transform == frozen.transform.to_json()
     weights = frozen.weights.values()
-    assert found.num_values == sum(each.numel() for each in weights)
-    assert found.weight_bytes == sum(each.nbytes for each in weights)
+    assert metadata.num_values == sum(weight.numel() for weight in weights)
+    assert metadata.weight_bytes == sum(weight.nbytes for weight in weights)
 
 
 @pytest.mark.parametrize(
@@ -115,18 +115,18 @@ def test_only_packages_are_listed_with_the_newest_first(swift, connection):
         for day, name in enumerate(names, 1)
     ]
     swift.script(Answer(200, json.dumps(entries).encode()))
-    found = list_packages(connection, "m")
-    assert [each.digest for each in found] == ["b" * 64, "a" * 64]
-    assert found[0].stored == datetime(2026, 1, 2, tzinfo=timezone.utc)
+    packages = list_packages(connection, "m")
+    assert [stored.digest for stored in packages] == ["b" * 64, "a" * 64]
+    assert packages[0].stored == datetime(2026, 1, 2, tzinfo=timezone.utc)
 
 
 def test_long_header_is_read_to_its_end(swift, connection):
     data = package_start({**HEAD, "names": ["a", "n" * 70_000]})
     package = stored("a", length_bytes=len(data) + 1000)
     swift.script(Answer(206, data[: 64 * 1024]), Answer(206, data))
-    [found] = read_all_metadata(connection, "m", [package])
-    assert found.cuts[-1].module == "n" * 70_000
-    ranges = [each.headers["Range"] for each in swift.requests]
+    [metadata] = read_all_metadata(connection, "m", [package])
+    assert metadata.cuts[-1].module == "n" * 70_000
+    ranges = [request.headers["Range"] for request in swift.requests]
     assert ranges == ["bytes=0-65535", f"bytes=0-{len(data) - 1}"]
 
 
@@ -145,8 +145,8 @@ def test_unreadable_package_gives_an_error_in_its_place(
 ):
     swift.script(answer)
     package = stored("a", length_bytes=length_bytes)
-    [found] = read_all_metadata(connection, "m", [package])
-    assert isinstance(found, kind)
+    [outcome] = read_all_metadata(connection, "m", [package])
+    assert isinstance(outcome, kind)
 
 
 def test_packages_are_selected_by_prefix():
@@ -189,7 +189,7 @@ def test_package_is_found_in_the_library_by_one_request(
 ):
     swift.script(own, INFO, THE_PACKAGE)
     assert find(connection) == ModelPath("AUTH_lib", "m", NAME)
-    assert [(each.method, each.path) for each in swift.requests] == [
+    assert [(request.method, request.path) for request in swift.requests] == [
         ("HEAD", f"/v1/AUTH_test/own/{NAME}"),
         ("GET", "/info"),
         ("HEAD", f"/v1/AUTH_lib/m/{NAME}"),

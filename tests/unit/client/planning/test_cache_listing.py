@@ -58,7 +58,7 @@ def listed(swift, connection):
         listing = CacheListing(connection, splits, tracker)
         for _ in range(times):
             listing.read()
-        paths = [urlsplit(each.path) for each in swift.requests]
+        paths = [urlsplit(request.path) for request in swift.requests]
         return [
             parse_qs(path.query, keep_blank_values=True)
             for path in paths
@@ -76,14 +76,14 @@ def test_all_pages_are_read_and_tracked_at_once(listed):
         page("m", "photos/train/a.tar"),
         page(None, "photos/train/b.tar"),
     )
-    found = {
+    entries = {
         (f"photos/train/{name}.tar", f"key of photos/train/{name}.tar")
         for name in "ab"
     }
-    assert tracker.whole == found
-    assert tracker.pages[0] | tracker.pages[1] == found
-    assert [each["marker"] for each in queries] == [[""], ["m"]]
-    assert {each["limit"][0] for each in queries} == {"10000"}
+    assert tracker.whole == entries
+    assert tracker.pages[0] | tracker.pages[1] == entries
+    assert [query["marker"] for query in queries] == [[""], ["m"]]
+    assert {query["limit"][0] for query in queries} == {"10000"}
 
 
 @pytest.mark.parametrize(
@@ -98,9 +98,9 @@ def test_all_pages_are_read_and_tracked_at_once(listed):
     ],
 )  # fmt: skip
 def test_only_the_folders_of_the_data_are_listed(listed, splits, sources):
-    answers = [each for _ in sources for each in (INFO, page(None))]
+    answers = [answer for _ in sources for answer in (INFO, page(None))]
     queries = listed(Tracker(), *answers, splits=splits)
-    assert [each["source"] for each in queries] == [[s] for s in sources]
+    assert [query["source"] for query in queries] == [[s] for s in sources]
 
 
 @pytest.mark.parametrize("status", [401, 403])

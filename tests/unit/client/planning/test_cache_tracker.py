@@ -121,11 +121,11 @@ def test_page_of_a_listing_only_adds_entries(clock):
 def test_hit_rate_is_the_listed_share_of_computed_features(clock):
     tracker = tracker_of(clock)
     spans = [span("a.tar", 10 * n) for n in range(9)]
-    for each in spans:
-        tracker.record(DEEP, each, None, "store")
+    for listed in spans:
+        tracker.record(DEEP, listed, None, "store")
     assert state_of(tracker).hit_rates == {DEEP: 1.0}
     clock.now += 60
-    tracker.replace([entry(each) for each in spans[:4]], clock())
+    tracker.replace([entry(listed) for listed in spans[:4]], clock())
     assert state_of(tracker).hit_rates == {DEEP: 0.5}
     assert state_of(tracker).hit_rate == 1.0
 

@@ -200,8 +200,8 @@ def test_time_per_sample_is_without_that_of_starting(changes, seconds):
         layers=StageEvent(cpu_seconds=0.2, samples_by_cut={0: 100}),
         training=StageEvent(0.1, samples=100),
     )
-    found = sample_seconds(replace(window, **changes), 100)
-    assert found == pytest.approx(seconds)
+    measured = sample_seconds(replace(window, **changes), 100)
+    assert measured == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize(
@@ -313,13 +313,13 @@ def test_samples_are_read_within_some_seconds_of_the_link():
 
 
 @pytest.mark.parametrize(
-    ("found", "num_bytes"),
+    ("stored", "num_bytes"),
     [(None, 45e6), (ModelPath("AUTH_lib", "models", "d.hapi"), 0)],
 )
-def test_package_that_is_found_costs_no_upload(found, num_bytes):
+def test_package_that_is_found_costs_no_upload(stored, num_bytes):
     planner = planner_of(None)
     planner._parts.models_container = "hapi-models"
     planner._parts.region = SimpleNamespace(
-        find=lambda connection, container: found, parameter_bytes=45e6
+        find=lambda connection, container: stored, parameter_bytes=45e6
     )
     assert planner._worker.upload_bytes() == num_bytes

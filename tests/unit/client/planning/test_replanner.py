@@ -407,13 +407,13 @@ def test_remaining_epochs_include_the_rest_of_this_one(
 def test_number_of_epochs_has_no_influence_if_all_is_kept(samples_so_far):
     """So a plan without it is the one that hindsight would have made."""
     read = min(samples_so_far / 100, 1.0)
-    found = {
+    remaining = {
         RemainingWork(100, epochs, lambda: (read, 1.0)).remaining_epochs(
             samples_so_far
         )
         for epochs in (None, 2, 5, 20)
     }
-    assert found == {max(1.0 - read, 0.01)}
+    assert remaining == {max(1.0 - read, 0.01)}
 
 
 def test_part_that_is_not_kept_is_expected_as_often_as_it_was_read():

@@ -41,8 +41,8 @@ def test_samples_of_a_route_stay_near_its_weight(weights, sizes):
         assert route is not None
         scheduled[route] += size
         total = sum(sizes[: number + 1])
-        for each, weight in weights.items():
-            off = scheduled[each] - weight * total
+        for route, weight in weights.items():
+            off = scheduled[route] - weight * total
             assert abs(off) <= len(weights) * max(sizes)
 
 
@@ -137,8 +137,8 @@ def test_routes_that_finish_after_all_others_are_stragglers(
     raw_weight, seconds, rate, left, unfinished, stragglers
 ):
     weights = {"raw": raw_weight, "push": 1 - raw_weight}
-    found = straggling_routes(weights, seconds, rate, left, unfinished)
-    assert found == stragglers
+    late = straggling_routes(weights, seconds, rate, left, unfinished)
+    assert late == stragglers
 
 
 @given(weights=WEIGHTS, data=st.data())

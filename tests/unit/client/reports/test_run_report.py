@@ -195,4 +195,4 @@ def test_full_disk_keeps_the_previous_report(tmp_path):
     with no_file_beyond(100), pytest.raises(ClientError, match="make room"):
         write_reports(path, RUN.reports, "after")
     assert path.read_text() == before
-    assert [each.name for each in tmp_path.iterdir()] == ["run.json"]
+    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]

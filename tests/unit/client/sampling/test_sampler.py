@@ -99,8 +99,8 @@ def test_epoch_is_complete_in_few_pieces_and_bounded_memory(
     max_waiting = width * partition.num_partitions * max(sizes, default=0)
     fetched = num_delivered = 0
     opened = -1
-    for each in plan.batches:
-        for position in each.positions.tolist():
+    for batch in plan.batches:
+        for position in batch.positions.tolist():
             while opened < position:
                 opened += 1
                 fetched += len(plan.pieces[opened])
@@ -122,8 +122,8 @@ def test_all_ranks_have_every_step_with_equal_batches(shared):
     for plan in plans:
         assert [b.step for b in plan.batches] == list(range(order.num_steps))
         sizes_of = [len(batch) for batch in plan.batches]
-        assert all(each == size for each in sizes_of[:-1])
-        assert all(0 < each < 2 * size + 1 for each in sizes_of[-1:])
+        assert all(count == size for count in sizes_of[:-1])
+        assert all(0 < count < 2 * size + 1 for count in sizes_of[-1:])
 
 
 @given(shared_epochs(), st.data())
@@ -142,8 +142,10 @@ def test_readers_share_the_samples_of_each_step_and_resume(shared, data):
     assert set(read.values()) <= {1}
     assert set(read) == set(delivered(order))
     alone = samples_of(order.read_plan())
-    assert {step: sorted(each) for step, each in together.items()} == {
-        step: sorted(each) for step, each in alone.items() if step >= first
+    assert {step: sorted(samples) for step, samples in together.items()} == {
+        step: sorted(samples)
+        for step, samples in alone.items()
+        if step >= first
     }
 
 

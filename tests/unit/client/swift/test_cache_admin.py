@@ -26,7 +26,7 @@ def test_store_without_a_cache_gets_no_cache_request(
     with pytest.raises(ClientError) as caught:
         list(getattr(CacheAdminClient(connection), method)())
     assert caught.value.code == "no_hapi"
-    requests = [(each.method, each.path) for each in swift.requests]
+    requests = [(request.method, request.path) for request in swift.requests]
     assert requests == [("GET", "/info")]
 
 
@@ -60,8 +60,8 @@ def test_source_selects_an_object_and_everything_below_it(
     swift.script(*[Answer(200, page)] * len(queried))
     deleted = list(CacheAdminClient(connection).purge(source))
     queries = [
-        parse_qs(urlsplit(each.path).query, True)
-        for each in swift.requests[1:]
+        parse_qs(urlsplit(request.path).query, True)
+        for request in swift.requests[1:]
     ]
     assert deleted == [1] * len(queried)
-    assert [each["source"] for each in queries] == [[each] for each in queried]
+    assert [query["source"] for query in queries] == [[s] for s in queried]

@@ -396,9 +396,9 @@ def test_whole_object_is_compared_with_its_etag(
     if is_refused:
         with pytest.raises(
             HapiError, match=r"c/o is damaged: .* MD5"
-        ) as found:
+        ) as caught:
             connection.get_object("c", "o")
-        assert found.value.code == "source_damaged"
+        assert caught.value.code == "source_damaged"
     else:
         assert connection.get_object("c", "o") == b"changed"
 

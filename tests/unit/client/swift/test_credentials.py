@@ -92,12 +92,12 @@ APPLICATION_USER = {
 def test_first_set_variable_selects_the_plugin_with_its_options(
     environ, source, plugin, options
 ):
-    found = Credentials.from_environment(environ)
-    assert (found.plugin, found.source) == (plugin, source)
-    assert found.options == options
-    assert found.make_plugin().auth_url == found.auth_url
+    credentials = Credentials.from_environment(environ)
+    assert (credentials.plugin, credentials.source) == (plugin, source)
+    assert credentials.options == options
+    assert credentials.make_plugin().auth_url == credentials.auth_url
     for secret in ("'k'", "of-ann", "of-ac1"):
-        assert secret not in repr(found)
+        assert secret not in repr(credentials)
 
 
 @pytest.mark.parametrize(
@@ -161,15 +161,21 @@ clouds:
 
 
 def test_cloud_gives_all_settings_and_merges_secrets(clouds):
-    found = Credentials.from_environment({**V3, **clouds})
-    assert found.plugin == "password"
-    assert found.options["password"] == "of-ann"
-    assert found.options["auth_url"] == "http://127.0.0.1:9/v3"
-    assert (found.region_name, found.interface) == ("here", "internal")
-    assert found.tls.verify is False
-    assert found.source == f"cloud 'lab' of {clouds['OS_CLIENT_CONFIG_FILE']}"
-    assert "of-ann" not in repr(found)
-    assert pickle.loads(pickle.dumps(found)) == found
+    credentials = Credentials.from_environment({**V3, **clouds})
+    assert credentials.plugin == "password"
+    assert credentials.options["password"] == "of-ann"
+    assert credentials.options["auth_url"] == "http://127.0.0.1:9/v3"
+    assert (credentials.region_name, credentials.interface) == (
+        "here",
+        "internal",
+    )
+    assert credentials.tls.verify is False
+    assert (
+        credentials.source
+        == f"cloud 'lab' of {clouds['OS_CLIENT_CONFIG_FILE']}"
+    )
+    assert "of-ann" not in repr(credentials)
+    assert pickle.loads(pickle.dumps(credentials)) == credentials
 
 
 def test_environment_overrides_the_cloud(clouds):
@@ -178,10 +184,10 @@ def test_environment_overrides_the_cloud(clouds):
         "OS_INSECURE": "false",
         "OS_STORAGE_URL": "http://store/v1/A",
     }
-    found = Credentials.from_environment({**clouds, **variables})
-    assert found.interface == "admin"
-    assert found.tls.verify is True
-    assert found.storage_url == "http://store/v1/A"
+    credentials = Credentials.from_environment({**clouds, **variables})
+    assert credentials.interface == "admin"
+    assert credentials.tls.verify is True
+    assert credentials.storage_url == "http://store/v1/A"
     assert Credentials.from_environment({**clouds, **V1}).source == "ST_AUTH"
 
 
