@@ -108,7 +108,6 @@ class StoreCache:
         logger: Swift's.
 
     Attributes:
-        config: options of the filter.
         buffer: memory budget of this process.
     """
 

@@ -38,7 +38,6 @@ class JobRows:
         reporter: that of the request.
 
     Attributes:
-        indices: as given.
         worker: opaque name of the worker.
         summary: the message with the job's summary; known at its end.
         last: the end of an Arrow stream; known at its end.

@@ -55,7 +55,7 @@ per second take a third of it."""
 StartResponse = Callable[..., Any]
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class ObjectMiddleware:
     """The WSGI filter: checks requests, and frames the answers.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from hapi_middleware.concurrency import http_connect
@@ -21,6 +22,7 @@ _MAX_REFUSAL_BYTES = 1024
 """A refusal is a line of text for the log."""
 
 
+@dataclass(eq=False, repr=False)
 class NodeClient:
     """Client of the filters of object servers.
 
@@ -29,30 +31,25 @@ class NodeClient:
         keys: keys of the cluster; the first one signs.
         metrics: metrics of the filter.
         logger: Swift's.
-        table: what is known of object servers; None for that of this host.
+        table: what is known of object servers; by default on this host.
 
     Attributes:
         faults: notes and knows their faults.
-        table: as given.
     """
 
-    def __init__(
-        self,
-        config: FilterConfig,
-        keys: Sequence[bytes],
-        metrics: FilterMetrics,
-        logger: Any,
-        table: NodeTable | None = None,
-    ) -> None:
-        self._connect_seconds = config.object_connect_timeout
-        self._key = keys[0]
-        self.table = table or NodeTable()
+    config: FilterConfig
+    keys: Sequence[bytes]
+    metrics: FilterMetrics
+    logger: Any
+    table: NodeTable = field(default_factory=NodeTable)
+
+    def __post_init__(self) -> None:
         self.faults = NodeFaults(
             self.table,
-            metrics,
-            logger,
-            silence_seconds=config.object_silence_seconds,
-            suppress_seconds=config.object_suppress_seconds,
+            self.metrics,
+            self.logger,
+            silence_seconds=self.config.object_silence_seconds,
+            suppress_seconds=self.config.object_suppress_seconds,
         )
 
     def open(
@@ -98,7 +95,7 @@ class NodeClient:
             nonce=uuid.uuid4().hex,
             message=message,
         )
-        with self.faults.watching(node, self._connect_seconds):
+        with self.faults.watching(node, self.config.object_connect_timeout):
             connection = http_connect(
                 facts["ip"],
                 facts["port"],
@@ -109,7 +106,7 @@ class NodeClient:
                 headers={
                     "X-Trans-Id": trans_id,
                     "Transfer-Encoding": "chunked",
-                    **signed.headers(self._key),
+                    **signed.headers(self.keys[0]),
                 },
             )
             # It fits into the socket's buffer.

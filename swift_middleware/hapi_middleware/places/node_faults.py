@@ -87,9 +87,6 @@ class NodeFaults:
         logger: Swift's.
         silence_seconds: silence after which an object server counts as lost.
         suppress_seconds: longest time for which one is left out.
-
-    Attributes:
-        table: as given.
     """
 
     table: NodeTable
