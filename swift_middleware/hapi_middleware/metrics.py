@@ -120,23 +120,6 @@ class FilterMetrics:
         self.timing(name, time.monotonic() - started)
 
 
-@dataclass(frozen=True)
-class StreamEnd:
-    """The end of a stream that had started.
-
-    Attributes:
-        outcome: ``done``, ``broken``, or ``gone`` (closed by its reader).
-        error: the reason of ``broken``.
-        source_bytes: bytes sent to the worker.
-        sent_bytes: bytes of features that the reader took.
-    """
-
-    outcome: str
-    error: HapiError | None
-    source_bytes: int
-    sent_bytes: int
-
-
 class StreamReporter:
     """Reports the start and the end of one stream to metrics and log.
 
@@ -162,16 +145,29 @@ class StreamReporter:
         self._started = time.monotonic()
         self._metrics.timing("first_byte", self._started - self._requested)
 
-    def ended(self, end: StreamEnd) -> None:
-        """Reports the end of a started stream, once."""
+    def ended(
+        self,
+        outcome: str,
+        error: HapiError | None,
+        source_bytes: int,
+        sent_bytes: int,
+    ) -> None:
+        """Reports the end of a started stream, once.
+
+        Args:
+            outcome: ``done``, ``broken``, or ``gone`` (closed by its reader).
+            error: the reason of ``broken``.
+            source_bytes: bytes sent to the worker.
+            sent_bytes: bytes of features that the reader took.
+        """
         metrics = self._metrics
-        metrics.count(f"streams.{end.outcome}")
-        metrics.count("source_bytes", end.source_bytes)
-        metrics.count("sent_bytes", end.sent_bytes)
+        metrics.count(f"streams.{outcome}")
+        metrics.count("source_bytes", source_bytes)
+        metrics.count("sent_bytes", sent_bytes)
         metrics.timing("stream", time.monotonic() - self._started)
-        if end.error:
+        if error:
             self._logger.warning(
                 "hapi: the answer on %s breaks off: %s",
                 printable(self._name),
-                printable(str(end.error)),
+                printable(str(error)),
             )

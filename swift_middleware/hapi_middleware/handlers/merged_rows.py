@@ -13,7 +13,7 @@ from itertools import chain
 
 from hapi_middleware.concurrency import LightQueue, Task, Timeout
 from hapi_middleware.handlers.access_log import UsageQuery
-from hapi_middleware.metrics import StreamEnd, StreamReporter
+from hapi_middleware.metrics import StreamReporter
 from hapi_middleware.worker.feature_stream import WorkerStream
 from hapi_protocol.errors import HapiError
 from hapi_protocol.headers import CONTENT_TYPE_STREAM
@@ -191,7 +191,7 @@ class JointReporter(StreamReporter):
 
     def __init__(self, reporter: StreamReporter) -> None:
         self._reporter = reporter
-        self._ends: list[StreamEnd] = []
+        self._source_bytes = self._sent_bytes = 0
         self._has_started = False
 
     def adopt_thread(self) -> None:
@@ -204,17 +204,18 @@ class JointReporter(StreamReporter):
             self._has_started = True
             self._reporter.started()
 
-    def ended(self, end: StreamEnd) -> None:
+    def ended(
+        self,
+        outcome: str,
+        error: HapiError | None,
+        source_bytes: int,
+        sent_bytes: int,
+    ) -> None:
         """Notes the end of a stream."""
-        self._ends.append(end)
+        self._source_bytes += source_bytes
+        self._sent_bytes += sent_bytes
 
     def report(self, outcome: str, error: HapiError | None) -> None:
         """Reports the end of all."""
-        self._reporter.ended(
-            StreamEnd(
-                outcome,
-                error,
-                sum(end.source_bytes for end in self._ends),
-                sum(end.sent_bytes for end in self._ends),
-            )
-        )
+        sizes = self._source_bytes, self._sent_bytes
+        self._reporter.ended(outcome, error, *sizes)

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from hapi_middleware.concurrency import Timeout
 from hapi_middleware.config import PLACE_OBJECT
-from hapi_middleware.metrics import FilterMetrics, StreamEnd, StreamReporter
+from hapi_middleware.metrics import FilterMetrics, StreamReporter
 from hapi_middleware.places.computer import (
     BUSY,
     ELSEWHERE,
@@ -92,9 +92,7 @@ class NodeStream(WorkerStream):
         self._exchange.close()
         usage = self._exchange.usage
         source_bytes = usage.source_bytes if usage else 0
-        self._reporter.ended(
-            StreamEnd(outcome, error, source_bytes, self.sent_bytes)
-        )
+        self._reporter.ended(outcome, error, source_bytes, self.sent_bytes)
 
 
 class NodeComputer(Computer):

@@ -14,7 +14,6 @@ from hapi_middleware.metrics import (
     OUTCOME_BROKEN,
     OUTCOME_DONE,
     OUTCOME_GONE,
-    StreamEnd,
     StreamReporter,
 )
 from hapi_middleware.worker.worker_errors import (
@@ -179,8 +178,8 @@ class FeatureStream(WorkerStream):
         with ExitStack() as closing:
             if self._has_started:
                 sizes = self._source_bytes, self.sent_bytes
-                end = StreamEnd(outcome, error, *sizes)
-                closing.callback(self.reporter.ended, end)
+                report = self.reporter.ended
+                closing.callback(report, outcome, error, *sizes)
             closing.callback(self.body.close)
             closing.callback(self.sock.close)
             closing.callback(self._answer.close)
