@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import shlex
 from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hapi_client.cli.context import JsonPath, write_json
-from hapi_client.cli.options import one_of
+from hapi_client.cli.options import command_with, one_of, option
 
 app = typer.Typer(
     help="Run a Swift cluster on this machine, without root.",
@@ -34,6 +35,41 @@ KeyValues = Annotated[
 ]
 
 
+@dataclass(frozen=True)
+class StartOptions:
+    """Options of ``hapi cluster start`` and ``run``; None as last time."""
+
+    directory: Directory
+    processes: bool | None = option(
+        "Run each server in its own process. Default: no."
+    )
+    worker: bool | None = option("Also run hapi-worker. Default: yes.")
+    hapi_filter: bool | None = option(
+        "Add the hapi filter to the proxy. Default: yes.",
+        names=("--hapi/--no-hapi",),
+    )
+    cache: bool | None = option("Let the filter cache features. Default: yes.")
+    host: str | None = option("Address of the proxy. Default: 127.0.0.1.")
+    port: int | None = option("Port of the proxy. Default: a free port.")
+    layout: str | None = option(
+        "Storage layout: single, replicated, ec or mixed; fixed when the "
+        "cluster is created.",
+        autocompletion=one_of("single", "replicated", "ec", "mixed"),
+    )
+    object_servers: int | None = option(
+        "Object servers, each a process. Default: 1, in the process of all "
+        "servers."
+    )
+    object_workers: int | None = option(
+        "Object servers that compute features next to their disks, each with "
+        "a worker. Default: 0."
+    )
+    encryption: bool | None = option("Encrypt stored data. Default: no.")
+    worker_option: KeyValues = None
+    filter_option: KeyValues = None
+    object_option: KeyValues = None
+
+
 @app.command(
     "run",
     help="""Run the cluster in DIR in the foreground, until Ctrl-C or SIGTERM.
@@ -47,64 +83,8 @@ KeyValues = Annotated[
     """,
 )
 @app.command()
-def start(
-    context: typer.Context,
-    directory: Directory,
-    processes: Annotated[
-        bool | None,
-        typer.Option(help="Run each server in its own process. Default: no."),
-    ] = None,
-    worker: Annotated[
-        bool | None, typer.Option(help="Also run hapi-worker. Default: yes.")
-    ] = None,
-    hapi_filter: Annotated[
-        bool | None,
-        typer.Option(
-            "--hapi/--no-hapi",
-            help="Add the hapi filter to the proxy. Default: yes.",
-        ),
-    ] = None,
-    cache: Annotated[
-        bool | None,
-        typer.Option(help="Let the filter cache features. Default: yes."),
-    ] = None,
-    host: Annotated[
-        str | None,
-        typer.Option(help="Address of the proxy. Default: 127.0.0.1."),
-    ] = None,
-    port: Annotated[
-        int | None,
-        typer.Option(help="Port of the proxy. Default: a free port."),
-    ] = None,
-    layout: Annotated[
-        str | None,
-        typer.Option(
-            autocompletion=one_of("single", "replicated", "ec", "mixed"),
-            help="Storage layout: single, replicated, ec or mixed; fixed "
-            "when the cluster is created.",
-        ),
-    ] = None,
-    object_servers: Annotated[
-        int | None,
-        typer.Option(
-            help="Object servers, each a process. Default: 1, in the process "
-            "of all servers."
-        ),
-    ] = None,
-    object_workers: Annotated[
-        int | None,
-        typer.Option(
-            help="Object servers that compute features next to their disks, "
-            "each with a worker. Default: 0."
-        ),
-    ] = None,
-    encryption: Annotated[
-        bool | None, typer.Option(help="Encrypt stored data. Default: no.")
-    ] = None,
-    worker_option: KeyValues = None,
-    filter_option: KeyValues = None,
-    object_option: KeyValues = None,
-) -> None:
+@command_with(StartOptions)
+def start(context: typer.Context, options: StartOptions) -> None:
     """Start the cluster in DIR and return when all servers answer.
 
     DIR is created if it does not exist. A restarted cluster has its old data,
@@ -124,9 +104,9 @@ def start(
     """
     from hapi_cluster import Cluster
 
+    directory = options.directory
     with _readable_errors():
-        last = Cluster(directory).status()
-        settings = _settings(last, context.params)
+        settings = _settings(Cluster(directory).status(), asdict(options))
         if context.info_name == "run":
             Cluster.run(directory, partial(_print_use, directory), **settings)
             typer.echo("Stopped.")

@@ -7,20 +7,24 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, TextIO, TypeAlias
+from typing import Annotated, Any, NamedTuple, TextIO, TypeAlias
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from hapi_client.cli.options import OUTPUT
 from hapi_client.swift.connection import Connection
 from hapi_client.swift.credentials import Credentials
 from hapi_protocol.errors import ClientError
 from hapi_protocol.printable import printable
+from hapi_splitter.units import bytes_text
+
+Columns: TypeAlias = Mapping[str, str | Callable[[Mapping[str, Any]], str]]
+OUTPUT = "Output"
+"""Title of a group of options in --help."""
 
 
 def checked_path(path: Path | None) -> Path | None:
@@ -39,8 +43,7 @@ def checked_path(path: Path | None) -> Path | None:
     return path
 
 
-@dataclass(frozen=True)
-class JsonOutput:
+class JsonOutput(NamedTuple):
     """The destination of a result as JSON.
 
     Attributes:
@@ -50,24 +53,6 @@ class JsonOutput:
 
     path: Path | None
     stream: TextIO
-
-    def write(self, text: str) -> None:
-        """Writes ``text``.
-
-        Raises:
-            ClientError: ``bad_configuration`` if the file cannot be written.
-        """
-        if self.path is None:
-            self.stream.write(text)
-            self.stream.flush()
-            return
-        try:
-            self.path.write_text(text)
-        except OSError as error:
-            raise ClientError(
-                "bad_configuration",
-                f"the result cannot be written as JSON: {error}",
-            ) from error
 
 
 def _json_output(text: str) -> JsonOutput:
@@ -178,9 +163,20 @@ def write_json(output: JsonOutput | None, facts: Mapping[str, Any]) -> None:
     Raises:
         ClientError: ``bad_configuration`` if the file cannot be written.
     """
-    if output is not None:
-        text = json.dumps(_finite(facts), indent=2, allow_nan=False)
-        output.write(text + "\n")
+    if output is None:
+        return
+    text = json.dumps(_finite(facts), indent=2, allow_nan=False) + "\n"
+    if output.path is None:
+        output.stream.write(text)
+        output.stream.flush()
+        return
+    try:
+        output.path.write_text(text)
+    except OSError as error:
+        raise ClientError(
+            "bad_configuration",
+            f"the result cannot be written as JSON: {error}",
+        ) from error
 
 
 def _finite(facts: Any) -> Any:
@@ -190,7 +186,7 @@ def _finite(facts: Any) -> Any:
     if isinstance(facts, Mapping):
         return {key: _finite(value) for key, value in facts.items()}
     if isinstance(facts, list | tuple):
-        return [_finite(each) for each in facts]
+        return [_finite(fact) for fact in facts]
     return facts
 
 
@@ -213,11 +209,66 @@ def print_table(
         rows: one text per column.
         right: align all columns but the first to the right.
     """
+    # Names of objects may look like markup.
+    console = Console(highlight=False, markup=False)
+    console.print(_table(columns, rows, right))
+
+
+def print_facts(
+    facts: Iterable[Mapping[str, Any]], columns: Columns, right: bool = True
+) -> None:
+    """Prints JSON objects as the rows of a table.
+
+    Args:
+        facts: one object per row.
+        columns: title of each column, with the key of its value, or a
+            function of the object that returns the text.
+        right: align all columns but the first to the right.
+    """
+    print_table(tuple(columns), _cells(facts, columns), right=right)
+
+
+def titled_table(
+    title: str, facts: Iterable[Mapping[str, Any]], columns: Columns
+) -> Table:
+    """Makes a table of JSON objects; see :func:`print_facts`."""
+    table = _table(tuple(columns), _cells(facts, columns))
+    table.title, table.title_justify = title, "left"
+    return table
+
+
+def _table(
+    columns: Sequence[str], rows: Iterable[Sequence[str]], right: bool = True
+) -> Table:
     table = Table()
     for number, column in enumerate(columns):
         is_right = right and number > 0
         table.add_column(column, justify="right" if is_right else "left")
     for row in rows:
         table.add_row(*map(printable, row))
-    # Names of objects may look like markup.
-    Console(highlight=False, markup=False).print(table)
+    return table
+
+
+def _cells(
+    facts: Iterable[Mapping[str, Any]], columns: Columns
+) -> list[list[str]]:
+    return [
+        [
+            column(row) if callable(column) else _cell(column, row[column])
+            for column in columns.values()
+        ]
+        for row in facts
+    ]
+
+
+def _cell(key: str, value: Any) -> str:
+    if value is None:
+        return "?"
+    if key.endswith("bytes"):
+        return bytes_text(value)
+    return shape_text(value) if isinstance(value, list) else str(value)
+
+
+def shape_text(shape: Sequence[int]) -> str:
+    """Formats a shape: ``3x224x224``."""
+    return "x".join(map(str, shape))

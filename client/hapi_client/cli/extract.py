@@ -4,33 +4,24 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from hapi_client.cli.context import (
-    GroupedJsonPath,
+    OUTPUT,
+    Columns,
     check_data,
     connect,
-    print_table,
+    print_facts,
     write_json,
 )
 from hapi_client.cli.options import (
-    OUTPUT,
-    CheckpointOption,
-    CutOption,
-    DataOption,
-    DeviceOption,
-    EncodingOption,
-    ExifOption,
-    FreezeOption,
-    ImageOption,
-    MinPrecisionOption,
-    ModelOption,
-    SkipBadSamplesOption,
-    WeightsOption,
+    JobOptions,
+    argument,
     command_with,
     describe_cut,
+    option,
     parse_cut,
 )
 from hapi_client.progress import Reporter
@@ -47,39 +38,18 @@ MAX_SPAN_SAMPLES = 64
 """Larger spans would only delay the first features."""
 
 
-@dataclass(frozen=True)
-class ExtractOptions:
+@dataclass(frozen=True, kw_only=True)
+class ExtractOptions(JobOptions):
     """Options of ``hapi extract``."""
 
-    out: Annotated[
-        Path,
-        typer.Argument(
-            metavar="OUT",
-            help="File to write. The suffix sets the format: .parquet, .arrow "
-            "(Arrow IPC file) or .npz.",
-        ),
-    ]
-    data: DataOption
-    skip_bad_samples: SkipBadSamplesOption = False
-    image: ImageOption = None
-    exif: ExifOption = None
-    model: ModelOption = "resnet18"
-    freeze: FreezeOption = None
-    weights: WeightsOption = None
-    checkpoint: CheckpointOption = None
-    cut: CutOption = "auto"
-    force: Annotated[
-        bool,
-        typer.Option(
-            "--force",
-            help="Overwrite OUT if it exists.",
-            rich_help_panel=OUTPUT,
-        ),
-    ] = False
-    json_path: GroupedJsonPath = None
-    min_precision: MinPrecisionOption = "lossless"
-    encoding: EncodingOption = None
-    device: DeviceOption = "cpu"
+    out: Path = argument(
+        "File to write. The suffix sets the format: .parquet, .arrow (Arrow "
+        "IPC file) or .npz.",
+        "OUT",
+    )
+    force: bool = option(
+        "Overwrite OUT if it exists.", False, OUTPUT, names=("--force",)
+    )
 
 
 @command_with(ExtractOptions)
@@ -110,8 +80,14 @@ def extract_command(context: typer.Context, options: ExtractOptions) -> None:
     with connect(context) as connection, ConsoleReporter() as reporter:
         check_data(connection, options.data)
         extraction, stats = extract_features(options, connection, reporter)
-    _print(extraction, stats)
-    write_json(options.json_path, _facts(extraction, stats))
+    facts = _facts(extraction, stats)
+    columns: Columns = {
+        "file": "path",
+        **{key: key for key in ("samples", "skipped", "shape", "bytes")},
+        "over the wire": lambda facts: bytes_text(facts["stats"]["bytes"]),
+    }
+    print_facts([facts], columns)
+    write_json(options.json_path, facts)
 
 
 def extract_features(
@@ -188,15 +164,3 @@ def _facts(extraction: Extraction, stats: JobStats) -> dict[str, Any]:
         "about": dict(extraction.about),
         "stats": asdict(stats),
     }
-
-
-def _print(extraction: Extraction, stats: JobStats) -> None:
-    row = {
-        "file": str(extraction.path),
-        "samples": str(extraction.samples),
-        "skipped": str(extraction.skipped),
-        "shape": "x".join(map(str, extraction.shape)),
-        "bytes": bytes_text(extraction.length_bytes),
-        "over the wire": bytes_text(stats.bytes),
-    }
-    print_table(tuple(row), [tuple(row.values())])

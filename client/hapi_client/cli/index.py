@@ -10,7 +10,7 @@ from hapi_client.cli.context import (
     DataArgument,
     JsonPath,
     connect,
-    print_table,
+    print_facts,
     write_json,
 )
 from hapi_client.cli.options import ImageOption, LabelsOption
@@ -58,15 +58,12 @@ def index_command(
                 "left out, because they have an index of their own: "
                 + ", ".join(report.inner)
             )
-    print_table(
-        ("indexed shards", "unchanged", "removed", "samples in index"),
-        [
-            (
-                str(report.indexed),
-                str(report.skipped),
-                str(report.removed),
-                str(report.samples),
-            )
-        ],
-    )
-    write_json(json_path, asdict(report))
+    facts = asdict(report)
+    columns = {
+        "indexed shards": "indexed",
+        "unchanged": "skipped",
+        "removed": "removed",
+        "samples in index": "samples",
+    }
+    print_facts([facts], columns)
+    write_json(json_path, facts)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -11,7 +12,9 @@ import typer
 from hapi_client.cli.context import (
     JsonPath,
     connect,
+    print_facts,
     print_table,
+    shape_text,
     write_json,
 )
 from hapi_client.data.dataset_summary import DataSetSummary, summarize_data_set
@@ -30,7 +33,7 @@ MAX_CLASSES = 20
 
 def info_command(
     context: typer.Context,
-    thing: Annotated[
+    target: Annotated[
         str,
         typer.Argument(
             metavar="[CONTAINER[/PREFIX]|CONTAINER/PACKAGE.hapi]",
@@ -63,16 +66,16 @@ def info_command(
     cut, module, shape, bytes).
     """
     with connect(context) as connection:
-        if not thing:
+        if not target:
             facts = _describe_cluster(connection)
-        elif thing.endswith(PACKAGE_SUFFIX):
-            facts = _describe_package(connection, parse_location(thing))
+        elif target.endswith(PACKAGE_SUFFIX):
+            facts = _describe_package(connection, parse_location(target))
         else:
-            facts = _describe_data_set(connection, parse_location(thing))
+            facts = _describe_data_set(connection, parse_location(target))
     write_json(json_path, facts)
 
 
-def _print_rows(title: str, rows: Iterator[tuple[str, str]]) -> None:
+def _print_rows(title: str, rows: Iterable[tuple[str, str]]) -> None:
     print_table((title, ""), rows, right=False)
 
 
@@ -97,22 +100,20 @@ def _describe_cluster(connection: Connection) -> dict[str, Any]:
 
 def _account_facts(connection: Connection) -> dict[str, Any]:
     headers = connection.head_account()
-
-    def number(name: str) -> int | None:
-        text = headers.get(name)
-        return None if text is None else int(text)
-
+    numbers = {
+        "containers": headers.get("X-Account-Container-Count"),
+        "objects": headers.get("X-Account-Object-Count"),
+        "bytes": headers.get("X-Account-Bytes-Used"),
+        "quota_bytes": headers.get("X-Account-Meta-Quota-Bytes"),
+    }
     return {
         "name": connection.account,
-        "containers": number("X-Account-Container-Count"),
-        "objects": number("X-Account-Object-Count"),
-        "bytes": number("X-Account-Bytes-Used"),
-        "quota_bytes": number("X-Account-Meta-Quota-Bytes"),
+        **{k: v if v is None else int(v) for k, v in numbers.items()},
     }
 
 
 def _account_rows(account: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    yield "name", str(account["name"])
+    yield "name", account["name"]
     for name in ("containers", "objects"):
         yield name, "?" if account[name] is None else f"{account[name]:,}"
     used, quota = account["bytes"], account["quota_bytes"]
@@ -161,41 +162,49 @@ def _data_rows(summary: DataSetSummary) -> Iterator[tuple[str, str]]:
 
 
 def _class_rows(classes: Mapping[str, int]) -> Iterator[tuple[str, str]]:
-    for number, (name, count) in enumerate(classes.items()):
-        if number == MAX_CLASSES:
-            yield f"({len(classes) - number} more: see --json)", ""
-            return
+    for name, count in itertools.islice(classes.items(), MAX_CLASSES):
         yield name, f"{count:,}"
+    if len(classes) > MAX_CLASSES:
+        yield f"({len(classes) - MAX_CLASSES} more: see --json)", ""
 
 
 # -- a package -----------------------------------------------------------
 
 
 def _describe_package(
-    connection: Connection, place: Location
+    connection: Connection, location: Location
 ) -> dict[str, Any]:
-    info = connection.head(place.container, place.prefix)
+    info = connection.head(location.container, location.prefix)
     if info is None:
         raise ClientError(
             "bad_configuration",
-            f"there is no object {place}; 'hapi models ls' lists packages",
-            object_name=f"{place.container}/{place.prefix}",
+            f"there is no object {location}; 'hapi models ls' lists packages",
+            object_name=f"{location.container}/{location.prefix}",
         )
-    metadata = read_metadata(connection, place.container, info)
+    metadata = read_metadata(connection, location.container, info)
     _print_rows("package", _package_rows(info, metadata))
-    print_table(
-        ("cut", "module", "shape", "bytes per sample"),
-        [
-            (
-                str(cut.index),
-                cut.module,
-                _shape_text(cut.shape),
-                bytes_text(cut.sample_bytes),
-            )
-            for cut in metadata.cuts
-        ],
-    )
-    return {"package": _package_facts(info, metadata)}
+    cuts = [
+        {
+            "cut": cut.index,
+            "module": cut.module,
+            "shape": list(cut.shape),
+            "bytes": cut.sample_bytes,
+        }
+        for cut in metadata.cuts
+    ]
+    same = {key: key for key in ("cut", "module", "shape")}
+    print_facts(cuts, {**same, "bytes per sample": "bytes"})
+    facts = {
+        "name": info.name,
+        "bytes": info.length_bytes,
+        "sample": list(metadata.sample_shape),
+        "transform": metadata.transform,
+        "producer": metadata.producer,
+        "values": metadata.num_values,
+        "weight_bytes": metadata.weight_bytes,
+        "cuts": cuts,
+    }
+    return {"package": facts}
 
 
 def _package_rows(
@@ -203,10 +212,9 @@ def _package_rows(
 ) -> Iterator[tuple[str, str]]:
     yield "object", info.name
     yield "bytes", bytes_text(info.length_bytes)
-    versions = metadata.producer.items()
-    yield "written by", ", ".join(f"{name} {v}" for name, v in versions)
-    yield "sample", _shape_text(metadata.sample_shape)
-    yield "transform", _transform_text(metadata.transform)
+    yield "written by", _named_values(metadata.producer)
+    yield "sample", shape_text(metadata.sample_shape)
+    yield "transform", _named_values(metadata.transform or {}) or "none"
     yield (
         "weights",
         f"{metadata.num_values:,} values, {bytes_text(metadata.weight_bytes)}",
@@ -215,34 +223,5 @@ def _package_rows(
     yield "ends with", metadata.cuts[-1].module
 
 
-def _transform_text(transform: Mapping[str, Any] | None) -> str:
-    if transform is None:
-        return "none"
-    return ", ".join(f"{name} {value}" for name, value in transform.items())
-
-
-def _package_facts(
-    info: ObjectInfo, metadata: PackageMetadata
-) -> dict[str, Any]:
-    return {
-        "name": info.name,
-        "bytes": info.length_bytes,
-        "sample": list(metadata.sample_shape),
-        "transform": metadata.transform,
-        "producer": metadata.producer,
-        "values": metadata.num_values,
-        "weight_bytes": metadata.weight_bytes,
-        "cuts": [
-            {
-                "cut": cut.index,
-                "module": cut.module,
-                "shape": list(cut.shape),
-                "bytes": cut.sample_bytes,
-            }
-            for cut in metadata.cuts
-        ],
-    }
-
-
-def _shape_text(shape: tuple[int, ...]) -> str:
-    return "x".join(map(str, shape))
+def _named_values(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in values.items())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
@@ -9,17 +10,17 @@ import typer
 from hapi_client.cli.context import (
     JsonPath,
     connect,
-    print_table,
+    print_facts,
     write_json,
 )
 from hapi_client.data.catalog import CatalogEntry, list_data_sets
 from hapi_client.data.index import find_index, load_index
 from hapi_client.data.listing import list_data
 from hapi_client.reports.terminal import ConsoleReporter
+from hapi_client.swift.account import ObjectInfo
 from hapi_client.swift.connection import Connection
 from hapi_client.swift.swift_url import Location, parse_location
-from hapi_protocol.data_index import DataIndex
-from hapi_splitter.units import bytes_text
+from hapi_protocol.data_index import ShardIndex
 
 
 def ls_command(
@@ -63,24 +64,17 @@ def ls_command(
 
 
 def _list_containers(connection: Connection) -> dict[str, Any]:
-    containers = list(connection.containers())
-    print_table(
-        ("container", "objects", "bytes"),
-        [
-            (each.name, str(each.num_objects), bytes_text(each.length_bytes))
-            for each in containers
-        ],
-    )
-    return {
-        "containers": [
-            {
-                "name": each.name,
-                "objects": each.num_objects,
-                "bytes": each.length_bytes,
-            }
-            for each in containers
-        ]
-    }
+    containers = [
+        {
+            "name": container.name,
+            "objects": container.num_objects,
+            "bytes": container.length_bytes,
+        }
+        for container in connection.containers()
+    ]
+    columns = {"container": "name", "objects": "objects", "bytes": "bytes"}
+    print_facts(containers, columns)
+    return {"containers": containers}
 
 
 def _list_location(
@@ -88,86 +82,59 @@ def _list_location(
 ) -> dict[str, Any]:
     index = find_index(connection, location)
     if index:
-        return _list_indexed(index)
+        shards = [
+            _shard_facts(
+                shard, len(shard.rows), sum(row.length for row in shard.rows)
+            )
+            for shard in index.shards
+        ]
+        return _list_shards(shards, index.class_names)
     data_sets = list_data_sets(connection, location)
     if index is not None or not data_sets:
         load_index(connection, location)  # raises what is missing
-    if [each.location for each in data_sets] == [location]:
-        return _list_unindexed(connection, location)
-    return _list_data_sets(data_sets)
-
-
-def _list_data_sets(data_sets: list[CatalogEntry]) -> dict[str, Any]:
-    print_table(
-        ("data set", "index", "shards", "samples", "bytes"),
-        [
-            (
-                str(each.location),
-                each.index,
-                str(each.num_shards),
-                "?" if each.num_samples is None else str(each.num_samples),
-                bytes_text(each.length_bytes),
-            )
-            for each in data_sets
-        ],
+    if [data_set.location for data_set in data_sets] != [location]:
+        return _list_data_sets(data_sets)
+    stored = list_data(connection, location).shards
+    facts = _list_shards(
+        [_shard_facts(shard, None, shard.length_bytes) for shard in stored]
     )
-    return {
-        "data_sets": [
-            {
-                "name": str(each.location),
-                "index": each.index,
-                "shards": each.num_shards,
-                "samples": each.num_samples,
-                "bytes": each.length_bytes,
-            }
-            for each in data_sets
-        ]
-    }
-
-
-def _list_indexed(index: DataIndex) -> dict[str, Any]:
-    shards: list[dict[str, Any]] = [
-        {
-            "name": shard.name,
-            "samples": len(shard.rows),
-            "bytes": sum(row.length for row in shard.rows),
-            "etag": shard.etag,
-        }
-        for shard in index.shards
-    ]
-    _print_shards(shards)
-    return {"shards": shards, "classes": list(index.class_names)}
-
-
-def _list_unindexed(
-    connection: Connection, location: Location
-) -> dict[str, Any]:
-    shards: list[dict[str, Any]] = [
-        {
-            "name": shard.name,
-            "samples": None,
-            "bytes": shard.length_bytes,
-            "etag": shard.etag,
-        }
-        for shard in list_data(connection, location).shards
-    ]
-    _print_shards(shards)
     with ConsoleReporter() as reporter:
         reporter.note(
             f"{location} has no index; create it by 'hapi index {location}'"
         )
-    return {"shards": shards, "classes": []}
+    return facts
 
 
-def _print_shards(shards: list[dict[str, Any]]) -> None:
-    print_table(
-        ("shard", "samples", "bytes"),
-        [
-            (
-                each["name"],
-                "?" if each["samples"] is None else str(each["samples"]),
-                bytes_text(each["bytes"]),
-            )
-            for each in shards
-        ],
-    )
+def _list_data_sets(data_sets: list[CatalogEntry]) -> dict[str, Any]:
+    facts = [
+        {
+            "name": str(data_set.location),
+            "index": data_set.index,
+            "shards": data_set.num_shards,
+            "samples": data_set.num_samples,
+            "bytes": data_set.length_bytes,
+        }
+        for data_set in data_sets
+    ]
+    same = {key: key for key in ("index", "shards", "samples", "bytes")}
+    print_facts(facts, {"data set": "name", **same})
+    return {"data_sets": facts}
+
+
+def _shard_facts(
+    shard: ShardIndex | ObjectInfo, num_samples: int | None, num_bytes: int
+) -> dict[str, Any]:
+    return {
+        "name": shard.name,
+        "samples": num_samples,
+        "bytes": num_bytes,
+        "etag": shard.etag,
+    }
+
+
+def _list_shards(
+    shards: Sequence[dict[str, Any]], class_names: Sequence[str] = ()
+) -> dict[str, Any]:
+    columns = {"shard": "name", "samples": "samples", "bytes": "bytes"}
+    print_facts(shards, columns)
+    return {"shards": shards, "classes": list(class_names)}

@@ -6,8 +6,8 @@ import logging
 import signal
 import sys
 import warnings
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
-from typing import Annotated
 
 import typer
 from urllib3.exceptions import InsecureRequestWarning
@@ -20,6 +20,7 @@ from hapi_client.cli.extract import extract_command
 from hapi_client.cli.index import index_command
 from hapi_client.cli.info import info_command
 from hapi_client.cli.ls import ls_command
+from hapi_client.cli.options import command_with, option
 from hapi_client.cli.plan import plan_command
 from hapi_client.cli.report import report_command
 from hapi_client.cli.train import train_command
@@ -64,92 +65,69 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+@dataclass(frozen=True)
+class RootOptions:
+    """Options before a command.
+
+    Those of the login replace the environment variables of the same names.
+    """
+
+    st_auth: str | None = option(
+        "Auth URL. Default: $ST_AUTH.", names=("--auth", "-A")
+    )
+    st_user: str | None = option(
+        "User. Default: $ST_USER.", names=("--user", "-U")
+    )
+    st_key: str | None = option(
+        "Key. Default: $ST_KEY.", names=("--key", "-K")
+    )
+    os_cloud: str | None = option(
+        "Name of a cloud in clouds.yaml. Default: $OS_CLOUD."
+    )
+    os_region_name: str | None = option(
+        "Keystone region. Default: $OS_REGION_NAME."
+    )
+    os_interface: str | None = option(
+        "Endpoint: public, internal or admin. Default: $OS_INTERFACE or "
+        "$OS_ENDPOINT_TYPE."
+    )
+    os_cacert: str | None = option("CA bundle for TLS. Default: $OS_CACERT.")
+    os_cert: str | None = option("TLS client certificate. Default: $OS_CERT.")
+    os_key: str | None = option("Key of --os-cert. Default: $OS_KEY.")
+    os_insecure: bool = option(
+        "Do not verify TLS certificates (insecure). Default: $OS_INSECURE.",
+        False,
+        names=("--insecure",),
+    )
+    verbose: bool = option("Log each step.", False, names=("--verbose", "-v"))
+    version: bool = option(
+        "Show the version and exit.",
+        False,
+        names=("--version",),
+        callback=_print_version,
+        is_eager=True,
+    )
+
+
 @app.callback()
-def root(
-    context: typer.Context,
-    auth_url: Annotated[
-        str | None,
-        typer.Option("--auth", "-A", help="Auth URL. Default: $ST_AUTH."),
-    ] = None,
-    user: Annotated[
-        str | None,
-        typer.Option("--user", "-U", help="User. Default: $ST_USER."),
-    ] = None,
-    key: Annotated[
-        str | None, typer.Option("--key", "-K", help="Key. Default: $ST_KEY.")
-    ] = None,
-    os_cloud: Annotated[
-        str | None,
-        typer.Option(
-            help="Name of a cloud in clouds.yaml. Default: $OS_CLOUD."
-        ),
-    ] = None,
-    os_region_name: Annotated[
-        str | None,
-        typer.Option(help="Keystone region. Default: $OS_REGION_NAME."),
-    ] = None,
-    os_interface: Annotated[
-        str | None,
-        typer.Option(
-            help="Endpoint: public, internal or admin. Default: "
-            "$OS_INTERFACE or $OS_ENDPOINT_TYPE."
-        ),
-    ] = None,
-    os_cacert: Annotated[
-        str | None,
-        typer.Option(help="CA bundle for TLS. Default: $OS_CACERT."),
-    ] = None,
-    os_cert: Annotated[
-        str | None,
-        typer.Option(help="TLS client certificate. Default: $OS_CERT."),
-    ] = None,
-    os_key: Annotated[
-        str | None,
-        typer.Option(help="Key of --os-cert. Default: $OS_KEY."),
-    ] = None,
-    insecure: Annotated[
-        bool,
-        typer.Option(
-            "--insecure",
-            help="Do not verify TLS certificates (insecure). Default: "
-            "$OS_INSECURE.",
-        ),
-    ] = False,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Log each step.")
-    ] = False,
-    _version: Annotated[
-        bool,
-        typer.Option(
-            "--version",
-            help="Show the version and exit.",
-            callback=_print_version,
-            is_eager=True,
-        ),
-    ] = False,
-) -> None:
-    """Reads the options in front of a command."""
+@command_with(RootOptions)
+def root(context: typer.Context, options: RootOptions) -> None:
+    """Reads the options before a command."""
     variables = {
-        "ST_AUTH": auth_url,
-        "ST_USER": user,
-        "ST_KEY": key,
-        "OS_CLOUD": os_cloud,
-        "OS_REGION_NAME": os_region_name,
-        "OS_INTERFACE": os_interface,
-        "OS_CACERT": os_cacert,
-        "OS_CERT": os_cert,
-        "OS_KEY": os_key,
-        "OS_INSECURE": "true" if insecure else None,
+        name.upper(): str(value)
+        for name, value in asdict(options).items()
+        if name.startswith(("st_", "os_")) and value
     }
-    context.obj = Login({k: v for k, v in variables.items() if v})
+    context.obj = Login(variables)
     # The connection warns once itself.
     warnings.simplefilter("ignore", InsecureRequestWarning)
     handler = TqdmLogHandler()
     handler.setFormatter(LineFormatter("%(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(
-        level=logging.INFO if verbose else logging.WARNING, handlers=[handler]
+        level=logging.INFO if options.verbose else logging.WARNING,
+        handlers=[handler],
     )
-    if not verbose:
+    if not options.verbose:
         # Its warnings on each retry repeat ours at greater length.
         logging.getLogger("urllib3").setLevel(logging.ERROR)
 

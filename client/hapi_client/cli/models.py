@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from datetime import datetime, timezone
 from typing import Annotated, Any, TypeAlias
 
 import typer
 
 from hapi_client.cli.context import (
+    Columns,
     JsonPath,
     connect,
-    print_table,
+    print_facts,
     write_json,
 )
 from hapi_client.cli.parse import parse_age
@@ -70,39 +72,25 @@ def ls_command(
     with connect(context) as connection:
         packages = list_packages(connection, container)
         read = list(read_all_metadata(connection, container, packages))
-    rows = list(zip(packages, read, strict=True))
-    print_table(
-        (
-            *("package", "bytes", "stored", "sample", "cuts", "output"),
-            *("ends with", "producer"),
-        ),
-        [_row(*row) for row in rows],
-    )
-    write_json(json_path, {"packages": [_facts(*row) for row in rows]})
+    facts = [_facts(*row) for row in zip(packages, read, strict=True)]
+    columns: Columns = {
+        "package": lambda facts: facts["digest"][:SHOWN_DIGITS],
+        "bytes": "bytes",
+        "stored": lambda facts: facts["stored"].partition("T")[0],
+        "sample": "sample",
+        "cuts": "cuts",
+        "output": "output",
+        "ends with": "ends_with",
+        "producer": _producer_text,
+    }
+    print_facts(facts, columns)
+    write_json(json_path, {"packages": facts})
 
 
-def _row(
-    package: StoredPackage, metadata: PackageMetadata | HapiError
-) -> tuple[str, ...]:
-    start = (
-        package.digest[:SHOWN_DIGITS],
-        bytes_text(package.info.length_bytes),
-        package.info.stored.partition("T")[0],
-    )
-    if isinstance(metadata, HapiError):
-        return (*start, "?", "?", "?", "?", metadata.message)
-    return (
-        *start,
-        _shape_text(metadata.sample_shape),
-        str(len(metadata.cuts)),
-        _shape_text(metadata.cuts[-1].shape),
-        metadata.cuts[-1].module,
-        f"torch {metadata.producer.get('torch', '?')}",
-    )
-
-
-def _shape_text(shape: tuple[int, ...]) -> str:
-    return "x".join(map(str, shape))
+def _producer_text(facts: Mapping[str, Any]) -> str:
+    if facts["problem"] is not None:
+        return str(facts["problem"])
+    return f"torch {facts['producer'].get('torch', '?')}"
 
 
 def _facts(
@@ -212,7 +200,7 @@ def _confirm(packages: list[StoredPackage], container: str) -> None:
         ClientError: ``bad_configuration`` if standard input is no terminal.
         Abort: if the answer is no.
     """
-    num_bytes = sum(each.info.length_bytes for each in packages)
+    num_bytes = sum(package.info.length_bytes for package in packages)
     question = (
         f"delete {len(packages)} packages ({bytes_text(num_bytes)}) from "
         f"{container}?"

@@ -1,11 +1,11 @@
-"""Options that several commands share, with TAB completion of their values."""
+"""Options of commands as fields of dataclasses, and those that are shared."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 from collections.abc import Callable
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import (
     TYPE_CHECKING,
@@ -18,6 +18,7 @@ from typing import (
 
 import typer
 
+from hapi_client.cli.context import OUTPUT, GroupedJsonPath
 from hapi_client.model.torchvision_names import classifier_names
 from hapi_protocol.encodings import DTYPES, PRECISIONS
 from hapi_splitter.units import count_text
@@ -27,9 +28,39 @@ if TYPE_CHECKING:
 
 OptionsType = TypeVar("OptionsType")
 
-# Titles of the groups of options in --help.
 DATA, MODEL, TRAINING = "Data", "Model", "Training"
-PUSH_DOWN, OUTPUT, EXPERT = "Push-down", "Output", "Expert"
+PUSH_DOWN, EXPERT = "Push-down", "Expert"
+PANELS = (None, DATA, MODEL, TRAINING, PUSH_DOWN, OUTPUT, EXPERT)
+"""Titles of the groups of options, in the order of --help."""
+
+
+def option(
+    help_text: str,
+    default: Any = None,
+    panel: str | None = None,
+    *,
+    names: tuple[str, ...] = (),
+    **details: Any,
+) -> Any:
+    """Declares a field of a dataclass as an option of the command.
+
+    Args:
+        help_text: text for --help.
+        default: default value; MISSING for a required option.
+        panel: group in --help.
+        names: names on the command line, if not that of the field.
+        details: other arguments of :func:`typer.Option`.
+    """
+    declared = typer.Option(
+        *names, help=help_text, rich_help_panel=panel, **details
+    )
+    return field(default=default, metadata={"typer": declared})
+
+
+def argument(help_text: str, metavar: str, **details: Any) -> Any:
+    """Declares a field of a dataclass as a required argument."""
+    declared = typer.Argument(help=help_text, metavar=metavar, **details)
+    return field(metadata={"typer": declared})
 
 
 def command_with(
@@ -40,8 +71,25 @@ def command_with(
     """Makes a command from a function that takes its options as a dataclass.
 
     Args:
-        options_type: dataclass whose fields are annotated for typer.
+        options_type: dataclass whose fields are declared by :func:`option`
+            and :func:`argument`, or annotated for typer.
     """
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    hints = get_type_hints(options_type, include_extras=True)
+    parameters = []
+    for option_field in fields(options_type):  # type: ignore[arg-type]
+        hint, default = hints[option_field.name], option_field.default
+        if "typer" in option_field.metadata:
+            hint = Annotated[hint, option_field.metadata["typer"]]
+        if default is MISSING:
+            default = inspect.Parameter.empty
+        parameters.append(
+            inspect.Parameter(
+                option_field.name, keyword, default=default, annotation=hint
+            )
+        )
+    parameters.sort(key=_help_order)
+    context = inspect.Parameter("context", keyword, annotation=typer.Context)
 
     def decorate(
         function: Callable[[typer.Context, OptionsType], None],
@@ -50,35 +98,25 @@ def command_with(
         def command(context: typer.Context, **values: Any) -> None:
             function(context, options_type(**values))
 
-        keyword = inspect.Parameter.KEYWORD_ONLY
-        hints = get_type_hints(options_type, include_extras=True)
-        parameters = [
-            inspect.Parameter("context", keyword, annotation=typer.Context)
-        ]
-        for each in fields(options_type):  # type: ignore[arg-type]
-            default = each.default
-            if default is MISSING:
-                default = inspect.Parameter.empty
-            parameters.append(
-                inspect.Parameter(
-                    each.name,
-                    keyword,
-                    default=default,
-                    annotation=hints[each.name],
-                )
-            )
-        signature = inspect.Signature(parameters)
+        signature = inspect.Signature([context, *parameters])
         command.__signature__ = signature  # type: ignore[attr-defined]
         return command
 
     return decorate
 
 
+def _help_order(parameter: inspect.Parameter) -> tuple[int, bool]:
+    """Returns the position by panel; required options come first."""
+    declared = parameter.annotation.__metadata__[0]
+    is_optional = parameter.default is not inspect.Parameter.empty
+    return PANELS.index(declared.rich_help_panel), is_optional
+
+
 def one_of(*values: str) -> Callable[[str], list[str]]:
     """Returns a function that completes to one of ``values``."""
 
     def complete(incomplete: str) -> list[str]:
-        return [each for each in values if each.startswith(incomplete)]
+        return [value for value in values if value.startswith(incomplete)]
 
     return complete
 
@@ -91,41 +129,11 @@ def complete_model(incomplete: str) -> list[str]:
 # Compressions are not completed: a shell ends a command at their semicolon.
 complete_encoding = one_of(*DTYPES)
 
-DataOption: TypeAlias = Annotated[
-    str,
-    typer.Option(
-        "--data",
-        metavar="CONTAINER[/PREFIX]",
-        help="Data set in Swift with an index (see hapi index). The "
-        "swift:// prefix is optional.",
-        rich_help_panel=DATA,
-    ),
-]
-SkipBadSamplesOption: TypeAlias = Annotated[
-    bool,
-    typer.Option(
-        help="Leave out samples that cannot be decoded, and count them. "
-        "Without it, the first one is an error.",
-        rich_help_panel=DATA,
-    ),
-]
 TorchvisionModelOption: TypeAlias = Annotated[
     str,
     typer.Option(
         autocompletion=complete_model,
         help="Name of a model in torchvision.models.",
-        rich_help_panel=MODEL,
-    ),
-]
-MODEL_HELP = (
-    "Name of a model in torchvision.models, or MODULE:FUNCTION, which returns "
-    "your own model (or a pair: frozen, tail)."
-)
-ModelOption: TypeAlias = Annotated[
-    str,
-    typer.Option(
-        autocompletion=complete_model,
-        help=MODEL_HELP,
         rich_help_panel=MODEL,
     ),
 ]
@@ -151,79 +159,92 @@ ImageOption: TypeAlias = Annotated[
         rich_help_panel=DATA,
     ),
 ]
-ExifOption: TypeAlias = Annotated[
-    str | None,
-    typer.Option(
-        metavar="ignore|turn",
-        help="Orientation in EXIF data: 'turn' images as people see them, or "
-        "'ignore' it, as torchvision's ImageFolder does (default).",
-        rich_help_panel=DATA,
-    ),
-]
-FreezeOption: TypeAlias = Annotated[
-    str | None,
-    typer.Option(
-        help="Name of the last frozen module, or several names separated by "
+MODEL_HELP = (
+    "Name of a model in torchvision.models, or MODULE:FUNCTION, which returns "
+    "your own model (or a pair: frozen, tail)."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """Options of commands about one model."""
+
+    model: str = option(
+        MODEL_HELP, "resnet18", MODEL, autocompletion=complete_model
+    )
+    freeze: str | None = option(
+        "Name of the last frozen module, or several names separated by "
         "commas. Default: all but the last linear layer. Layers without "
         "parameters after it (pooling, flatten) are frozen, too.",
-        rich_help_panel=MODEL,
-    ),
-]
-WeightsOption: TypeAlias = Annotated[
-    str | None,
-    typer.Option(
-        autocompletion=one_of("DEFAULT"),
-        help="Published weights to download (DEFAULT) with their image "
+        panel=MODEL,
+    )
+    weights: str | None = option(
+        "Published weights to download (DEFAULT) with their image "
         "transform. Default: random weights.",
-        rich_help_panel=MODEL,
-    ),
-]
-CheckpointOption: TypeAlias = Annotated[
-    Path | None,
-    typer.Option(
+        panel=MODEL,
+        autocompletion=one_of("DEFAULT"),
+    )
+    checkpoint: Path | None = option(
+        "File with a state dict of the model.",
+        panel=MODEL,
         exists=True,
         dir_okay=False,
-        help="File with a state dict of the model.",
-        rich_help_panel=MODEL,
-    ),
-]
-CutOption: TypeAlias = Annotated[
-    str,
-    typer.Option(
-        autocompletion=one_of("auto", "freeze", "stream"),
-        help="Last layer that is computed in Swift: 'auto' plans it, "
-        "'freeze' pushes down the whole frozen region, 'stream' pushes down "
-        "nothing; or the number of a cut.",
-        rich_help_panel=PUSH_DOWN,
-    ),
-]
-MinPrecisionOption: TypeAlias = Annotated[
-    str,
-    typer.Option(
-        autocompletion=one_of(*PRECISIONS),
-        help="Lowest precision a plan may use on the wire: lossless, half "
-        "(16 bits) or uint8 (8 bits). An --encoding must satisfy it, too.",
-        rich_help_panel=EXPERT,
-    ),
-]
-EncodingOption: TypeAlias = Annotated[
-    str | None,
-    typer.Option(
-        autocompletion=complete_encoding,
-        help="Encoding on the wire: float32, float16, bfloat16 or uint8, "
-        "each optionally with ;lz4 or ;zstd. Default: chosen by the plan; "
-        "the dtype of the features with a fixed cut.",
-        rich_help_panel=EXPERT,
-    ),
-]
-DeviceOption: TypeAlias = Annotated[
-    str,
-    typer.Option(
+    )
+    json_path: GroupedJsonPath = None
+    device: str = option(
+        "Device of this machine: cpu, cuda, cuda:1.",
+        "cpu",
+        EXPERT,
         autocompletion=one_of("cpu", "cuda"),
-        help="Device of this machine: cpu, cuda, cuda:1.",
-        rich_help_panel=EXPERT,
-    ),
-]
+    )
+    min_precision: str = option(
+        "Lowest precision a plan may use on the wire: lossless, half "
+        "(16 bits) or uint8 (8 bits). An --encoding must satisfy it, too.",
+        "lossless",
+        EXPERT,
+        autocompletion=one_of(*PRECISIONS),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobOptions(ModelOptions):
+    """Options of commands that read a whole data set."""
+
+    data: str = option(
+        "Data set in Swift with an index (see hapi index). The swift:// "
+        "prefix is optional.",
+        MISSING,
+        DATA,
+        metavar="CONTAINER[/PREFIX]",
+    )
+    image: ImageOption = None
+    skip_bad_samples: bool = option(
+        "Leave out samples that cannot be decoded, and count them. Without "
+        "it, the first one is an error.",
+        False,
+        DATA,
+    )
+    exif: str | None = option(
+        "Orientation in EXIF data: 'turn' images as people see them, or "
+        "'ignore' it, as torchvision's ImageFolder does (default).",
+        panel=DATA,
+        metavar="ignore|turn",
+    )
+    cut: str = option(
+        "Last layer that is computed in Swift: 'auto' plans it, 'freeze' "
+        "pushes down the whole frozen region, 'stream' pushes down nothing; "
+        "or the number of a cut.",
+        "auto",
+        PUSH_DOWN,
+        autocompletion=one_of("auto", "freeze", "stream"),
+    )
+    encoding: str | None = option(
+        "Encoding on the wire: float32, float16, bfloat16 or uint8, each "
+        "optionally with ;lz4 or ;zstd. Default: chosen by the plan; the "
+        "dtype of the features with a fixed cut.",
+        panel=EXPERT,
+        autocompletion=complete_encoding,
+    )
 
 
 def parse_cut(cut: str) -> int | str:

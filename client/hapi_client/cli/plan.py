@@ -5,12 +5,12 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from hapi_client.cli.context import (
-    GroupedJsonPath,
+    OUTPUT,
     check_data,
     checked_path,
     connect,
@@ -21,22 +21,19 @@ from hapi_client.cli.options import (
     DATA,
     MODEL,
     MODEL_HELP,
-    OUTPUT,
     PUSH_DOWN,
     TRAINING,
-    CheckpointOption,
-    DeviceOption,
-    FreezeOption,
-    MinPrecisionOption,
-    WeightsOption,
+    ModelOptions,
+    argument,
     command_with,
     complete_model,
+    option,
 )
 from hapi_client.cli.parse import parse_link
 from hapi_client.progress import Reporter
 from hapi_client.reports.terminal import ConsoleReporter
 from hapi_client.swift.connection import Connection
-from hapi_client.swift.swift_url import parse_location
+from hapi_client.swift.swift_url import Location, parse_location
 from hapi_protocol.encodings import PRECISIONS
 from hapi_protocol.errors import ClientError
 
@@ -46,119 +43,77 @@ if TYPE_CHECKING:
     from hapi_splitter.inputs.sample_format import InputTransform
 
 
-@dataclass(frozen=True)
-class PlanOptions:
+def _plot_path(path: Path | None) -> Path | None:
+    if path is not None and path.suffix.lower() not in (".png", ".html"):
+        raise typer.BadParameter(f"{path} must end in .png or .html")
+    return checked_path(path)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanOptions(ModelOptions):
     """Options of ``hapi plan``."""
 
-    model: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL",
-            autocompletion=complete_model,
-            help=MODEL_HELP,
-        ),
-    ]
-    freeze: FreezeOption = None
-    weights: WeightsOption = None
-    checkpoint: CheckpointOption = None
-    size: Annotated[
-        int | None,
-        typer.Option(
-            min=8,
-            help="Width and height of the model's images in pixels. The "
-            "shorter side of a stored image is first resized to 8/7 of it, "
-            "as in ImageNet's evaluation. Default: the transform of "
-            "--weights, else 224.",
-            show_default=False,
-            rich_help_panel=MODEL,
-        ),
-    ] = None
-    array: Annotated[
-        str | None,
-        typer.Option(
-            metavar="[NAME=]SIZES[:DTYPE],…",
-            help="Shape of the model's samples if they are NumPy arrays: "
-            "1x64x100 (float32), 128:int64, or the arrays of an .npz: "
-            "input_ids=128:int64,attention_mask=128:int64.",
-            rich_help_panel=MODEL,
-        ),
-    ] = None
-    data: Annotated[
-        str | None,
-        typer.Option(
-            metavar="CONTAINER[/PREFIX]",
-            help="Data set in Swift with an index, to measure with. The "
-            "swift:// prefix is optional.",
-            rich_help_panel=DATA,
-        ),
-    ] = None
-    samples: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Number of samples. Default: that of --data.",
-            rich_help_panel=DATA,
-        ),
-    ] = None
-    link: Annotated[
-        str | None,
-        typer.Option(
-            help="Bandwidth of the link: 100mbit, 1gbit, 12MB/s.",
-            rich_help_panel=PUSH_DOWN,
-        ),
-    ] = None
-    measure: Annotated[
-        bool,
-        typer.Option(
-            "--measure",
-            help="Measure the bandwidth by reading from --data. Default "
-            "without --link.",
-            rich_help_panel=PUSH_DOWN,
-        ),
-    ] = False
-    upload: Annotated[
-        bool,
-        typer.Option(
-            help="Store the model package in Swift, so that the worker can "
-            "profile it. Without it, the worker is assumed to be as fast as "
-            "this machine.",
-            rich_help_panel=PUSH_DOWN,
-        ),
-    ] = True
-    epochs: Annotated[
-        float,
-        typer.Option(
-            min=0.001,
-            help="Number of epochs to plan for.",
-            rich_help_panel=TRAINING,
-        ),
-    ] = 1.0
-    batch_size: Annotated[
-        int,
-        typer.Option(
-            min=1, help="Samples per batch.", rich_help_panel=TRAINING
-        ),
-    ] = 32
-    plot: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="PATH.png|PATH.html",
-            callback=checked_path,
-            help="Draw sizes and times of all cuts to this file.",
-            rich_help_panel=OUTPUT,
-        ),
-    ] = None
-    all_cuts: Annotated[
-        bool,
-        typer.Option(
-            "--all-cuts",
-            help="Also list cuts that are not worth measuring.",
-            rich_help_panel=OUTPUT,
-        ),
-    ] = False
-    json_path: GroupedJsonPath = None
-    min_precision: MinPrecisionOption = "lossless"
-    device: DeviceOption = "cpu"
+    model: str = argument(MODEL_HELP, "MODEL", autocompletion=complete_model)
+    size: int | None = option(
+        "Width and height of the model's images in pixels. The shorter side "
+        "of a stored image is first resized to 8/7 of it, as in ImageNet's "
+        "evaluation. Default: the transform of --weights, else 224.",
+        panel=MODEL,
+        min=8,
+        show_default=False,
+    )
+    array: str | None = option(
+        "Shape of the model's samples if they are NumPy arrays: 1x64x100 "
+        "(float32), 128:int64, or the arrays of an .npz: "
+        "input_ids=128:int64,attention_mask=128:int64.",
+        panel=MODEL,
+        metavar="[NAME=]SIZES[:DTYPE],…",
+    )
+    data: Location | None = option(
+        "Data set in Swift with an index, to measure with. The swift:// "
+        "prefix is optional.",
+        panel=DATA,
+        metavar="CONTAINER[/PREFIX]",
+        parser=parse_location,
+    )
+    samples: int | None = option(
+        "Number of samples. Default: that of --data.", panel=DATA, min=1
+    )
+    link: float | None = option(
+        "Bandwidth of the link: 100mbit, 1gbit, 12MB/s.",
+        panel=PUSH_DOWN,
+        metavar="BANDWIDTH",
+        parser=parse_link,
+    )
+    measure: bool = option(
+        "Measure the bandwidth by reading from --data. Default without "
+        "--link.",
+        False,
+        PUSH_DOWN,
+        names=("--measure",),
+    )
+    upload: bool = option(
+        "Store the model package in Swift, so that the worker can profile "
+        "it. Without it, the worker is assumed to be as fast as this machine.",
+        True,
+        PUSH_DOWN,
+    )
+    epochs: float = option(
+        "Number of epochs to plan for.", 1.0, TRAINING, min=0.001
+    )
+    batch_size: int = option("Samples per batch.", 32, TRAINING, min=1)
+    plot: Path | None = option(
+        "Draw sizes and times of all cuts to this file.",
+        panel=OUTPUT,
+        metavar="PATH.png|PATH.html",
+        callback=_plot_path,
+    )
+    all_cuts: bool = option(
+        "Also list cuts that are not worth measuring.",
+        False,
+        OUTPUT,
+        names=("--all-cuts",),
+    )
 
 
 @command_with(PlanOptions)
@@ -190,9 +145,8 @@ def plan_command(context: typer.Context, options: PlanOptions) -> None:
     if options.data is not None:
         opened = connect(context)
     with opened as connection, ConsoleReporter() as reporter:
-        check_plot(options.plot)
         if connection is not None and options.data is not None:
-            check_data(connection, options.data)
+            check_data(connection, str(options.data))
         result = study(options, reporter, connection)
     print_study(result, options.all_cuts)
     write_json(options.json_path, study_facts(options, result))
@@ -213,32 +167,12 @@ def check_options(options: PlanOptions) -> None:
         )
     if options.measure and options.link is not None:
         raise typer.BadParameter("--measure and --link exclude each other")
-    if options.link is not None:
-        parse_link(options.link)
     if options.min_precision not in PRECISIONS:
         raise ClientError(
             "bad_configuration",
             f"min_precision is {options.min_precision!r}; allowed: "
             f"{', '.join(PRECISIONS)}",
         )
-    if options.data is not None:
-        parse_location(options.data)
-
-
-def check_plot(path: Path | None) -> None:
-    """Checks the suffix of ``--plot``; imports SciPy.
-
-    Raises:
-        BadParameter: naming the allowed suffixes.
-    """
-    if path is None:
-        return
-    from hapi_client.plan_report.plan_tables import check_plot_path
-
-    try:
-        check_plot_path(path)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
 
 
 def study(
@@ -270,7 +204,7 @@ def study(
         min_precision=options.min_precision,
         epochs=options.epochs,
         batch_size=options.batch_size,
-        link=None if options.link is None else parse_link(options.link),
+        link=options.link,
         num_samples=options.samples,
         upload=options.upload,
         name=options.model,
@@ -285,8 +219,7 @@ def study(
     region = load_region(source, options.freeze, transform, options.device)
     if source.is_random:
         reporter.note("weights are random: no --weights, no --checkpoint")
-    location = None if options.data is None else parse_location(options.data)
-    return advise(region, request, reporter, connection, location)
+    return advise(region, request, reporter, connection, options.data)
 
 
 def print_study(study: PlanStudy, all_cuts: bool) -> None:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import asdict, dataclass
+from typing import Annotated
 
 import typer
 
 from hapi_client.cli.context import (
+    Columns,
     JsonPath,
     connect,
-    print_table,
+    print_facts,
     write_json,
 )
-from hapi_client.cli.options import complete_model
+from hapi_client.cli.options import command_with, complete_model, option
 from hapi_client.model.torchvision_names import classifier_names
 from hapi_client.reports.terminal import ConsoleReporter
 from hapi_client.swift.capabilities import model_library
@@ -22,16 +22,24 @@ from hapi_client.swift.connection import Connection
 from hapi_protocol.errors import ClientError, HapiError
 from hapi_splitter.units import bytes_text
 
-if TYPE_CHECKING:
-    from hapi_client.model.publisher import PublishedPackage
-
 EVERYBODY = ".r:*"
 EXIT_FAILURE = 1
 SHOWN_DIGITS = 12
+COLUMNS: Columns = {
+    "model": "model",
+    "freeze": lambda package: str(package["freeze"] or ""),
+    "package": lambda package: (package["digest"] or "")[:SHOWN_DIGITS],
+    "bytes": lambda package: (
+        bytes_text(package["bytes"]) if package["digest"] else ""
+    ),
+    "state": lambda package: package["problem"] or package["state"],
+}
 
 
-def publish_command(
-    context: typer.Context,
+@dataclass(frozen=True)
+class PublishOptions:
+    """Options of ``hapi models publish``."""
+
     models: Annotated[
         list[str] | None,
         typer.Argument(
@@ -39,51 +47,39 @@ def publish_command(
             help="Names of torchvision models, or timm:NAME.",
             autocompletion=complete_model,
         ),
-    ] = None,
-    all_torchvision: Annotated[
-        bool,
-        typer.Option(
-            "--all-torchvision", help="All classifiers of torchvision."
-        ),
-    ] = False,
-    freeze: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="MODULE",
-            help="Last frozen module, or several separated by commas; repeat "
-            "the option for more packages of each model. Default: all but "
-            "the last linear layer.",
-        ),
-    ] = None,
-    weights: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            help="Weights of torchvision models. timm's are part of NAME.",
-        ),
-    ] = "DEFAULT",
-    container: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Container of your account. Default: the cluster's model "
-            "library, if it is in your account.",
-        ),
-    ] = None,
-    read_acl: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ACL",
-            help="Set the container's X-Container-Read. Default: .r:* "
-            "(everybody) for a new container, else unchanged.",
-        ),
-    ] = None,
-    dry_run: Annotated[
-        bool,
-        typer.Option("--dry-run", help="Publish nothing; show the sizes."),
-    ] = False,
-    json_path: JsonPath = None,
-) -> None:
+    ] = None
+    all_torchvision: bool = option(
+        "All classifiers of torchvision.", False, names=("--all-torchvision",)
+    )
+    freeze: list[str] | None = option(
+        "Last frozen module, or several separated by commas; repeat the "
+        "option for more packages of each model. Default: all but the last "
+        "linear layer.",
+        metavar="MODULE",
+    )
+    weights: str = option(
+        "Weights of torchvision models. timm's are part of NAME.",
+        "DEFAULT",
+        metavar="NAME",
+    )
+    container: str | None = option(
+        "Container of your account. Default: the cluster's model library, if "
+        "it is in your account.",
+        metavar="NAME",
+    )
+    read_acl: str | None = option(
+        "Set the container's X-Container-Read. Default: .r:* (everybody) for "
+        "a new container, else unchanged.",
+        metavar="ACL",
+    )
+    dry_run: bool = option(
+        "Publish nothing; show the sizes.", False, names=("--dry-run",)
+    )
+    json_path: JsonPath = None
+
+
+@command_with(PublishOptions)
+def publish_command(context: typer.Context, options: PublishOptions) -> None:
     """Publish packages of pretrained models, for jobs of other accounts.
 
     Jobs look for a package in the model library (option model_library of the
@@ -108,8 +104,8 @@ def publish_command(
     not exist); packages (model, freeze, state, digest, bytes, problem). state
     is published, present (already), missing (with --dry-run) or failed.
     """
-    names = list(models or ())
-    if all_torchvision:
+    names = list(options.models or ())
+    if options.all_torchvision:
         names += classifier_names()
     if not names:
         raise typer.BadParameter("give MODELs, or --all-torchvision")
@@ -117,51 +113,39 @@ def publish_command(
     with connect(context) as connection, ConsoleReporter() as reporter:
         library = _library(connection)
         account = connection.account
-        target = container or _own_library(library, account)
+        target = options.container or _own_library(library, account)
         acl = connection.read_acl(target)
-        if not dry_run and (acl is None or read_acl is not None):
-            acl = EVERYBODY if read_acl is None else read_acl
+        is_new_acl = acl is None or options.read_acl is not None
+        if is_new_acl and not options.dry_run:
+            acl = EVERYBODY if options.read_acl is None else options.read_acl
             connection.put_container(target, acl)
         # Imported here: torch takes seconds.
         from hapi_client.model.publisher import FAILED, Publisher
 
         publisher = Publisher(
-            connection, target, weights, reporter, dry_run=dry_run
+            connection,
+            target,
+            options.weights,
+            reporter,
+            dry_run=options.dry_run,
         )
         packages = []
         for number, name in enumerate(names, 1):
             reporter.note(f"{name} ({number} of {len(names)})")
-            for each in publisher.publish(name, freeze or [None]):
-                packages.append(each)
-                reporter.note(f"  {each.freeze}: {each.problem or each.state}")
-    _print(packages)
+            for package in publisher.publish(name, options.freeze or [None]):
+                packages.append(asdict(package))
+                reason = package.problem or package.state
+                reporter.note(f"  {package.freeze}: {reason}")
+    print_facts(packages, COLUMNS, right=False)
     if library != (account, target):
         typer.echo(
             "Jobs will look there if the filter of the proxies has "
             f"model_library = {account}/{target}"
         )
     facts = {"account": account, "container": target, "read_acl": acl}
-    rows = [asdict(each) for each in packages]
-    write_json(json_path, {**facts, "packages": rows})
-    if any(each.state == FAILED for each in packages):
+    write_json(options.json_path, {**facts, "packages": packages})
+    if any(package["state"] == FAILED for package in packages):
         raise typer.Exit(EXIT_FAILURE)
-
-
-def _print(packages: Sequence[PublishedPackage]) -> None:
-    print_table(
-        ("model", "freeze", "package", "bytes", "state"),
-        [
-            (
-                each.model,
-                str(each.freeze or ""),
-                (each.digest or "")[:SHOWN_DIGITS],
-                bytes_text(each.bytes) if each.digest else "",
-                each.problem or each.state,
-            )
-            for each in packages
-        ],
-        right=False,
-    )
 
 
 def _library(connection: Connection) -> tuple[str, str] | None:

@@ -1,9 +1,7 @@
-"""Trains a tail as ``hapi train`` was asked to, and prints the result."""
+"""Trains a tail with the options of ``hapi train``; prints the result."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -11,7 +9,7 @@ from torch.nn import Module
 
 from hapi_client.atomic_file import check_writable
 from hapi_client.caching.cache_config import CacheConfig
-from hapi_client.cli.context import print_table
+from hapi_client.cli.context import print_facts, print_table
 from hapi_client.cli.options import describe_cut, parse_cut
 from hapi_client.cli.train_options import TrainOptions
 from hapi_client.job.options import JobConfig, PlanConfig
@@ -21,15 +19,14 @@ from hapi_client.metrics.events import JobStats
 from hapi_client.model.frozen_region import input_transform, parse_device
 from hapi_client.model.registry import parse_freeze
 from hapi_client.model.torchvision_registry import build_model
-from hapi_client.planning.replanner import PlanChange
 from hapi_client.progress import Reporter
-from hapi_client.reports.epoch_report import EpochReport, report_body
+from hapi_client.reports.epoch_report import report_body
 from hapi_client.reports.run_tables import essentials
 from hapi_client.swift.connection import Connection
 from hapi_protocol.headers import CACHE_OFF
 from hapi_splitter.inputs.augmentation import Augmentation
 from hapi_splitter.planner.problem import mix_label
-from hapi_splitter.units import bytes_text, count_text
+from hapi_splitter.units import count_text
 from hapi_training.checkpoint_file import Checkpoint, save_atomically
 from hapi_training.loop import EpochResult, History, train_tail
 
@@ -41,35 +38,26 @@ class TrainResult:
     Attributes:
         model: name of the model.
         freeze: last frozen module.
-        cut: cut of the job: a number or ``auto``.
+        job: the closed job, for its plans and reports.
+        stats: counters of the job; those of a closed job include later
+            traffic of its connection.
         history: losses and accuracies.
-        stats: counters of the job.
-        plan: label of the last plan; None without one.
-        no_plan_reason: set if ``cut`` is ``auto`` and there is no plan.
-        plan_changes: all plans with their reasons.
-        reports: one per epoch.
     """
 
     model: str
     freeze: Any
-    cut: int | str
-    history: History
+    job: TransferJob
     stats: JobStats
-    plan: str | None
-    no_plan_reason: str | None
-    plan_changes: Sequence[PlanChange]
-    reports: Sequence[EpochReport]
+    history: History
 
 
-def train(
-    options: TrainOptions, connection: Connection, reporter: Reporter
-) -> TrainResult:
-    """Trains the tail and writes the files that ``options`` name.
+def job_config(options: TrainOptions, connection: Connection) -> JobConfig:
+    """Makes the configuration of the job from the options.
 
     Raises:
-        HapiError: naming a wrong option, or of the job.
+        HapiError: naming a wrong option.
     """
-    config = JobConfig(
+    return JobConfig(
         cut=parse_cut(options.cut),
         device=parse_device(options.device),
         num_classes=options.classes,
@@ -91,6 +79,26 @@ def train(
         ),
         connection=connection,
     )
+
+
+def train(
+    options: TrainOptions,
+    connection: Connection,
+    reporter: Reporter,
+    config: JobConfig | None = None,
+) -> TrainResult:
+    """Trains the tail and writes the files that ``options`` name.
+
+    Args:
+        options: options of the command.
+        connection: connection to the account of the data.
+        reporter: receives the steps.
+        config: configuration instead of that of :func:`job_config`.
+
+    Raises:
+        HapiError: naming a wrong option, or of the job.
+    """
+    config = config or job_config(options, connection)
     network, transform = build_model(
         options.model,
         num_classes=options.classes,
@@ -119,17 +127,7 @@ def train(
         config=config,
     ) as job:
         history = _train_job(job, network, options, reporter)
-        return TrainResult(
-            model=options.model,
-            freeze=freeze,
-            cut=job.cut,
-            history=history,
-            stats=job.stats,
-            plan=job.plan.label if job.plan else None,
-            no_plan_reason=job.no_plan_reason,
-            plan_changes=job.plan_changes,
-            reports=job.reports,
-        )
+        return TrainResult(options.model, freeze, job, job.stats, history)
 
 
 def _train_job(
@@ -144,7 +142,7 @@ def _train_job(
     reporter.note(
         f"{count_text(job.num_samples, 'sample')}, {describe_cut(job)}"
     )
-    with _report_written(job, options):
+    try:
         history = train_tail(
             job,
             epochs=options.epochs,
@@ -161,6 +159,11 @@ def _train_job(
         # Before the report, whose writing may fail for lack of space.
         if options.save:
             save_atomically(network.state_dict(), options.save)
+    finally:
+        # Also after an error or interrupt.
+        if options.report is not None:
+            title = f"{options.model} on {options.data}"
+            job.write_report(options.report, title)
     if job.stats.samples:
         if job.cut == "auto" and job.plan is None:
             reporter.note(
@@ -172,20 +175,9 @@ def _train_job(
     return history
 
 
-@contextmanager
-def _report_written(job: TransferJob, options: TrainOptions) -> Iterator[None]:
-    """Writes the report at the end, also after an error or interrupt."""
-    try:
-        yield
-    finally:
-        if options.report is not None:
-            title = f"{options.model} on {options.data}"
-            job.write_report(options.report, title)
-
-
 def num_bytes_of(network: Module) -> int:
     """Returns the size of the network's state dict."""
-    return sum(each.nbytes for each in network.state_dict().values())
+    return sum(weight.nbytes for weight in network.state_dict().values())
 
 
 def resumed_text(trained: int, samples: int, epochs: int) -> str:
@@ -217,23 +209,24 @@ def describe_epoch(result: EpochResult) -> str:
 
 def result_facts(result: TrainResult) -> dict[str, Any]:
     """Returns the JSON form of a run."""
+    job = result.job
     return {
         "model": result.model,
         "freeze": result.freeze,
-        "cut": result.cut,
+        "cut": job.cut,
         "epochs": [
             {
-                "loss": each.mean_loss,
-                "accuracy": each.accuracy,
-                "seconds": each.seconds,
-                "samples": each.num_samples,
+                "loss": epoch.mean_loss,
+                "accuracy": epoch.accuracy,
+                "seconds": epoch.seconds,
+                "samples": epoch.num_samples,
             }
-            for each in result.history.epochs
+            for epoch in result.history.epochs
         ],
         "losses": result.history.losses,
         "stats": asdict(result.stats),
-        "plan": result.plan,
-        "no_plan_reason": result.no_plan_reason,
+        "plan": job.plan.label if job.plan else None,
+        "no_plan_reason": job.no_plan_reason,
         "plan_changes": [
             {
                 "seconds": change.seconds,
@@ -244,46 +237,44 @@ def result_facts(result: TrainResult) -> dict[str, Any]:
                 "samples_per_second": change.samples_per_second,
                 "why": change.why,
             }
-            for change in result.plan_changes
+            for change in job.plan_changes
         ],
-        "reports": [report_body(each) for each in result.reports],
+        "reports": [report_body(report) for report in job.reports],
     }
 
 
 def print_result(result: TrainResult) -> None:
     """Prints losses, throughput, plans and counters of a run."""
+    job = result.job
     print_table(
         ("epoch", "loss", "accuracy", "seconds", "samples"),
         [
             (
                 str(number),
-                f"{each.mean_loss:.4f}",
-                f"{each.accuracy:.3f}",
-                f"{each.seconds:.1f}",
-                str(each.num_samples),
+                f"{epoch.mean_loss:.4f}",
+                f"{epoch.accuracy:.3f}",
+                f"{epoch.seconds:.1f}",
+                str(epoch.num_samples),
             )
-            for number, each in enumerate(result.history.epochs)
+            for number, epoch in enumerate(result.history.epochs)
         ],
     )
-    summary = essentials(result.reports)
+    summary = essentials(job.reports)
     print_table(summary.header, summary.rows)
-    if result.plan_changes:
-        print_table(
-            ("seconds", "plan", "why"),
-            [
-                (f"{each.seconds:.0f}", mix_label(each.mix), each.why)
-                for each in result.plan_changes
-            ],
-        )
-    stats = result.stats
-    counters = {
-        "cut": str(result.cut),
-        "over the wire": bytes_text(stats.bytes),
-        "package": bytes_text(stats.package_bytes),
-        "retries": str(stats.retries),
-        "fallbacks": str(stats.fallbacks),
-        "skipped": str(stats.skipped),
-        "cached in Swift": str(stats.cached),
-        "on this host": str(stats.local_hits),
+    changes = [
+        (f"{change.seconds:.0f}", mix_label(change.mix), change.why)
+        for change in job.plan_changes
+    ]
+    if changes:
+        print_table(("seconds", "plan", "why"), changes)
+    columns = {
+        "cut": "cut",
+        "over the wire": "bytes",
+        "package": "package_bytes",
+        "retries": "retries",
+        "fallbacks": "fallbacks",
+        "skipped": "skipped",
+        "cached in Swift": "cached",
+        "on this host": "local_hits",
     }
-    print_table(tuple(counters), [tuple(counters.values())])
+    print_facts([{"cut": job.cut, **asdict(result.stats)}], columns)

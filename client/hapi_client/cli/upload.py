@@ -11,7 +11,7 @@ import typer
 from hapi_client.cli.context import (
     JsonPath,
     connect,
-    print_table,
+    print_facts,
     write_json,
 )
 from hapi_client.cli.options import ImageOption, LabelsOption
@@ -23,7 +23,6 @@ from hapi_client.data.shard_writer import (
 from hapi_client.data.upload import PackOptions, upload
 from hapi_client.reports.terminal import ConsoleReporter
 from hapi_client.swift.swift_url import parse_location
-from hapi_splitter.units import bytes_text
 
 
 def upload_command(
@@ -85,15 +84,12 @@ def upload_command(
                 "command again to continue"
             )
             raise
-    print_table(
-        ("uploaded shards", "already stored", "bytes", "samples in index"),
-        [
-            (
-                str(report.uploaded),
-                str(report.skipped),
-                bytes_text(report.bytes),
-                str(report.samples),
-            )
-        ],
-    )
-    write_json(json_path, asdict(report))
+    facts = asdict(report)
+    columns = {
+        "uploaded shards": "uploaded",
+        "already stored": "skipped",
+        "bytes": "bytes",
+        "samples in index": "samples",
+    }
+    print_facts([facts], columns)
+    write_json(json_path, facts)

@@ -5,25 +5,55 @@ from __future__ import annotations
 import http.client
 import json
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console, Group
 from rich.live import Live
-from rich.table import Table
 
-from hapi_client.cli.context import JsonPath, write_json
+from hapi_client.cli.context import (
+    Columns,
+    JsonPath,
+    titled_table,
+    write_json,
+)
 from hapi_protocol.errors import (
     InternalError,
     UnavailableError,
     error_from_body,
 )
-from hapi_protocol.printable import printable
 from hapi_protocol.unix_http import UnixConnection
 
 DEFAULT_SOCKET = Path("/run/hapi/worker.sock.admin")
 TIMEOUT_SECONDS = 10.0
+DEVICE_COLUMNS: Columns = {
+    "device": lambda device: (
+        device["name"] + ("" if device["in_service"] else " (failed)")
+    ),
+    "models": lambda device: str(len(device["models"])),
+    "parameters": "resident_bytes",
+    "passes": "reserved_bytes",
+    "longest pass": lambda device: f"{device['longest_pass_seconds']:.1f} s",
+    "limit": "memory_limit_bytes",
+    "in use (jobs)": lambda device: (
+        ", ".join(
+            f"{model['digest'][:12]} ({model['jobs']})"
+            for model in device["models"]
+            if model["jobs"]
+        )
+        or "-"
+    ),
+}
+ACCOUNT_COLUMNS: Columns = {
+    "account": lambda account: account["account"] or "(hidden)",
+    "weight": lambda account: f"{account['weight']:g}",
+    "share": lambda account: f"{100 * account['share']:.0f} %",
+    "streams": "streams",
+    "waiting": "waiting",
+    "buffered": "buffered_bytes",
+}
 
 app = typer.Typer(
     help="Show the status of the local worker.", no_args_is_help=True
@@ -126,8 +156,10 @@ def tables(
     """
     return Group(
         _headline(state, before, seconds),
-        _devices(state),
-        _accounts(state),
+        titled_table("Devices", state["devices"], DEVICE_COLUMNS),
+        titled_table(
+            "Accounts with streams", state["accounts"], ACCOUNT_COLUMNS
+        ),
     )
 
 
@@ -135,9 +167,10 @@ def _headline(
     state: dict[str, Any], before: dict[str, Any] | None, seconds: float
 ) -> str:
     totals = state["totals"]
+    uptime = timedelta(seconds=int(state["uptime_seconds"]))
     line = (
         f"hapi-worker {state['version']}, pid {state['pid']}: "
-        f"{state['status']}, up {_duration(state['uptime_seconds'])}; "
+        f"{state['status']}, up {uptime}; "
         f"{state['jobs_running']} of {state['max_streams']} streams, "
         f"{state['jobs_waiting']} waiting; "
         f"{totals['samples']:.0f} samples, {totals['errors']:.0f} errors"
@@ -154,61 +187,3 @@ def _headline(
         f"{rates['sent_bytes'] / 1e6:.1f} MB/s out, "
         f"{rates['passes']:.1f} micro-batches/s"
     )
-
-
-def _devices(state: dict[str, Any]) -> Table:
-    table = Table(title="Devices", title_justify="left")
-    for name in (
-        "device",
-        "models",
-        "parameters",
-        "passes",
-        "longest pass",
-        "limit",
-    ):
-        table.add_column(name, justify="left" if name == "device" else "right")
-    table.add_column("in use (jobs)")
-    for each in state["devices"]:
-        name = each["name"] + ("" if each["in_service"] else " (failed)")
-        models = [
-            f"{m['digest'][:12]} ({m['jobs']})"
-            for m in each["models"]
-            if m["jobs"]
-        ]
-        table.add_row(
-            name,
-            str(len(each["models"])),
-            _megabytes(each["resident_bytes"]),
-            _megabytes(each["reserved_bytes"]),
-            f"{each['longest_pass_seconds']:.1f} s",
-            _megabytes(each["memory_limit_bytes"]),
-            ", ".join(models) or "-",
-        )
-    return table
-
-
-def _accounts(state: dict[str, Any]) -> Table:
-    table = Table(title="Accounts with streams", title_justify="left")
-    table.add_column("account")
-    for name in ("weight", "share", "streams", "waiting", "buffered"):
-        table.add_column(name, justify="right")
-    for each in state["accounts"]:
-        table.add_row(
-            printable(each["account"] or "(hidden)"),
-            f"{each['weight']:g}",
-            f"{100 * each['share']:.0f} %",
-            str(each["streams"]),
-            str(each["waiting"]),
-            _megabytes(each["buffered_bytes"]),
-        )
-    return table
-
-
-def _megabytes(num_bytes: float) -> str:
-    return f"{num_bytes / 1e6:,.1f} MB"
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}"
