@@ -2,34 +2,37 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hapi_client.cli.context import (
-    JsonPath,
-    print_table,
-    write_json,
+from hapi_client.cli.context import JsonPath, print_table, write_json
+from hapi_client.cli.options import (
+    TorchvisionModelOption,
+    command_with,
+    complete_encoding,
+    option,
 )
-from hapi_client.cli.options import TorchvisionModelOption, complete_encoding
 from hapi_client.reports.terminal import ConsoleReporter
 from hapi_splitter.units import bytes_text, count_text
 
 if TYPE_CHECKING:
-    from hapi_client.cli.demo.run import DemoResult, RunResult
+    from hapi_client.cli.demo.run import DemoResult
+    from hapi_client.cli.train_run import TrainResult
 
 
-def demo_command(
-    data: Annotated[
-        list[Path] | None,
-        typer.Option(
-            exists=True,
-            metavar="TAR|DIR",
-            help="Your own WebDataset tar file, folder of tar files, or image "
-            "folder. Repeatable.",
-        ),
-    ] = None,
+@dataclass(frozen=True)
+class DemoOptions:
+    """Options of ``hapi demo``."""
+
+    data: list[Path] | None = option(
+        "Your own WebDataset tar file, folder of tar files, or image folder. "
+        "Repeatable.",
+        exists=True,
+        metavar="TAR|DIR",
+    )
     more_data: Annotated[
         list[Path] | None,
         typer.Argument(
@@ -37,38 +40,39 @@ def demo_command(
             metavar="[TAR]...",
             help="More tar files, so that --data *.tar works in a shell.",
         ),
-    ] = None,
-    epochs: Annotated[
-        int, typer.Option(min=1, help="Epochs of each of the two runs.")
-    ] = 3,
-    model: TorchvisionModelOption = "resnet18",
-    freeze: Annotated[
-        str, typer.Option(help="Name of the last frozen module.")
-    ] = "layer4",
-    cut: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Number of the cut for push-down, 1 being nearest to the "
-            "image. Default: the end of the frozen region.",
-        ),
-    ] = None,
-    encoding: Annotated[
-        str,
-        typer.Option(
-            autocompletion=complete_encoding,
-            help="Encoding on the wire: float32, float16, bfloat16 or uint8, "
-            "each optionally with ;lz4 or ;zstd.",
-        ),
-    ] = "float32",
-    seed: Annotated[
-        int,
-        typer.Option(
-            min=0, help="Seed for weight initialisation and sample order."
-        ),
-    ] = 0,
-    json_path: JsonPath = None,
-) -> None:
+    ] = None
+    epochs: int = option("Epochs of each of the two runs.", 3, min=1)
+    model: TorchvisionModelOption = "resnet18"
+    freeze: str = option("Name of the last frozen module.", "layer4")
+    cut: int | None = option(
+        "Number of the cut for push-down, 1 being nearest to the image. "
+        "Default: the end of the frozen region.",
+        min=1,
+    )
+    encoding: str = option(
+        "Encoding on the wire: float32, float16, bfloat16 or uint8, each "
+        "optionally with ;lz4 or ;zstd.",
+        "float32",
+        autocompletion=complete_encoding,
+    )
+    seed: int = option(
+        "Seed for weight initialisation and sample order.", 0, min=0
+    )
+    json_path: JsonPath = None
+
+    @property
+    def tars(self) -> tuple[Path, ...]:
+        """The data of the user; empty for the photographs."""
+        return (*(self.data or ()), *(self.more_data or ()))
+
+    @property
+    def cut_name(self) -> str:
+        """The cut of the push-down run."""
+        return "freeze" if self.cut is None else str(self.cut)
+
+
+@command_with(DemoOptions)
+def demo_command(_context: typer.Context, options: DemoOptions) -> None:
     """Train a tail twice on a temporary Swift: with raw reads, pushed down.
 
     Starts Swift with the hapi filter and a worker in a temporary directory
@@ -92,103 +96,89 @@ def demo_command(
     losses, accuracy, fallbacks), package_bytes, max_loss_difference,
     tolerance, cut.
     """
-    from hapi_client.cli.demo.run import DemoPlan, check_plan, run_demo
-
-    plan = DemoPlan(
-        model=model,
-        freeze=freeze,
-        epochs=epochs,
-        cut="freeze" if cut is None else cut,
-        encoding=encoding,
-        seed=seed,
-        data=(*(data or ()), *(more_data or ())),
-    )
-    from hapi_client.cli.demo.cluster import demo_connection
+    from hapi_client.cli.demo.run import check_options, run_demo
 
     with ConsoleReporter() as reporter:
-        reporter.note(f"checking that {model} can be split at {freeze}")
-        check_plan(plan)
-        reporter.note("starting Swift and a worker in a temporary directory")
-        with demo_connection() as connection:
-            result = run_demo(connection, plan, reporter)
-    _print(result)
-    write_json(json_path, demo_facts(result))
-    if not result.curves_agree:
-        typer.echo("hapi: the loss curves differ", err=True)
-        raise typer.Exit(1)
-    if result.pushdown.fallbacks:
-        typer.echo(
-            "hapi: the push-down run read "
-            f"{count_text(result.pushdown.fallbacks, 'span')} raw, because "
-            "the worker was not available",
-            err=True,
+        reporter.note(
+            f"checking that {options.model} can be split at {options.freeze}"
         )
-        raise typer.Exit(1)
-
-
-def demo_facts(result: DemoResult) -> dict[str, Any]:
-    """Returns the JSON form of both runs."""
-    return {
+        check_options(options)
+        reporter.note("starting Swift and a worker in a temporary directory")
+        result = run_demo(options, reporter)
+    _print(result)
+    pushdown = result.pushdown
+    facts = {
         "streaming": _run_facts(result.streaming),
         "pushdown": _run_facts(result.pushdown),
-        "package_bytes": result.pushdown.package_bytes,
+        "package_bytes": pushdown.stats.package_bytes,
         "max_loss_difference": result.max_loss_difference,
         "tolerance": result.tolerance,
-        "cut": result.pushdown.cut,
+        "cut": pushdown.job.cut,
     }
+    write_json(options.json_path, facts)
+    problem = ""
+    if not result.curves_agree:
+        problem = "the loss curves differ"
+    elif num_fallbacks := pushdown.stats.fallbacks:
+        problem = (
+            f"the push-down run read {count_text(num_fallbacks, 'span')} raw, "
+            "because the worker was not available"
+        )
+    if problem:
+        typer.echo(f"hapi: {problem}", err=True)
+        raise typer.Exit(1)
 
 
-def _run_facts(run: RunResult) -> dict[str, Any]:
+def _run_facts(run: TrainResult) -> dict[str, Any]:
     return {
-        "bytes": run.bytes,
-        "seconds": run.seconds,
-        "losses": list(run.losses),
-        "accuracy": run.accuracy,
-        "fallbacks": run.fallbacks,
+        "bytes": run.stats.bytes,
+        "seconds": run.history.seconds,
+        "losses": run.history.losses,
+        "accuracy": run.history.epochs[-1].accuracy,
+        "fallbacks": run.stats.fallbacks,
     }
 
 
 def _print(result: DemoResult) -> None:
     print_table(
         (
-            "",
-            "cut",
-            "over the wire",
-            "seconds",
-            "last batch's loss",
-            "accuracy",
+            *("", "cut", "over the wire", "seconds"),
+            *("last batch's loss", "accuracy"),
         ),
         [
             (
-                run.name,
-                str(run.cut),
-                bytes_text(run.bytes),
-                f"{run.seconds:.1f}",
-                f"{run.losses[-1]:.6f}",
-                f"{run.accuracy:.3f}",
+                name,
+                str(run.job.cut),
+                bytes_text(run.stats.bytes),
+                f"{run.history.seconds:.1f}",
+                f"{run.history.losses[-1]:.6f}",
+                f"{run.history.epochs[-1].accuracy:.3f}",
             )
-            for run in (result.streaming, result.pushdown)
+            for name, run in (
+                ("streaming", result.streaming),
+                ("push-down", result.pushdown),
+            )
         ],
     )
-    typer.echo(compare_bytes(result))
-    typer.echo(
+    for line in (
+        compare_bytes(result),
         "Largest relative difference between the loss curves: "
         f"{result.max_loss_difference:.1e} (tolerance: "
-        f"{result.tolerance:.1e})"
-    )
-    typer.echo(
+        f"{result.tolerance:.1e})",
         "Compare bytes, not seconds: client and storage share this machine's "
-        "cores."
-    )
-    typer.echo(
+        "cores.",
         "The weights were random (nothing was downloaded), so the accuracy is "
-        "not meaningful."
-    )
+        "not meaningful.",
+    ):
+        typer.echo(line)
 
 
 def compare_bytes(result: DemoResult) -> str:
-    streaming, pushdown = result.streaming.bytes, result.pushdown.bytes
-    package_bytes = result.pushdown.package_bytes
+    """Describes how many bytes push-down saves, and from which epoch."""
+    streaming, pushdown = (
+        run.stats.bytes for run in (result.streaming, result.pushdown)
+    )
+    package_bytes = result.pushdown.stats.package_bytes
     if pushdown >= streaming:
         return (
             f"Push-down moved {pushdown / max(1, streaming):.1f} times the "
@@ -197,7 +187,8 @@ def compare_bytes(result: DemoResult) -> str:
             f"added {bytes_text(package_bytes)} once."
         )
     ratio = streaming / max(1, pushdown)
-    saved_bytes = (streaming - pushdown) / result.pushdown.num_epochs
+    num_epochs = len(result.pushdown.history.epochs)
+    saved_bytes = (streaming - pushdown) / num_epochs
     epochs = int(package_bytes / saved_bytes) + 1
     return (
         f"Push-down moved 1/{ratio:.1f} of the bytes, and "

@@ -5,25 +5,29 @@ from __future__ import annotations
 import math
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import torch
+from PIL import Image
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from hapi_client.caching.cache_config import CacheConfig
-from hapi_client.cli.demo.data import photograph_folder, write_shards
+from hapi_client.cli.demo.command import DemoOptions
+from hapi_client.cli.options import parse_cut
+from hapi_client.cli.train_options import TrainOptions
+from hapi_client.cli.train_run import TrainResult, job_config, train
 from hapi_client.data.index import load_index
-from hapi_client.data.upload import upload
-from hapi_client.job.options import JobConfig, PlanConfig
-from hapi_client.job.transfer_job import TransferJob
-from hapi_client.loading.read_config import ReadConfig
-from hapi_client.model.frozen_region import FREEZE, STREAM, FrozenRegion
+from hapi_client.data.upload import PackOptions, upload
+from hapi_client.job.options import PlanConfig
+from hapi_client.model.frozen_region import STREAM, FrozenRegion
 from hapi_client.model.torchvision_registry import build_model
 from hapi_client.progress import Reporter
 from hapi_client.swift.connection import Connection
+from hapi_client.swift.credentials import Credentials
 from hapi_client.swift.swift_url import Location
-from hapi_protocol.errors import LabelError
-from hapi_training.loop import History, train_tail
+from hapi_protocol.errors import ClientError, LabelError
 
 LOSS_TOLERANCE = 1e-4
 """Largest relative difference between equal loss curves, for tails without
@@ -36,64 +40,25 @@ the difference of two streaming runs with different forward batches."""
 OTHER_FORWARD_SAMPLES = 5
 """Samples per forward pass of the second streaming run."""
 
-CACHE = CacheConfig(memory_bytes=0)
-"""The demo compares routes: features of one run must not serve the other."""
-
 LOCATION = Location("hapi-demo", "train")
-BATCH_SIZE = 32
 LEARNING_RATE = 0.002
 
-
-@dataclass(frozen=True)
-class DemoPlan:
-    """Settings of the demo.
-
-    Attributes:
-        model: name in ``torchvision.models``.
-        freeze: last frozen module.
-        epochs: number of epochs of each run.
-        cut: cut of the push-down run, as for a job.
-        encoding: encoding of the features of the push-down run.
-        seed: seed of weights and sample order, the same in both runs.
-        data: tar files of the user; empty for the photographs.
-    """
-
-    model: str = "resnet18"
-    freeze: str = "layer4"
-    epochs: int = 3
-    cut: int | str = FREEZE
-    encoding: str = "float32"
-    seed: int = 0
-    data: Sequence[Path] = ()
-
-
-@dataclass(frozen=True)
-class RunResult:
-    """One of the two runs.
-
-    Attributes:
-        name: ``streaming`` or ``push-down``.
-        bytes: over the wire, without the package.
-        package_bytes: size of the model package, which is sent once.
-        seconds: training time from the first request.
-        losses: losses of each batch.
-        accuracy: accuracy of the last epoch, on the training data.
-        cut: number or name of the cut.
-        fallbacks: spans that were read raw because push-down failed.
-        has_batch_norm: True if the tail has BatchNorm.
-        num_epochs: number of epochs.
-    """
-
-    name: str
-    bytes: int
-    package_bytes: int
-    seconds: float
-    losses: tuple[float, ...]
-    accuracy: float
-    cut: int | str
-    fallbacks: int
-    has_batch_norm: bool = False
-    num_epochs: int = 1
+PHOTOGRAPHS = (
+    "astronaut.png",
+    "brick.png",
+    "chelsea.png",
+    "coffee.png",
+    "grass.png",
+    "gravel.png",
+    "motorcycle_left.png",
+    "rocket.jpg",
+)
+"""Files in scikit-image's wheel; each is a class."""
+CROPS = 40
+"""Crops of each photograph."""
+CROP_PIXELS = 256
+JPEG_QUALITY = 90
+SHARD_SAMPLES = 80
 
 
 @dataclass(frozen=True)
@@ -103,27 +68,18 @@ class DemoResult:
     Attributes:
         streaming: cut 0.
         pushdown: the requested cut.
-        other_streaming: cut 0 with another number of samples per forward
-            pass; only for a tail with BatchNorm.
+        tolerance: largest relative difference between equal loss curves.
     """
 
-    streaming: RunResult
-    pushdown: RunResult
-    other_streaming: RunResult | None = None
+    streaming: TrainResult
+    pushdown: TrainResult
+    tolerance: float = LOSS_TOLERANCE
 
     @property
     def max_loss_difference(self) -> float:
-        return largest_difference(self.streaming.losses, self.pushdown.losses)
-
-    @property
-    def tolerance(self) -> float:
-        """Largest relative difference between equal loss curves."""
-        if self.other_streaming is None:
-            return LOSS_TOLERANCE
-        rounding = largest_difference(
-            self.streaming.losses, self.other_streaming.losses
+        return largest_difference(
+            self.streaming.history.losses, self.pushdown.history.losses
         )
-        return max(LOSS_TOLERANCE, BATCH_NORM_FACTOR * rounding)
 
     @property
     def curves_agree(self) -> bool:
@@ -143,90 +99,89 @@ def largest_difference(
     return max(differences, default=0.0)
 
 
-def check_plan(plan: DemoPlan) -> None:
+def check_options(options: DemoOptions) -> None:
     """Splits the model once, before anything is started.
 
     Raises:
         HapiError: naming a wrong model, freeze, cut or encoding, or the
             missing package with the photographs.
     """
-    PlanConfig(encoding=plan.encoding)
-    if not plan.data:
-        photograph_folder()
-    model, _ = build_model(plan.model, num_classes=2, seed=plan.seed)
-    region = FrozenRegion(model, plan.freeze, None, torch.device("cpu"))
-    region.cut_number(plan.cut)
+    PlanConfig(encoding=options.encoding)
+    if not options.tars:
+        _photograph_folder()
+    model, _ = build_model(options.model, num_classes=2, seed=options.seed)
+    region = FrozenRegion(model, options.freeze, None, torch.device("cpu"))
+    region.cut_number(parse_cut(options.cut_name))
 
 
-def run_demo(
-    connection: Connection, plan: DemoPlan, reporter: Reporter
-) -> DemoResult:
-    """Stores the data set and trains the same tail twice.
+def run_demo(options: DemoOptions, reporter: Reporter) -> DemoResult:
+    """Starts Swift in a temporary directory, and trains twice.
 
     Raises:
+        ClientError: ``bad_configuration`` if Swift cannot be started.
         HapiError: if the upload or a run fails.
     """
+    try:
+        from hapi_cluster import Cluster, ClusterError
+    except ImportError as error:
+        raise ClientError(
+            "bad_configuration",
+            "the demo runs Swift on this machine; install it by "
+            "pip install '.[demo]' in a checkout of the project",
+        ) from error
+    try:
+        with Cluster.temporary() as cluster:
+            login = Credentials.v1(cluster.auth_url, cluster.user, cluster.key)
+            with Connection(login) as connection:
+                return _train_twice(connection, options, reporter)
+    except ClusterError as error:
+        raise ClientError("bad_configuration", str(error)) from error
+
+
+def _train_twice(
+    connection: Connection, options: DemoOptions, reporter: Reporter
+) -> DemoResult:
     with tempfile.TemporaryDirectory(prefix="hapi-demo-") as folder:
-        shards = list(plan.data)
-        if not shards:
+        sources = options.tars
+        if not sources:
             reporter.note("cropping photographs of scikit-image to JPEGs")
-            shards = write_shards(Path(folder))
-        upload(connection, LOCATION, shards, reporter)
-    run = _Runner(connection, plan, reporter)
-    streaming = run("streaming", STREAM)
-    other = None
-    if streaming.has_batch_norm:
-        options = ReadConfig(forward_samples=OTHER_FORWARD_SAMPLES)
-        other = run("streaming again", STREAM, options)
-    return DemoResult(streaming, run("push-down", plan.cut), other)
+            _write_photographs(Path(folder))
+            sources = (Path(folder),)
+        pack = PackOptions(shard_samples=SHARD_SAMPLES)
+        upload(connection, LOCATION, sources, reporter, pack)
+    train_options = TrainOptions(
+        data=str(LOCATION),
+        classes=_num_classes(connection),
+        model=options.model,
+        freeze=options.freeze,
+        epochs=options.epochs,
+        learning_rate=LEARNING_RATE,
+        encoding=options.encoding,
+        seed=options.seed,
+    )
 
-
-class _Runner:
-    """Trains the tail once per call, each time from the same weights."""
-
-    def __init__(
-        self, connection: Connection, plan: DemoPlan, reporter: Reporter
-    ) -> None:
-        self._connection = connection
-        self._plan = plan
-        self._reporter = reporter
-        self._num_classes = _num_classes(connection)
-
-    def __call__(
-        self,
-        name: str,
-        cut: int | str,
-        read: ReadConfig | None = None,
-    ) -> RunResult:
-        plan, note = self._plan, self._reporter.note
-        model, _ = build_model(
-            plan.model, num_classes=self._num_classes, seed=plan.seed
+    def run(
+        name: str, cut: str, forward_samples: int | None = None
+    ) -> TrainResult:
+        reporter.note(f"{name}:")
+        run_options = replace(train_options, cut=cut)
+        config = job_config(run_options, connection)
+        config = replace(
+            config,
+            read=replace(config.read, forward_samples=forward_samples),
+            # Features of one run must not serve the other.
+            cache=CacheConfig(memory_bytes=0),
         )
-        note(f"{name}: splitting {plan.model} at {plan.freeze}")
-        with TransferJob(
-            model,
-            freeze=plan.freeze,
-            data=str(LOCATION),
-            batch_size=BATCH_SIZE,
-            seed=plan.seed,
-            config=JobConfig(
-                cut=cut,
-                plan=PlanConfig(encoding=plan.encoding),
-                read=read or ReadConfig(),
-                cache=CACHE,
-                connection=self._connection,
-            ),
-        ) as job:
-            history = train_tail(
-                job,
-                epochs=plan.epochs,
-                learning_rate=LEARNING_RATE,
-                on_epoch=lambda number, result: note(
-                    f"{name}: epoch {number}, loss "
-                    f"{result.mean_loss:.4f}, {result.seconds:.1f} s"
-                ),
-            )
-            return _result(name, job, history)
+        return train(run_options, connection, reporter, config)
+
+    streaming = run("streaming", STREAM)
+    tolerance = LOSS_TOLERANCE
+    if any(isinstance(m, _BatchNorm) for m in streaming.job.tail.modules()):
+        other = run("streaming again", STREAM, OTHER_FORWARD_SAMPLES)
+        rounding = DemoResult(streaming, other).max_loss_difference
+        tolerance = max(tolerance, BATCH_NORM_FACTOR * rounding)
+    pushdown = run("push-down", options.cut_name)
+    return DemoResult(streaming, pushdown, tolerance)
 
 
 def _num_classes(connection: Connection) -> int:
@@ -234,30 +189,44 @@ def _num_classes(connection: Connection) -> int:
         row.label
         for shard in load_index(connection, LOCATION).shards
         for row in shard.rows
+        if row.label is not None
     ]
-    largest = max((each for each in labels if each is not None), default=-1)
-    if largest < 0:
+    if max(labels, default=-1) < 0:
         raise LabelError(
             "missing_label",
             "the demo's data has no labels; shards need .cls members",
         )
-    return max(2, largest + 1)
+    return max(2, max(labels) + 1)
 
 
-def _result(name: str, job: TransferJob, history: History) -> RunResult:
-    stats = job.stats
-    return RunResult(
-        name=name,
-        bytes=stats.bytes,
-        package_bytes=stats.package_bytes,
-        seconds=history.seconds,
-        losses=tuple(history.losses),
-        accuracy=history.epochs[-1].accuracy,
-        cut=job.cut,
-        fallbacks=stats.fallbacks,
-        has_batch_norm=any(
-            isinstance(module, torch.nn.modules.batchnorm._BatchNorm)
-            for module in job.tail.modules()
-        ),
-        num_epochs=len(history.epochs),
-    )
+def _photograph_folder() -> Path:
+    """Returns the folder with scikit-image's photographs.
+
+    Raises:
+        ClientError: ``bad_configuration`` if it is not installed.
+    """
+    try:
+        import skimage
+    except ImportError as error:
+        raise ClientError(
+            "bad_configuration",
+            "the demo uses the photographs of scikit-image; run "
+            "pip install '.[demo]' in a checkout of the project, or give tar "
+            "files with --data",
+        ) from error
+    return Path(skimage.__file__).parent / "data"
+
+
+def _write_photographs(folder: Path) -> None:
+    """Writes random crops of the photographs into class folders."""
+    random = np.random.default_rng(0)
+    for path in (_photograph_folder() / name for name in PHOTOGRAPHS):
+        (folder / path.stem).mkdir()
+        with Image.open(path) as image:
+            photo = image.convert("RGB")
+        for number in range(CROPS):
+            left = int(random.integers(photo.width - CROP_PIXELS + 1))
+            top = int(random.integers(photo.height - CROP_PIXELS + 1))
+            box = (left, top, left + CROP_PIXELS, top + CROP_PIXELS)
+            target = folder / path.stem / f"{number:05d}.jpg"
+            photo.crop(box).save(target, quality=JPEG_QUALITY)

@@ -16,13 +16,8 @@ import torch
 
 from children import enable_interrupts
 from hapi_client.cli import train_run
-from hapi_client.cli.demo.command import compare_bytes
-from hapi_client.cli.demo.run import (
-    DemoPlan,
-    DemoResult,
-    RunResult,
-    check_plan,
-)
+from hapi_client.cli.demo.command import DemoOptions, compare_bytes
+from hapi_client.cli.demo.run import DemoResult, check_options
 from hapi_client.data.index import load_index
 from hapi_client.metrics.events import JobStats
 from hapi_client.swift.connection import Connection
@@ -30,6 +25,7 @@ from hapi_client.swift.swift_url import Location
 from hapi_protocol.data_index import DataIndex, IndexRow, ShardIndex
 from hapi_protocol.errors import ClientError, HapiError
 from hapi_splitter.inputs.augmentation import Augmentation
+from hapi_training.loop import EpochResult, History
 from scripted_swift import Answer
 
 MAIN = (sys.executable, "-m", "hapi_client.cli.main")
@@ -202,15 +198,15 @@ def test_wrong_value_is_named(swift, hapi, capsys, words, status, message):
 )
 def test_demo_refuses_wrong_options_before_it_starts_swift(option, value):
     with pytest.raises(HapiError, match=str(value)):
-        check_plan(DemoPlan(**{option: value}))
+        check_options(DemoOptions(**{option: value}))
 
 
 def test_demo_without_photographs_needs_data(monkeypatch):
     monkeypatch.setitem(sys.modules, "skimage", None)
     with pytest.raises(HapiError, match=r"pip install '\.\[demo\]'"):
-        check_plan(DemoPlan(model="nope"))
+        check_options(DemoOptions(model="nope"))
     with pytest.raises(HapiError, match="nope"):
-        check_plan(DemoPlan(model="nope", data=(Path("a.tar"),)))
+        check_options(DemoOptions(model="nope", data=[Path("a.tar")]))
 
 
 @pytest.mark.parametrize(
@@ -411,7 +407,10 @@ def test_pipe_gets_no_control_characters(words):
 
 
 def demo_run(num_bytes=1, losses=(1.0,)):
-    return RunResult("x", num_bytes, 30, 1.0, losses, 0.5, 1, 0, num_epochs=3)
+    epochs = [EpochResult(list(losses)), EpochResult(), EpochResult()]
+    stats = JobStats(bytes=num_bytes, package_bytes=30)
+    history = History(epochs)
+    return train_run.TrainResult("x", "body", Mock(cut=1), stats, history)
 
 
 @pytest.mark.parametrize(
