@@ -50,5 +50,5 @@ def _machine_seconds() -> float:
         fields = STAT.read_text().splitlines()[0].split()
     except OSError:
         return 0.0
-    ticks = sum(int(fields[place]) for place in _BUSY_FIELDS)
+    ticks = sum(int(fields[column]) for column in _BUSY_FIELDS)
     return ticks / os.sysconf("SC_CLK_TCK")

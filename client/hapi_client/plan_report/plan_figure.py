@@ -7,6 +7,7 @@ of each stage for one sample if all samples go through one cut.
 from __future__ import annotations
 
 import io
+import math
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +16,6 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import (
     FuncFormatter,
@@ -66,9 +66,11 @@ _STYLES = {
     CLIENT_DEVICE: ("training side: device", "#3f7f3a"),
 }
 """Label and colour of each cost component or resource."""
-_OTHER_COLOUR = "#999999"
+_FLOAT32 = "#8fa9c9"
+_SMALLEST = "#1f4e8c"
 _CHOSEN = "#c2185b"
 _IMAGE = "#555555"
+_GRID = "#e4e4e4"
 _WIDTH_INCHES = 11.0
 _UPPER_INCHES = 4.0
 _BAR_INCHES = 0.36
@@ -101,22 +103,16 @@ class _Bar:
 
     label: str
     stages: dict[str, dict[str, float]]
-    share: float
+    share: float = 0.0
+
+    @property
+    def totals(self) -> dict[str, float]:
+        """Seconds by resource."""
+        return {name: sum(s.values()) for name, s in self.stages.items()}
 
     @property
     def length(self) -> float:
-        return sum(
-            sum(components.values()) for components in self.stages.values()
-        )
-
-    @property
-    def components(self) -> set[str]:
-        return {
-            component
-            for components in self.stages.values()
-            for component, seconds in components.items()
-            if seconds
-        }
+        return sum(self.totals.values())
 
 
 def _figure(report: Report) -> Figure:
@@ -131,7 +127,13 @@ def _figure(report: Report) -> Figure:
     figure.suptitle(_title(report), fontsize=13, fontweight="bold")
     _draw_sizes(upper_axes, report)
     _draw_stages(lower_axes, report, bars)
-    drawn = set().union(*(bar.components for bar in bars))
+    drawn = {
+        component
+        for bar in bars
+        for components in bar.stages.values()
+        for component, seconds in components.items()
+        if seconds
+    }
     figure.legend(
         handles=[
             Patch(color=colour, label=words)
@@ -150,7 +152,7 @@ def _figure(report: Report) -> Figure:
 
 def _assumed(report: Report) -> str | None:
     """Returns the assumptions as lines; None if there are none."""
-    notes = [each for each in report.notes if each.startswith(ASSUMED)]
+    notes = [note for note in report.notes if note.startswith(ASSUMED)]
     lines = [line for note in notes for line in textwrap.wrap(note, 140)]
     return "\n".join(lines) or None
 
@@ -167,34 +169,46 @@ def _title(report: Report) -> str:
 
 
 def _draw_sizes(axes: Axes, report: Report) -> None:
-    image = report.raw_bytes
     axes.plot(
         [cut.index for cut in report.cuts],
         [cut.float32_bytes for cut in report.cuts],
         drawstyle="steps-mid",
-        color="#8fa9c9",
-        linewidth=1.5,
+        color=_FLOAT32,
+        label="as computed (float32)",
     )
-    axes.axhline(image, color=_IMAGE, linestyle="--", linewidth=1.2)
-    smallest = _smallest(report)
-    axes.plot(
-        [option.cut for option in smallest],
-        [option.use.get(LINK, 0.0) for option in smallest],
-        "o",
-        color="#1f4e8c",
-        markersize=6,
+    smallest = {
+        cut.index: min(option.use.get(LINK, 0.0) for option in options)
+        for cut in report.cuts
+        if (options := report.options(cut.index))
+    }
+    label = "smallest allowed encoding, measured"
+    cuts, sizes = list(smallest), list(smallest.values())
+    axes.plot(cuts, sizes, "o", color=_SMALLEST, label=label)
+    axes.axhline(
+        report.raw_bytes,
+        color=_IMAGE,
+        linestyle="--",
+        linewidth=1.2,
+        label=f"the stored sample ({bytes_text(report.raw_bytes)})",
     )
-    for option, share in report.plan.mix:
-        _mark(axes, report, option, share)
+    mix = report.plan.mix
+    cuts = [option.cut for option, _ in mix]
+    sizes = [option.use.get(LINK, 0.0) for option, _ in mix]
+    label = "chosen, with share of the samples"
+    axes.plot(cuts, sizes, "o", color=_CHOSEN, markersize=11, label=label)
+    for cut, size, (_, share) in zip(cuts, sizes, mix, strict=True):
+        right = cut <= 0.8 * len(report.cuts)
+        axes.annotate(
+            f"{percent_text(share)} {f'cut {cut}' if cut else 'samples'}",
+            (cut, size),
+            xytext=(12 if right else -12, -4 if cut else -16),
+            textcoords="offset points",
+            ha="left" if right else "right",
+            color=_CHOSEN,
+            fontweight="bold",
+            bbox={"color": "white", "alpha": 0.8, "pad": 1},
+        )
     _format_sizes(axes, len(report.cuts))
-    axes.legend(
-        handles=_size_handles(image),
-        loc="upper center",
-        bbox_to_anchor=(0.4, -0.15),
-        ncols=2,
-        frameon=False,
-        fontsize=9,
-    )
 
 
 def _format_sizes(axes: Axes, num_cuts: int) -> None:
@@ -205,74 +219,28 @@ def _format_sizes(axes: Axes, num_cuts: int) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(nbins=24, integer=True))
     axes.set_xlim(-0.7, num_cuts + 0.7)
     axes.margins(y=0.15)
-    axes.grid(axis="y", color="#e4e4e4")
-    axes.set_title(
-        "Size of one sample at each cut",
-        loc="left",
-    )
+    axes.grid(axis="y", color=_GRID)
+    axes.set_title("Size of one sample at each cut", loc="left")
     axes.set_xlabel(
         "cut: layers before it run on the storage side, layers after it where "
         "you train (0: the stored sample)"
     )
     axes.set_ylabel("bytes per sample (log scale)")
-
-
-def _size_handles(image: float) -> list[Line2D]:
-    def dot(colour: str, size: int, label: str) -> Line2D:
-        return Line2D(
-            [], [], marker="o", color=colour, markersize=size, label=label,
-            linestyle="none",
-        )  # fmt: skip
-
-    return [
-        Line2D([], [], color="#8fa9c9", label="as computed (float32)"),
-        dot("#1f4e8c", 6, "smallest allowed encoding, measured"),
-        Line2D(
-            [],
-            [],
-            color=_IMAGE,
-            linestyle="--",
-            label=f"the stored sample ({bytes_text(image)})",
-        ),
-        dot(_CHOSEN, 9, "chosen, with share of the samples"),
-    ]
-
-
-def _mark(axes: Axes, report: Report, option: Option, share: float) -> None:
-    """Marks a chosen option and its share of the samples."""
-    point = (option.cut, option.use.get(LINK, 0.0))
-    axes.plot(*point, "o", color=_CHOSEN, markersize=11)
-    what = f"cut {option.cut}" if option.cut else "samples"
-    right = option.cut <= 0.8 * len(report.cuts)
-    axes.annotate(
-        f"{percent_text(share)} {what}",
-        point,
-        xytext=(12 if right else -12, -4 if option.cut else -16),
-        textcoords="offset points",
-        ha="left" if right else "right",
-        color=_CHOSEN,
-        fontweight="bold",
-        bbox={"color": "white", "alpha": 0.8, "pad": 1},
+    axes.legend(
+        loc="upper center",
+        bbox_to_anchor=(0.4, -0.15),
+        ncols=2,
+        frameon=False,
+        fontsize=9,
     )
 
 
-def _smallest(report: Report) -> list[Option]:
-    """Returns the option with the fewest bytes for each measured cut."""
-    by_cut: dict[int, Option] = {}
-    for option in sorted(report.problem.options, key=lambda o: o.key):
-        size = option.use.get(LINK, 0.0)
-        known = by_cut.get(option.cut)
-        if option.cut and (known is None or size < known.use.get(LINK, 0.0)):
-            by_cut[option.cut] = option
-    return list(by_cut.values())
-
-
 def _bars(report: Report) -> list[_Bar]:
-    names = {cut.index: cut.name for cut in report.cuts}
     bars = []
     if len(report.plan.mix) > 1:
         mixed = _mixed_stages(report.problem, report.plan.mix)
-        bars.append(_Bar("the chosen mix, on average", mixed, 0.0))
+        bars.append(_Bar("the chosen mix, on average", mixed))
+    names = {cut.index: cut.name for cut in report.cuts}
     for cut in _cuts_to_show(report):
         option = report.shown(cut)
         if option is None:
@@ -280,10 +248,10 @@ def _bars(report: Report) -> list[_Bar]:
         label = "stream: samples"
         if cut:
             encoding = f" · {option.encoding}"
-            room = _LABEL_WIDTH - len(encoding) - len(f"cut {cut}: ")
-            label = f"cut {cut}: {shortened(names[cut], room)}{encoding}"
-        mixed = _mixed_stages(report.problem, [(option, 1.0)])
-        bars.append(_Bar(label, mixed, report.share(cut)))
+            width = _LABEL_WIDTH - len(encoding) - len(f"cut {cut}: ")
+            label = f"cut {cut}: {shortened(names[cut], width)}{encoding}"
+        alone = _mixed_stages(report.problem, [(option, 1.0)])
+        bars.append(_Bar(label, alone, report.share(cut)))
     return bars
 
 
@@ -301,10 +269,10 @@ def _cuts_to_show(report: Report) -> list[int]:
 def _mixed_stages(
     problem: Problem, mix: Sequence[tuple[Option, float]]
 ) -> dict[str, dict[str, float]]:
+    """Returns mean seconds of a sample by resource and cost component."""
+    names = {resource.name for resource in problem.resources}
     mixed: dict[str, dict[str, float]] = {
-        name: {}
-        for name in _ORDER
-        if name in {r.name for r in problem.resources}
+        name: {} for name in _ORDER if name in names
     }
     for option, share in mix:
         for name, components in stages(problem, option).items():
@@ -326,7 +294,7 @@ def _draw_stages(axes: Axes, report: Report, bars: Sequence[_Bar]) -> None:
             tick.set_fontweight("bold")
     axes.set_ylim(len(bars) - 0.4, -0.6)
     axes.set_xlim(0, 1000 * limit * (1.2 if max(lengths) > limit else 1.1))
-    axes.grid(axis="x", color="#e4e4e4")
+    axes.grid(axis="x", color=_GRID)
     axes.set_axisbelow(True)
     title = "Time of each stage for one sample, if all use this cut"
     hidden = len({o.cut for o in report.problem.options}) - _MAX_BARS
@@ -340,28 +308,24 @@ def _draw_stages(axes: Axes, report: Report, bars: Sequence[_Bar]) -> None:
 
 
 def _draw_bar(axes: Axes, row: int, bar: _Bar, limit: float) -> None:
+    """Draws a bar up to ``limit`` seconds, with the slowest outlined."""
     left = 0.0
-    totals = {
-        name: sum(components.values())
-        for name, components in bar.stages.items()
-    }
+    totals = bar.totals
     longest = max(totals.values())
     for name, components in bar.stages.items():
         began = left
         for component, seconds in components.items():
             width = min(seconds, max(0.0, limit - left))
-            if width > 0:
-                _draw_part(axes, row, left, width, color=_style(component)[1])
+            colour = _STYLES[component][1]
+            _draw_part(axes, row, left, width, color=colour)
             left += width
-        if left > began and totals[name] >= BINDING * longest:
-            _draw_part(
-                axes, row, began, left - began,
-                fill=False, edgecolor="black", linewidth=1.6, zorder=3,
-            )  # fmt: skip
-    length = bar.length
+        if totals[name] >= BINDING * longest:
+            outline: dict[str, Any] = {"fill": False, "edgecolor": "black"}
+            outline |= {"linewidth": 1.6, "zorder": 3}
+            _draw_part(axes, row, began, left - began, **outline)
     note = percent_text(bar.share) if bar.share else ""
-    if length > limit:
-        note = f"→ {number_text(1000 * length)} ms  {note}"
+    if bar.length > limit:
+        note = f"→ {number_text(1000 * bar.length)} ms  {note}"
     axes.annotate(
         note,
         (1000 * left, row),
@@ -377,24 +341,14 @@ def _draw_bar(axes: Axes, row: int, bar: _Bar, limit: float) -> None:
 def _draw_part(
     axes: Axes, row: int, left: float, width: float, **style: Any
 ) -> None:
-    style = {"edgecolor": "white", "linewidth": 0.4, "zorder": 2, **style}
-    axes.barh(
-        row,
-        1000 * width,
-        left=1000 * left,
-        height=0.62,
-        **style,
-    )
+    """Draws a part of a bar; ``left`` and ``width`` are in seconds."""
+    if width > 0:
+        style = {"edgecolor": "white", "linewidth": 0.4, **style}
+        axes.barh(row, 1000 * width, left=1000 * left, height=0.62, **style)
 
 
 def _limit(lengths: Sequence[float]) -> float:
     """Returns where bars end, so that a slow cut does not hide the others."""
-    finite = sorted(each for each in lengths if each != float("inf"))
-    if not finite:
-        return 1.0
+    finite = sorted(filter(math.isfinite, lengths)) or [1.0]
     middle = finite[len(finite) // 2]
     return min(finite[-1], _MAX_BAR_RATIO * max(middle, finite[0]))
-
-
-def _style(component: str) -> tuple[str, str]:
-    return _STYLES.get(component, (component, _OTHER_COLOUR))

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from hapi_client.plan_report.plan_tables import (
     Report,
-    check_plot_path,
     cost_table,
     cut_table,
     plans_table,
@@ -32,14 +31,16 @@ def write_plot(path: str | os.PathLike[str], report: Report) -> None:
     Raises:
         ValueError: for another suffix.
     """
-    check_plot_path(path)
+    suffix = Path(path).suffix.lower()
+    if suffix == ".html":
+        Path(path).write_text(html_page(report), encoding="utf-8")
+        return
+    if suffix != ".png":
+        raise ValueError(f"plot is {path}; the name must end in .png or .html")
     # Imported late: matplotlib takes a second.
     from hapi_client.plan_report.plan_figure import png_image
 
-    if Path(path).suffix.lower() == ".png":
-        Path(path).write_bytes(png_image(report))
-    else:
-        Path(path).write_text(html_page(report), encoding="utf-8")
+    Path(path).write_bytes(png_image(report))
 
 
 def html_page(report: Report) -> str:

@@ -51,7 +51,7 @@ MAX_BACKGROUND_CORES = 0.3
 
 @dataclass(frozen=True)
 class PlanStudy:
-    """The plan, its alternatives and what they are based on.
+    """The plan, its alternatives and their inputs.
 
     Attributes:
         freeze: last frozen module.
@@ -61,11 +61,10 @@ class PlanStudy:
         facts: measured on this machine.
         server: profile of the worker, or of this machine in its place.
         assumptions: sentences on everything that was not measured.
-        packing: what loose objects would gain from it; None for shards.
+        packing: gain of loose objects from packing; None for shards.
     """
 
     freeze: Any
-
     report: Report
     other_precisions: tuple[str, ...]
     conditions: Conditions
@@ -88,11 +87,12 @@ def advise(
         region: frozen region of the model.
         request: the training run to plan for.
         reporter: receives the steps.
-        connection: to the account; None to measure on this machine only.
+        connection: connection to the account; None to measure only this
+            machine.
         location: a data set with an index; needs ``connection``.
 
     Raises:
-        HapiError: naming what is wrong and the remedy.
+        HapiError: if a measurement fails, or an option is wrong.
     """
     region.check_encodings(partial(allowed_encodings, request.min_precision))
     assumptions: list[str] = []
@@ -118,13 +118,13 @@ def advise(
         link_bytes_per_second=link,
         train_seconds=train_seconds(region, request.batch_size),
     )
-
-    cached = CachedFeatures.expected(
-        region, num_samples, probe.bytes_each, request.epochs
+    fraction, cache_note = cached_features(
+        region, num_samples, probe.bytes_each
     )
+    cached_epochs = fraction * max(0.0, request.epochs - 1.0)
 
     def problem(min_precision: str) -> Problem:
-        found = build_problem(
+        computed = build_problem(
             facts.cuts,
             server,
             facts.client,
@@ -132,17 +132,17 @@ def advise(
             conditions,
             min_precision=min_precision,
             num_samples=num_samples,
-            epochs=request.epochs - cached.epochs,
+            epochs=request.epochs - cached_epochs,
             startup=startup,
         )
         return replace(
-            found,
-            cached_samples=num_samples * cached.epochs,
+            computed,
+            cached_samples=num_samples * cached_epochs,
             cached_sample_seconds=conditions.train_seconds,
         )
 
     requested = problem(request.min_precision)
-    measured = (*_measured(facts, server, conditions), cached.text)
+    measured = (*_measured(facts, server, conditions), cache_note)
     if inputs.packing is not None:
         measured += (inputs.packing.text,)
     coarser = PRECISIONS[PRECISIONS.index(request.min_precision) + 1 :]
@@ -155,14 +155,11 @@ def advise(
             requested,
             alternatives(requested),
             model=request.name,
-            notes=(*measured, *(f"{ASSUMED}{each}" for each in assumptions)),
+            notes=(*measured, *(ASSUMED + note for note in assumptions)),
         ),
         compare_precisions(
             solve(requested),
-            {
-                min_precision: problem(min_precision)
-                for min_precision in coarser
-            },
+            {precision: problem(precision) for precision in coarser},
         ),
         conditions,
         facts,
@@ -172,56 +169,34 @@ def advise(
     )
 
 
-@dataclass(frozen=True)
-class CachedFeatures:
-    """Features that a job will cache in the memory of its host.
+def cached_features(
+    region: FrozenRegion, num_samples: int, stored_bytes: float
+) -> tuple[float, str]:
+    """Estimates the cached fraction of the features under default settings.
 
-    Attributes:
-        all_bytes: size of the features of all samples.
-        share: fraction of the samples that fit.
-        epochs: epochs' worth of samples that come from the cache.
+    Args:
+        region: frozen region of the model.
+        num_samples: size of the data set.
+        stored_bytes: mean size of a stored sample.
+
+    Returns:
+        The fraction of the samples whose features a job caches in the memory
+        of its host, and a sentence for people.
     """
-
-    all_bytes: int
-    share: float
-    epochs: float
-
-    @classmethod
-    def expected(
-        cls,
-        region: FrozenRegion,
-        num_samples: int,
-        stored_bytes: float,
-        epochs: float,
-    ) -> CachedFeatures:
-        """Estimates the cached fraction under default settings.
-
-        Args:
-            region: frozen region of the model.
-            num_samples: size of the data set.
-            stored_bytes: mean size of a stored sample.
-            epochs: number of epochs.
-        """
-        last = region.num_cuts
-        count = math.prod(region.cut_shape(last))
-        all_bytes = num_samples * count * region.cut_dtype(last).itemsize
-        room = default_memory_bytes()
-        share = min(1.0, room / all_bytes)
-        if caches_samples(all_bytes, num_samples * stored_bytes, room):
-            share = 0.0
-        return cls(all_bytes, share, share * max(0.0, epochs - 1.0))
-
-    @property
-    def text(self) -> str:
-        """One sentence for people."""
-        room = bytes_text(default_memory_bytes())
-        then = f"{self.share:.0%} of them are computed once"
-        if not self.share:
-            then = "they are computed in each epoch"
-        return (
-            f"features of all samples take {bytes_text(self.all_bytes)}; a "
-            f"job here caches up to {room} in memory: {then}"
-        )
+    last = region.num_cuts
+    count = math.prod(region.cut_shape(last))
+    all_bytes = num_samples * count * region.cut_dtype(last).itemsize
+    limit = default_memory_bytes()
+    fraction = min(1.0, limit / all_bytes)
+    if caches_samples(all_bytes, num_samples * stored_bytes, limit):
+        fraction = 0.0
+    outcome = "they are computed in each epoch"
+    if fraction:
+        outcome = f"{fraction:.0%} of them are computed once"
+    return fraction, (
+        f"features of all samples take {bytes_text(all_bytes)}; a job here "
+        f"caches up to {bytes_text(limit)} in memory: {outcome}"
+    )
 
 
 def _measured(

@@ -31,10 +31,8 @@ Infinite numbers are null.
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from hapi_client.reports.table import Table
@@ -49,7 +47,6 @@ from hapi_splitter.units import (
     seconds_text,
 )
 
-PLOT_SUFFIXES = (".png", ".html")
 ASSUMED = "assumed: "
 """Prefix of notes on values that were not measured."""
 _NAME_WIDTH = 36
@@ -127,32 +124,61 @@ def cut_table(report: Report, *, every: bool = False) -> Table:
         every: include cuts that were not measured; of these only module,
             operator, shape and float32 size are known.
     """
-    dtypes = _dtypes(report.problem.options)
-    rows = tuple(
-        _cut_row(report, facts, dtypes)
-        for facts in (None, *report.cuts)
-        if every or report.shown(facts.index if facts else 0)
-    )
-    header = ("cut", "place", "operator", "shape", *dtypes, "share")
-    return Table(header, rows, 4, _CUTS_NOTE)
+    dtypes = {
+        Encoding.parse(option.encoding).dtype
+        for option in report.problem.options
+        if option.cut
+    }
+    # Largest first.
+    columns = sorted(dtypes, key=lambda d: (-Encoding(d).value_bytes, d))
+    stream = f"stream: the sample, {bytes_text(report.raw_bytes)}"
+    rows = []
+    for cut in report_body(report)["cuts"]:
+        if every or cut["candidate"]:
+            sizes = _sizes(cut)
+            rows.append(
+                (
+                    str(cut["cut"]),
+                    shortened(cut["name"], _NAME_WIDTH)
+                    if cut["cut"]
+                    else stream,
+                    op_text(cut["op"] or ""),
+                    "x".join(map(str, cut["shape"] or ())),
+                    *(
+                        bytes_text(sizes[d]) if d in sizes else ""
+                        for d in columns
+                    ),
+                    _share_text(cut["share"]),
+                )
+            )
+    header = ("cut", "module", "operator", "shape", *columns, "share")
+    return Table(header, tuple(rows), 4, _CUTS_NOTE)
 
 
 def cost_table(report: Report) -> Table:
     """Costs of streaming and of each measured cut."""
-    resources = [resource.name for resource in report.problem.resources]
+    problem = report.problem
+    resources = [resource.name for resource in problem.resources]
     rows = []
     for cut in (0, *(facts.index for facts in report.cuts)):
         option = report.shown(cut)
-        if option is not None:
-            rows.append(_cost_row(report, option, resources))
+        if option is None:
+            continue
+        seconds = [problem.seconds(option, name) for name in resources]
+        rows.append(
+            (
+                str(cut),
+                option.encoding,
+                bytes_text(option.use.get("link", 0.0)),
+                *(number_text(1000 * s) if s else "-" for s in seconds),
+                _memory(option.server_bytes, problem.server_limit_bytes),
+                _memory(option.client_bytes, problem.client_limit_bytes),
+                _share_text(report.share(cut)),
+            )
+        )
     header = (
-        "cut",
-        "encoding",
-        "size",
-        *resources,
-        "server mem",
-        "client mem",
-        "share",
+        *("cut", "encoding", "size", *resources),
+        *("server mem", "client mem", "share"),
     )
     return Table(header, tuple(rows), 2, _COSTS_NOTE)
 
@@ -167,19 +193,16 @@ def plans_table(report: Report) -> Table:
             number_text(plan.samples_per_second),
             seconds_text(plan.one_off_seconds),
             seconds_text(plan.total_seconds),
-            _ratio(plan.total_seconds, chosen.total_seconds),
+            f"{plan.total_seconds / chosen.total_seconds:.2f}"
+            if chosen.total_seconds
+            else "-",
             ", ".join(plan.binding),
         )
         for name, plan in report.plans.items()
     ]
     header = (
-        "plan",
-        "routes",
-        "samples/s",
-        "once",
-        "total",
-        f"times {report.chosen}",
-        "limited by",
+        *("plan", "routes", "samples/s", "once", "total"),
+        *(f"times {report.chosen}", "limited by"),
     )
     problem = report.problem
     note = (
@@ -214,11 +237,8 @@ def report_body(report: Report) -> dict[str, Any]:
             name: _plan_body(plan, report.plan)
             for name, plan in report.plans.items()
         },
-        "resources": [
-            {"name": r.name, "capacity": r.capacity, "unit": r.unit}
-            for r in problem.resources
-        ],
-        "cuts": [_cut_body(report, each) for each in (None, *report.cuts)],
+        "resources": [asdict(resource) for resource in problem.resources],
+        "cuts": [_cut_body(report, facts) for facts in (None, *report.cuts)],
         "samples": problem.num_samples,
         "epochs": problem.epochs
         + problem.cached_samples / max(1, problem.num_samples),
@@ -227,20 +247,6 @@ def report_body(report: Report) -> dict[str, Any]:
         "server_limit_bytes": problem.server_limit_bytes,
         "client_limit_bytes": problem.client_limit_bytes,
     }
-
-
-def check_plot_path(path: str | os.PathLike[str]) -> None:
-    """Checks the suffix before any work is done.
-
-    Raises:
-        ValueError: if the suffix is not one of :data:`PLOT_SUFFIXES`.
-    """
-    suffix = Path(path).suffix.lower()
-    if suffix not in PLOT_SUFFIXES:
-        raise ValueError(
-            f"plot is {os.fspath(path)!r}; the name must end in "
-            f"{' or '.join(PLOT_SUFFIXES)}"
-        )
 
 
 def _plan_body(plan: Plan, chosen: Plan) -> dict[str, Any]:
@@ -274,7 +280,7 @@ def _cut_body(report: Report, facts: CutFacts | None) -> dict[str, Any]:
         "float32_bytes": facts.float32_bytes if facts else None,
         "candidate": bool(options),
         "share": report.share(cut),
-        "options": [_option_body(report.problem, each) for each in options],
+        "options": [_option_body(report.problem, o) for o in options],
     }
 
 
@@ -297,50 +303,8 @@ def _finite(number: float) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _dtypes(options: Sequence[Option]) -> list[str]:
-    """Returns the data types of the encodings, largest first."""
-    dtypes = {Encoding.parse(o.encoding).dtype for o in options if o.cut}
-    return sorted(
-        dtypes, key=lambda dtype: (-Encoding(dtype).value_bytes, dtype)
-    )
-
-
-def _cut_row(
-    report: Report, facts: CutFacts | None, dtypes: Sequence[str]
-) -> tuple[str, ...]:
-    cut = facts.index if facts else 0
-    return (
-        str(cut),
-        _cut_name(report, facts),
-        op_text(facts.op) if facts else "",
-        _shape(facts),
-        *_sizes(report, facts, dtypes),
-        _share_text(report, cut),
-    )
-
-
-def _cost_row(
-    report: Report, option: Option, resources: Sequence[str]
-) -> tuple[str, ...]:
-    return (
-        str(option.cut),
-        option.encoding,
-        bytes_text(option.use.get("link", 0.0)),
-        *_milliseconds(report.problem, option, resources),
-        *_memory(report.problem, option),
-        _share_text(report, option.cut),
-    )
-
-
-def _share_text(report: Report, cut: int) -> str:
-    share = report.share(cut)
+def _share_text(share: float) -> str:
     return percent_text(share) if share else ""
-
-
-def _cut_name(report: Report, facts: CutFacts | None) -> str:
-    if facts is None:
-        return f"stream: the sample, {bytes_text(report.raw_bytes)}"
-    return shortened(facts.name, _NAME_WIDTH)
 
 
 def op_text(op: str) -> str:
@@ -357,44 +321,21 @@ def shortened(text: str, width: int) -> str:
     return text if len(text) <= width else f"…{text[len(text) - width + 1 :]}"
 
 
-def _shape(facts: CutFacts | None) -> str:
-    return "x".join(map(str, facts.shape)) if facts else ""
+def _sizes(cut: Mapping[str, Any]) -> dict[str, float]:
+    """Returns sizes in the best compression of each number format.
 
-
-def _sizes(
-    report: Report, facts: CutFacts | None, dtypes: Sequence[str]
-) -> list[str]:
-    """Returns sizes in the best compression of each number format."""
-    if facts is None:
-        return [""] * len(dtypes)
+    Args:
+        cut: the JSON form of the cut.
+    """
+    if not cut["cut"]:
+        return {}
     sizes: dict[str, float] = {}
-    for option in report.options(facts.index):
-        dtype = Encoding.parse(option.encoding).dtype
-        size = option.use.get("link", 0.0)
-        sizes[dtype] = min(size, sizes.get(dtype, math.inf))
-    if not sizes:
-        sizes = {"float32": facts.float32_bytes}
-    return [bytes_text(sizes[d]) if d in sizes else "" for d in dtypes]
+    for option in cut["options"]:
+        dtype = Encoding.parse(option["encoding"]).dtype
+        sizes[dtype] = min(option["bytes"], sizes.get(dtype, math.inf))
+    return sizes or {"float32": cut["float32_bytes"]}
 
 
-def _milliseconds(
-    problem: Problem, option: Option, resources: Sequence[str]
-) -> list[str]:
-    seconds = [problem.seconds(option, name) for name in resources]
-    return [number_text(1000 * each) if each else "-" for each in seconds]
-
-
-def _memory(problem: Problem, option: Option) -> list[str]:
-    amounts = (
-        (option.server_bytes, problem.server_limit_bytes),
-        (option.client_bytes, problem.client_limit_bytes),
-    )
-    return [
-        f"{bytes_text(needed) if needed else '-'}"
-        f"{' !' if needed > limit else ''}"
-        for needed, limit in amounts
-    ]
-
-
-def _ratio(total: float, chosen: float) -> str:
-    return f"{total / chosen:.2f}" if chosen else "-"
+def _memory(num_bytes: float, limit_bytes: float) -> str:
+    excess = " !" if num_bytes > limit_bytes else ""
+    return f"{bytes_text(num_bytes) if num_bytes else '-'}{excess}"

@@ -109,7 +109,7 @@ class PackingGain:
 
 
 class StudyInputs:
-    """Measures samples, link and worker, or notes what it assumes.
+    """Measures samples, link and worker, or notes assumptions.
 
     Attributes:
         packing: measured if samples are loose objects, else None.
@@ -195,13 +195,13 @@ class StudyInputs:
                 "the worker checks, loads and profiles the model in no time; "
                 "only the upload is counted"
             )
-            found = connection and self._region.find(
+            stored = connection and self._region.find(
                 connection, DEFAULT_MODELS_CONTAINER
             )
-            if connection and found:
-                self._reporter.note(_stored_text(found, connection))
+            if connection and stored:
+                self._reporter.note(_stored_text(stored, connection))
             return facts.client, StartupCost(
-                package_bytes=0 if found else self._region.parameter_bytes
+                package_bytes=0 if stored else self._region.parameter_bytes
             )
         self._reporter.note("uploading the model package if needed")
         model, sent_bytes = self._region.store(
@@ -253,7 +253,7 @@ def measure_link(connection: Connection, spans: Sequence[Span]) -> float:
     Reads begin small, so that a slow link takes little longer than a fast one.
 
     Raises:
-        HapiError: of a read.
+        HapiError: if a read fails.
     """
 
     def read(number: int, step: int) -> int:
@@ -267,7 +267,7 @@ def measure_link(connection: Connection, spans: Sequence[Span]) -> float:
 def measure_requests(
     connection: Connection, groups: Sequence[Span]
 ) -> tuple[float, float]:
-    """Measures what the requests of loose objects cost.
+    """Measures the time of requests for loose objects.
 
     Args:
         connection: connection to the account.
@@ -278,7 +278,7 @@ def measure_requests(
         and the mean bytes of an object.
 
     Raises:
-        HapiError: of a read.
+        HapiError: if a read fails.
     """
     rows = [(span.container, row) for span in groups for row in span.rows]
 
@@ -299,8 +299,9 @@ def _sum_per_second(read: Callable[[int, int], int], seconds: float) -> float:
     """Returns the bytes per second of concurrent reads.
 
     Args:
-        read: reads from the place of a number, in a step of its thread.
-        seconds: after which no read begins.
+        read: reads the span or object of a number and returns its bytes;
+            the second argument counts the reads of the calling thread.
+        seconds: time after which no read begins.
     """
     started = time.monotonic()
 
@@ -329,31 +330,19 @@ def train_seconds(region: FrozenRegion, batch_size: int) -> float:
     Raises:
         ClientError: ``bad_configuration`` if the tail fails.
     """
-    try:
-        return _train_seconds(region, batch_size)
-    except (RuntimeError, TypeError, ValueError) as error:
-        raise ClientError(
-            "bad_configuration",
-            f"a training step of the tail fails with batch size {batch_size}: "
-            f"{error}; set --batch-size to that of your training",
-        ) from error
-
-
-def _train_seconds(region: FrozenRegion, batch_size: int) -> float:
     tail = copy.deepcopy(region.tail).train()
-    device = region.device
-    features = torch.randn(
-        batch_size,
-        *region.cut_shape(region.num_cuts),
-        dtype=region.cut_dtype(region.num_cuts),
-        device=device,
-    )
     parameters = [p for p in tail.parameters() if p.requires_grad]
     if not parameters:
         return 0.0
     optimizer = torch.optim.SGD(parameters, lr=1e-3)
-    seconds = []
-    for _ in range(1 + TRAIN_STEPS):
+    features = torch.randn(
+        batch_size,
+        *region.cut_shape(region.num_cuts),
+        dtype=region.cut_dtype(region.num_cuts),
+        device=region.device,
+    )
+
+    def step_seconds() -> float:
         started = time.monotonic()
         optimizer.zero_grad()
         loss = _any_loss(tail(features))
@@ -362,15 +351,24 @@ def _train_seconds(region: FrozenRegion, batch_size: int) -> float:
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         loss.item()  # waits for the device
-        seconds.append(time.monotonic() - started)
-    return min(seconds[1:]) / batch_size
+        return time.monotonic() - started
+
+    try:
+        _warm_up, *seconds = [step_seconds() for _ in range(1 + TRAIN_STEPS)]
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise ClientError(
+            "bad_configuration",
+            f"a training step of the tail fails with batch size {batch_size}: "
+            f"{error}; set --batch-size to that of your training",
+        ) from error
+    return min(seconds) / batch_size
 
 
 def _any_loss(outputs: Any) -> torch.Tensor | None:
     """Returns a loss of all outputs; None if none depends on parameters."""
     trained = [
-        each.float().square().mean()
-        for each in tree_leaves(outputs)
-        if isinstance(each, torch.Tensor) and each.requires_grad
+        output.float().square().mean()
+        for output in tree_leaves(outputs)
+        if isinstance(output, torch.Tensor) and output.requires_grad
     ]
     return torch.stack(trained).sum() if trained else None

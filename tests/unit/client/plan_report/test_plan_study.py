@@ -28,7 +28,7 @@ from hapi_client.plan_report.machine_load import (
     BackgroundLoad,
     background_load,
 )
-from hapi_client.plan_report.plan_study import CachedFeatures, advise
+from hapi_client.plan_report.plan_study import advise, cached_features
 from hapi_client.plan_report.study_inputs import PlanRequest, train_seconds
 from hapi_client.planning import device_profile
 from hapi_client.planning.device_profile import measure
@@ -43,6 +43,7 @@ from hapi_protocol.errors import ClientError, FreezeError
 from hapi_splitter.inputs.array_transform import ArrayTransform
 from hapi_splitter.inputs.image_transform import ImageTransform
 from hapi_splitter.inputs.named_arrays import NamedArrays
+from hapi_splitter.units import bytes_text
 from networks import small_network
 
 CPU = torch.device("cpu")
@@ -376,29 +377,28 @@ def test_wrong_options_are_refused_before_any_work(
 
 def test_features_that_fit_are_computed_once(region, monkeypatch):
     each = 4 * math.prod(region.cut_shape(region.num_cuts))
-    for room, epochs, share, cached in (
-        (100, 5, 1.0, 4.0),
-        (25, 5, 0.25, 1.0),
-        (100, 0.5, 1.0, 0.0),
-        (0, 5, 0.0, 0.0),
+    for room, share in (
+        (100, 1.0),
+        (25, 0.25),
+        (0, 0.0),
         # Samples fit, so that they are cached instead.
-        (50, 5, 0.0, 0.0),
+        (50, 0.0),
     ):
         monkeypatch.setattr(
             plan_study, "default_memory_bytes", partial(mul, room, each)
         )
         stored = each / 2 if room == 50 else each
-        found = CachedFeatures.expected(region, 100, stored, epochs)
-        assert (found.share, found.epochs) == (share, cached)
-        assert found.all_bytes == 100 * each
+        fraction, text = cached_features(region, 100, stored)
+        assert fraction == share
+        assert f"take {bytes_text(100 * each)};" in text
     plans = {}
-    for room in (0, 100):
+    for room, epochs in ((0, 5), (25, 5), (100, 5), (200, 0.5)):
         monkeypatch.setattr(
             plan_study, "default_memory_bytes", partial(mul, room, each)
         )
-        request = PlanRequest("lossless", 5, 32, 1e6, 100, False, "small")
+        request = PlanRequest("lossless", epochs, 32, 1e6, 100, False, "small")
         plans[room] = advise(region, request, SilentReporter()).report
-    assert plans[100].problem.epochs == 1
-    assert plans[0].problem.epochs == 5
+    computed = {room: plans[room].problem.epochs for room in plans}
+    assert computed == {0: 5, 25: 4, 100: 1, 200: 0.5}
     without, once = (plans[room].plans["stream"] for room in (0, 100))
     assert once.total_seconds < 0.5 * without.total_seconds

@@ -90,11 +90,11 @@ def test_table_has_measured_cuts_or_all(report):
 
 def test_row_has_the_costs_of_a_cut(report):
     image, _, row, _ = rows_of(cut_table(report))
-    assert row["place"].startswith("…")
-    assert row["place"].endswith(".30")
+    assert row["module"].startswith("…")
+    assert row["module"].endswith(".30")
     assert (row["operator"], row["shape"]) == ("batch_norm", "64x7x7")
     assert (row["float32"], row["uint8"]) == ("26.7 kB", "6.67 kB")
-    assert image["place"] == "stream: the sample, 115 kB"
+    assert image["module"] == "stream: the sample, 115 kB"
 
     rows = rows_of(cost_table(report))
     assert [row["cut"] for row in rows] == ["0", "10", "30", "60"]
