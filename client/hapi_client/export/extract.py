@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from pyarrow import RecordBatch
+
 from hapi_client.atomic_file import check_writable, file_lock, write_atomically
 from hapi_client.data.splits import TRAIN, DataSet
 from hapi_client.export.feature_writers import (
     Contents,
-    FeatureWriter,
-    SampleRows,
     SampleSource,
     check_free_space,
     check_suffix,
@@ -92,7 +92,7 @@ def extract(
     Raises:
         ClientError: ``bad_configuration`` if the file cannot be written,
             ``bad_sample`` naming a sample that cannot be decoded.
-        HapiError: of the first sample that cannot be read.
+        HapiError: if a sample cannot be read.
     """
     path = Path(path)
     check_target(path, overwrite=overwrite)
@@ -107,9 +107,14 @@ def extract(
     with (
         file_lock(path),
         write_atomically(path) as file,
-        open_writer(path, file, contents) as writer,
+        open_writer(path, file, contents) as write,
+        closing(_batches(job, split, contents)) as batches,
     ):
-        samples = _write(job, split, writer, on_samples)
+        samples = 0
+        for batch in batches:
+            write(batch)
+            samples += len(batch)
+            on_samples(samples, data.num_samples)
     return Extraction(
         path,
         samples,
@@ -131,34 +136,21 @@ def _description(job: TransferJob) -> dict[str, Any]:
     }
 
 
-def _write(
-    job: TransferJob,
-    split: str,
-    writer: FeatureWriter,
-    on_samples: Callable[[int, int], None],
-) -> int:
-    """Writes all samples and returns their number."""
-    data = job.pipeline.data.split(split)
-    total = data.num_samples
-    done = 0
-    sources = _sources(data)
+def _batches(
+    job: TransferJob, split: str, contents: Contents
+) -> Generator[RecordBatch, None, None]:
+    sources = _sources(job.pipeline.data.split(split))
     with closing(job.pipeline.loader(split=split, shared=False)) as loader:
         for features, labels in loader:
-            # The loader has their order, and leaves some out.
-            found = [
-                next(source for source, each in sources if each is row)
-                for row in loader.rows
-            ]
-            writer.write(
-                SampleRows(
-                    found,
-                    labels.cpu().numpy(),
-                    features.float().cpu().numpy(),
-                )
+            yield contents.batch(
+                [
+                    # The loader has their order, and leaves some out.
+                    next(source for source, row in sources if row is loaded)
+                    for loaded in loader.rows
+                ],
+                labels.cpu().numpy(),
+                features.float().cpu().numpy(),
             )
-            done += len(found)
-            on_samples(done, total)
-    return done
 
 
 def _sources(data: DataSet) -> Iterator[tuple[SampleSource, IndexRow]]:

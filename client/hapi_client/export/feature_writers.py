@@ -18,9 +18,10 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import IO, Any, NamedTuple, Protocol, TypeAlias
+from typing import IO, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -32,8 +33,21 @@ from hapi_protocol.errors import ClientError
 from hapi_splitter.units import bytes_text
 
 ROW_GROUP_BYTES = 8 << 20
-MAX_GROUP_ROWS = 16_384
 METADATA = b"hapi"
+
+
+class SampleSource(NamedTuple):
+    """Location of a sample in the store.
+
+    Attributes:
+        key: key of the sample.
+        object: URL of its shard, or of the file that it is.
+        data_set: URL of its data set.
+    """
+
+    key: str
+    object: str
+    data_set: str
 
 
 @dataclass(frozen=True)
@@ -61,194 +75,130 @@ class Contents:
     def about_text(self) -> str:
         return json.dumps(dict(self.about))
 
-
-class SampleSource(NamedTuple):
-    """The place of a sample in the store.
-
-    Attributes:
-        key: key of the sample.
-        object: URL of its shard, or of the file that it is.
-        data_set: URL of its data set.
-    """
-
-    key: str
-    object: str
-    data_set: str
-
-
-@dataclass(frozen=True)
-class SampleRows:
-    """Some samples.
-
-    Attributes:
-        sources: where the samples are stored.
-        labels: ``[n]`` int64.
-        features: ``[n, *shape]`` float32.
-    """
-
-    sources: Sequence[SampleSource]
-    labels: npt.NDArray[np.int64]
-    features: npt.NDArray[np.float32]
-
-    def __len__(self) -> int:
-        return len(self.sources)
-
-    @classmethod
-    def joined(cls, parts: Sequence[SampleRows]) -> SampleRows:
-        """Joins rows in the given order."""
-        return cls(
-            [each for part in parts for each in part.sources],
-            np.concatenate([part.labels for part in parts]),
-            np.concatenate([part.features for part in parts]),
-        )
-
-
-class FeatureWriter(Protocol):
-    """Writes rows to a file."""
-
-    def write(self, rows: SampleRows) -> None: ...
-
-
-WriterContext: TypeAlias = AbstractContextManager[FeatureWriter]
-
-
-class _TableWriter:
-    """Writes record batches of a few megabytes, each a row group.
-
-    Args:
-        contents: contents of the file.
-        schema: schema of the table.
-        write_batch: writes a record batch to the file.
-    """
-
-    def __init__(
-        self,
-        contents: Contents,
-        schema: pa.Schema,
-        write_batch: Callable[[pa.RecordBatch], None],
-    ) -> None:
-        self._names = contents.class_names
-        self._schema = schema
-        self._write_batch = write_batch
-        row_bytes = 4 * math.prod(contents.shape)
-        self._group_rows = min(
-            max(1, ROW_GROUP_BYTES // max(1, row_bytes)), MAX_GROUP_ROWS
-        )
-        self._waiting: list[SampleRows] = []
-
-    def write(self, rows: SampleRows) -> None:
-        self._waiting.append(rows)
-        if sum(map(len, self._waiting)) >= self._group_rows:
-            self.flush()
-
-    def flush(self) -> None:
-        if not self._waiting:
-            return
-        rows = SampleRows.joined(self._waiting)
-        self._waiting = []
-        columns = [
-            *(
-                pa.array(column, pa.utf8())
-                for column in zip(*rows.sources, strict=True)
-            ),
-            pa.array(rows.labels, mask=rows.labels == UNLABELLED),
-            pa.FixedShapeTensorArray.from_numpy_ndarray(rows.features),
-        ]
-        if self._names:
-            names = [
-                None if label == UNLABELLED else self._names[label]
-                for label in rows.labels
-            ]
-            columns.insert(-1, pa.array(names, pa.utf8()))
-        self._write_batch(pa.record_batch(columns, schema=self._schema))
-
-
-def _schema(contents: Contents) -> pa.Schema:
-    features = pa.fixed_shape_tensor(pa.float32(), contents.shape)
-    names = [pa.field("class_name", pa.utf8())] if contents.class_names else []
-    return pa.schema(
-        [
+    @cached_property
+    def schema(self) -> pa.Schema:
+        """Schema of tables, with the description."""
+        tensor = pa.fixed_shape_tensor(pa.float32(), self.shape)
+        names = [pa.field("class_name", pa.utf8())]
+        fields = [
             *(
                 pa.field(name, pa.utf8(), nullable=False)
                 for name in SampleSource._fields
             ),
             pa.field("label", pa.int64()),
-            *names,
-            pa.field("features", features, nullable=False),
-        ],
-        {METADATA: contents.about_text.encode()},
-    )
+            *(names if self.class_names else ()),
+            pa.field("features", tensor, nullable=False),
+        ]
+        return pa.schema(fields, {METADATA: self.about_text.encode()})
+
+    def batch(
+        self,
+        sources: Sequence[SampleSource],
+        labels: npt.NDArray[np.int64],
+        features: npt.NDArray[np.float32],
+    ) -> pa.RecordBatch:
+        """Makes rows of a table.
+
+        Args:
+            sources: where the n samples are stored.
+            labels: ``[n]``.
+            features: ``[n, *shape]``.
+        """
+        columns = dict(
+            zip(SampleSource._fields, zip(*sources, strict=True), strict=True)
+        )
+        columns["label"] = pa.array(labels, mask=labels == UNLABELLED)
+        if self.class_names:
+            names = pa.array(self.class_names, pa.utf8())
+            columns["class_name"] = names.take(columns["label"])
+        columns["features"] = pa.FixedShapeTensorArray.from_numpy_ndarray(
+            np.ascontiguousarray(features)
+        )
+        return pa.RecordBatch.from_pydict(columns, schema=self.schema)
+
+
+WriteBatch: TypeAlias = Callable[[pa.RecordBatch], None]
+"""Writes samples from :meth:`Contents.batch` to a file."""
 
 
 @contextmanager
-def _parquet(file: IO[bytes], contents: Contents) -> Iterator[FeatureWriter]:
-    schema = _schema(contents)
-    names = ["object", "data_set"]
-    if contents.class_names:
-        names.append("class_name")
-    with pq.ParquetWriter(
-        file, schema, compression="zstd", use_dictionary=names
-    ) as writer:
-        table = _TableWriter(contents, schema, writer.write_batch)
-        yield table
-        table.flush()
+def _row_groups(
+    write_table: Callable[[pa.Table], None],
+) -> Iterator[WriteBatch]:
+    """Joins record batches to tables of a few megabytes, each a row group."""
+    waiting: list[pa.RecordBatch] = []
+
+    def flush() -> None:
+        if waiting:
+            write_table(pa.Table.from_batches(waiting).combine_chunks())
+            waiting.clear()
+
+    def write(batch: pa.RecordBatch) -> None:
+        waiting.append(batch)
+        if sum(batch.nbytes for batch in waiting) >= ROW_GROUP_BYTES:
+            flush()
+
+    yield write
+    flush()
 
 
 @contextmanager
-def _arrow(file: IO[bytes], contents: Contents) -> Iterator[FeatureWriter]:
-    schema = _schema(contents)
+def _parquet(file: IO[bytes], contents: Contents) -> Iterator[WriteBatch]:
+    names = {"object", "data_set", "class_name"} & {*contents.schema.names}
+    with (
+        pq.ParquetWriter(
+            file,
+            contents.schema,
+            compression="zstd",
+            use_dictionary=sorted(names),
+        ) as writer,
+        _row_groups(writer.write_table) as write,
+    ):
+        yield write
+
+
+@contextmanager
+def _arrow(file: IO[bytes], contents: Contents) -> Iterator[WriteBatch]:
     # Not compressed, so that readers can map it into memory.
-    with pa.ipc.new_file(file, schema) as writer:
-        table = _TableWriter(contents, schema, writer.write_batch)
-        yield table
-        table.flush()
+    with (
+        pa.ipc.new_file(file, contents.schema) as writer,
+        _row_groups(writer.write_table) as write,
+    ):
+        yield write
 
 
-class _ArchiveWriter:
+@contextmanager
+def _archive(file: IO[bytes], contents: Contents) -> Iterator[WriteBatch]:
     """Stages features in a temporary file.
 
     In an archive, the number of samples precedes them, but it is known only
     at the end.
     """
+    names = [name for name in contents.schema.names if name != "features"]
+    parts: list[pa.RecordBatch] = []
+    with tempfile.TemporaryFile(dir=Path(file.name).parent) as staged:
 
-    def __init__(self, contents: Contents, staged: IO[bytes]) -> None:
-        self._contents = contents
-        self._staged = staged
-        self._sources: list[SampleSource] = []
-        self._labels: list[npt.NDArray[np.int64]] = []
+        def write(batch: pa.RecordBatch) -> None:
+            staged.write(batch["features"].to_numpy_ndarray().data)
+            parts.append(batch.select(names))
 
-    def write(self, rows: SampleRows) -> None:
-        self._staged.write(np.ascontiguousarray(rows.features).data)
-        self._sources += rows.sources
-        self._labels.append(rows.labels)
-
-    def save(self, file: IO[bytes]) -> None:
-        self._staged.flush()
-        shape = (len(self._sources), *self._contents.shape)
-        features = np.memmap(self._staged, np.float32, "r", shape=shape)
+        yield write
+        staged.flush()
+        table = pa.Table.from_batches(parts)
+        shape = (len(table), *contents.shape)
         np.savez(
             file,
-            features=features,
-            labels=np.concatenate(self._labels),
-            keys=np.array([each.key for each in self._sources]),
-            objects=np.array([each.object for each in self._sources]),
-            data_sets=np.array([each.data_set for each in self._sources]),
-            class_names=np.array(self._contents.class_names, np.str_),
-            about=np.array(self._contents.about_text),
+            features=np.memmap(staged, np.float32, "r", shape=shape),
+            labels=table["label"].fill_null(UNLABELLED).to_numpy(),
+            class_names=np.array(contents.class_names, np.str_),
+            about=np.array(contents.about_text),
+            keys=np.array(table["key"].to_pylist()),
+            objects=np.array(table["object"].to_pylist()),
+            data_sets=np.array(table["data_set"].to_pylist()),
         )
 
 
-@contextmanager
-def _archive(file: IO[bytes], contents: Contents) -> Iterator[FeatureWriter]:
-    folder = Path(file.name).parent
-    with tempfile.TemporaryFile(dir=folder) as staged:
-        writer = _ArchiveWriter(contents, staged)
-        yield writer
-        writer.save(file)
-
-
-@dataclass(frozen=True)
-class _Format:
+class _Format(NamedTuple):
     """A file format.
 
     Attributes:
@@ -257,7 +207,7 @@ class _Format:
             the features.
     """
 
-    open: Callable[[IO[bytes], Contents], WriterContext]
+    open: Callable[[IO[bytes], Contents], AbstractContextManager[WriteBatch]]
     disk_ratio: int
 
 
@@ -305,7 +255,7 @@ def check_free_space(path: Path, contents: Contents) -> None:
 
 def open_writer(
     path: Path, file: IO[bytes], contents: Contents
-) -> WriterContext:
+) -> AbstractContextManager[WriteBatch]:
     """Opens a writer of the format that the suffix of ``path`` names.
 
     Args:

@@ -3,7 +3,6 @@
 import json
 import os
 import tracemalloc
-from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -16,7 +15,6 @@ from hapi_client.export import feature_writers
 from hapi_client.export.feature_writers import (
     SUFFIXES,
     Contents,
-    SampleRows,
     SampleSource,
     check_free_space,
     check_suffix,
@@ -29,10 +27,11 @@ NAMES = ("cat", "dog")
 
 
 def rows(first, count, shape=(2, 3)):
+    """Sources, labels and features of some samples."""
     size = int(np.prod(shape))
     values = np.arange(first * size, (first + count) * size, dtype=np.float32)
     numbers = range(first, first + count)
-    return SampleRows(
+    return (
         [
             SampleSource(
                 f"s{number}", f"swift://c/d/{number % 2}.tar", "swift://c/d"
@@ -49,10 +48,10 @@ def write(path, parts, names=NAMES, num_samples=100, shape=(2, 3)):
     contents = Contents(shape, num_samples, names, ABOUT)
     with (
         write_atomically(path) as file,
-        open_writer(path, file, contents) as writer,
+        open_writer(path, file, contents) as write_batch,
     ):
-        for each in parts:
-            writer.write(each)
+        for part in parts:
+            write_batch(contents.batch(*part))
 
 
 def table_of(path):
@@ -71,17 +70,15 @@ def test_table_has_all_rows_in_order(
     path = tmp_path / f"features{suffix}"
     write(path, [rows(0, 4), rows(4, 1), rows(5, 2)])
     found = table_of(path)
-    expected = rows(0, 7)
+    sources, _, features = rows(0, 7)
     for name in SampleSource._fields:
         assert found[name].to_pylist() == [
-            getattr(each, name) for each in expected.sources
+            getattr(source, name) for source in sources
         ]
     assert found["label"].to_pylist() == [None, 0, 1, None, 0, 1, None]
     assert found["class_name"].to_pylist()[:3] == [None, "cat", "dog"]
-    features = found["features"].combine_chunks()
-    np.testing.assert_array_equal(
-        features.to_numpy_ndarray(), expected.features
-    )
+    tensors = found["features"].combine_chunks()
+    np.testing.assert_array_equal(tensors.to_numpy_ndarray(), features)
     assert found.schema.field("features").type.shape == [2, 3]
     assert json.loads(found.schema.metadata[b"hapi"]) == ABOUT
 
@@ -98,13 +95,13 @@ def test_archive_is_read_without_pickle(tmp_path, names):
     path = tmp_path / "features.npz"
     write(path, [rows(0, 4), rows(4, 3)], names)
     with np.load(path, allow_pickle=False) as found:
-        expected = rows(0, 7)
-        np.testing.assert_array_equal(found["features"], expected.features)
-        np.testing.assert_array_equal(found["labels"], expected.labels)
+        sources, labels, features = rows(0, 7)
+        np.testing.assert_array_equal(found["features"], features)
+        np.testing.assert_array_equal(found["labels"], labels)
         assert found["features"].dtype == np.float32
         for name in SampleSource._fields:
             assert found[f"{name}s"].tolist() == [
-                getattr(each, name) for each in expected.sources
+                getattr(source, name) for source in sources
             ]
         assert found["class_names"].tolist() == list(names)
         assert json.loads(str(found["about"])) == ABOUT
@@ -143,10 +140,8 @@ def test_memory_is_bounded_by_a_few_row_groups(tmp_path, suffix):
 def test_full_disk_is_named_and_nothing_is_left(tmp_path, suffix, free_bytes):
     path = tmp_path / f"features{suffix}"
     random = np.random.default_rng(0)
-    part = replace(
-        rows(0, 64, shape=(1024,)),
-        features=random.random((64, 1024), np.float32),
-    )
+    features = random.random((64, 1024), np.float32)
+    part = (*rows(0, 64)[:2], features)
     full = pytest.raises(ClientError, match="make room, or choose a")
     with full as caught, no_file_beyond(free_bytes):
         write(path, [part] * 20, shape=(1024,))
