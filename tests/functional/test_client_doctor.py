@@ -9,7 +9,7 @@ import time
 import pytest
 
 from hapi_client.data.indexing import update_index
-from hapi_client.doctor.pushdown_checks import Doctor, DoctorOptions
+from hapi_client.doctor.pushdown_checks import findings
 from hapi_client.swift.credentials import Credentials
 from hapi_client.swift.swift_url import Location
 from jobs import connected
@@ -31,11 +31,12 @@ def data(connection, owner):
 def look(cluster, data=None, *, seconds=20.0, **environ):
     """The findings by check."""
     variables = {**cluster.environment, **environ}
-    doctor = Doctor(
+    checked = findings(
         lambda: Credentials.from_environment(variables),
-        DoctorOptions(data=data, seconds=seconds),
+        data=data,
+        seconds=seconds,
     )
-    return {each.check: each for each in doctor.findings()}
+    return {finding.check: finding for finding in checked}
 
 
 def states(found):

@@ -15,7 +15,7 @@ from access_lines import used
 from access_methods import s3_client, with_headers
 from caller import Caller
 from hapi_client import Connection, Credentials
-from hapi_client.doctor.pushdown_checks import Doctor, DoctorOptions
+from hapi_client.doctor.pushdown_checks import findings
 from hapi_client.swift.swift_url import Location
 from hapi_cluster import Cluster
 from hapi_protocol.errors import RightsError
@@ -350,11 +350,13 @@ def test_doctor_finds_a_project_that_may_not_compute(place):
         ("eve", "history", "failure"),
     ):
         login = credentials(place.keystone, user, project)
-        options = DoctorOptions(models_container=f"models-of-{user}")
-        findings = Doctor(lambda login=login: login, options).findings()
-        found = {each.check: each for each in findings}
+        container = f"models-of-{user}"
+        checked = findings(
+            lambda login=login: login, models_container=container
+        )
+        found = {finding.check: finding for finding in checked}
         assert found["worker"].state == state
-        others = {each.state for each in found.values()} - {state}
+        others = {finding.state for finding in found.values()} - {state}
         assert others <= {"ok"}
     assert "allowed_accounts" in found["worker"].remedy
     assert "v3password, eve at" in found["credentials"].found

@@ -15,7 +15,7 @@ import hostile
 from access_lines import used
 from caller import Caller
 from commands import run_hapi
-from hapi_client.doctor.pushdown_checks import Doctor, DoctorOptions
+from hapi_client.doctor.pushdown_checks import findings
 from hapi_client.model.frozen_region import FrozenRegion
 from hapi_client.model.package_store import package_name
 from hapi_client.plan_report.plan_study import advise
@@ -371,13 +371,15 @@ def test_plan_counts_no_upload_and_names_the_library(
 
 
 def test_doctor_reads_the_library_as_the_user(swift, operator, package):
-    doctor = Doctor(
-        lambda: Credentials.from_environment(swift.environment),
-        DoctorOptions(),
-    )
-
     def finding():
-        return {each.check: each for each in doctor.findings()}["library"]
+        (found,) = (
+            finding
+            for finding in findings(
+                lambda: Credentials.from_environment(swift.environment)
+            )
+            if finding.check == "library"
+        )
+        return found
 
     assert (finding().state, LIBRARY in finding().found) == ("ok", True)
     not_readable(operator, package)

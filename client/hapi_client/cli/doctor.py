@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -27,11 +27,7 @@ from hapi_client.doctor.check_runner import (
     Finding,
 )
 from hapi_client.doctor.node_checks import node_findings
-from hapi_client.doctor.pushdown_checks import (
-    DEFAULT_SECONDS,
-    Doctor,
-    DoctorOptions,
-)
+from hapi_client.doctor.pushdown_checks import DEFAULT_SECONDS, findings
 from hapi_client.model.package_store import DEFAULT_MODELS_CONTAINER
 from hapi_client.swift.swift_url import parse_location
 from hapi_protocol.printable import printable
@@ -96,54 +92,50 @@ def doctor_command(
     if nodes is not None:
         _report(node_findings(nodes), json_path, _print_table)
         return
-    options = DoctorOptions(
-        data=parse_location(data) if data else None,
-        models_container=models_container,
-        seconds=timeout,
+    checked = findings(
+        lambda: find_login(context).credentials(),
+        parse_location(data) if data else None,
+        models_container,
+        timeout,
     )
-    doctor = Doctor(lambda: find_login(context).credentials(), options)
-    _report(doctor.findings(), json_path, _print_lines)
+    _report(checked, json_path, _print_lines)
 
 
 def _report(
-    found: Iterator[Finding],
+    checked: Iterable[Finding],
     json_path: JsonOutput | None,
-    show: Callable[[Iterator[Finding]], list[Finding]],
+    show: Callable[[Iterable[Finding]], list[Finding]],
 ) -> None:
-    findings = show(found)
-    counts = Counter(each.state for each in findings)
+    shown = show(checked)
+    counts = Counter(finding.state for finding in shown)
     typer.echo(
         f"{counts[OK]} ok, {counts[WARNING]} warnings, "
         f"{counts[FAILURE]} failures, {counts[SKIPPED]} skipped"
     )
     is_ok = not counts[FAILURE]
-    checks = [asdict(each) for each in findings]
+    checks = [asdict(finding) for finding in shown]
     write_json(json_path, {"ok": is_ok, "checks": checks})
     if not is_ok:
         raise typer.Exit(EXIT_FAILURE)
 
 
-def _print_lines(found: Iterator[Finding]) -> list[Finding]:
+def _print_lines(checked: Iterable[Finding]) -> list[Finding]:
     """Prints each finding when it is made."""
-    findings = []
-    for finding in found:
-        _print(finding)
-        findings.append(finding)
-    return findings
+    return [_print(finding) for finding in checked]
 
 
-def _print_table(found: Iterator[Finding]) -> list[Finding]:
+def _print_table(checked: Iterable[Finding]) -> list[Finding]:
     """Prints findings by object server, the bad ones last."""
-    findings = sorted(found, key=lambda each: (_ORDER[each.state], each.check))
+    ordered = sorted(checked, key=lambda f: (_ORDER[f.state], f.check))
     table = Table("object server", "state", "found", "remedy")
-    for each in findings:
-        texts = map(printable, (each.check, each.state, each.found))
-        table.add_row(*texts, each.remedy, style=_COLORS[each.state])
+    for finding in ordered:
+        texts = map(printable, (finding.check, finding.state, finding.found))
+        table.add_row(*texts, finding.remedy, style=_COLORS[finding.state])
     Console(highlight=False).print(table)
-    return findings
+    return ordered
 
 
-def _print(finding: Finding) -> None:
+def _print(finding: Finding) -> Finding:
     text = finding.found
     if finding.trans_id:
         text += f" [{finding.trans_id}]"
@@ -155,3 +147,4 @@ def _print(finding: Finding) -> None:
     )
     # Unlike typer, rich respects NO_COLOR.
     Console(highlight=False, soft_wrap=True).print(line)
+    return finding

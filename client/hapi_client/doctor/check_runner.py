@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
 
 from hapi_protocol.errors import HapiError, TooSlowError
 
@@ -50,6 +51,37 @@ class Check:
     run: Callable[[], Finding | str]
     needs: tuple[str, ...] = ()
     remedies: Mapping[str | int, str] = field(default_factory=dict)
+
+
+CheckMethod: TypeAlias = Callable[[Any], Finding | str]
+
+
+def check(
+    *needs: str, remedies: Mapping[str | int, str] | None = None
+) -> Callable[[CheckMethod], CheckMethod]:
+    """Declares a method as a check of its name, without the underscore.
+
+    Args:
+        needs: names of checks that must have succeeded before.
+        remedies: remedies of the check, in which ``{self.x}`` is replaced
+            by the attribute ``x`` of the object.
+    """
+
+    def declare(method: CheckMethod) -> CheckMethod:
+        method.declared = (needs, remedies or {})  # type: ignore[attr-defined]
+        return method
+
+    return declare
+
+
+def checks_of(group: object) -> Iterator[Check]:
+    """Yields the declared checks of an object in their order."""
+    for name, method in vars(type(group)).items():
+        if hasattr(method, "declared"):
+            needs, remedies = method.declared
+            texts = {k: v.format(self=group) for k, v in remedies.items()}
+            run = getattr(group, name)
+            yield Check(name.lstrip("_"), run, needs, texts)
 
 
 def run_checks(
@@ -112,23 +144,18 @@ def _call_with_deadline(
     Raises:
         TooSlowError: if the deadline passes.
     """
-    outcomes: queue.SimpleQueue[Finding | str | BaseException] = (
-        queue.SimpleQueue()
-    )
+    result: Future[Finding | str] = Future()
 
     def work() -> None:
         try:
-            outcomes.put(run())
+            result.set_result(run())
         except BaseException as error:
-            outcomes.put(error)
+            result.set_exception(error)
 
     threading.Thread(target=work, daemon=True).start()
-    try:
-        outcome = outcomes.get(timeout=max_seconds)
-    except queue.Empty:
+    wait([result], max_seconds)
+    if not result.done():
         raise TooSlowError(
             "too_slow", f"the check did not end within {max_seconds:g} s"
-        ) from None
-    if isinstance(outcome, BaseException):
-        raise outcome
-    return outcome
+        )
+    return result.result()

@@ -12,8 +12,8 @@ from hapi_client.doctor.check_runner import (
     FAILURE,
     SKIPPED,
     WARNING,
-    Check,
     Finding,
+    check,
 )
 from hapi_client.swift.account import ObjectInfo
 from hapi_client.swift.connection import Connection
@@ -25,6 +25,7 @@ MAX_NAMED = 3
 _NO_RIGHT_TO_READ = "ask its owner for the right to read (X-Container-Read)"
 _LIST_CONTAINERS = "check the name: 'hapi ls' lists the containers"
 _MORE_TIME = "allow more time with --timeout"
+_INDEX_AGAIN = "hapi index {self.location}"
 
 
 class DataSetChecks:
@@ -44,71 +45,55 @@ class DataSetChecks:
         get_max_object_bytes: Callable[[], int | None],
     ) -> None:
         self._get_connection = get_connection
-        self._location = location
+        self.location = location
         self._get_max_object_bytes = get_max_object_bytes
-        self._index: DataIndex | None = None
+        self._data_index: DataIndex | None = None
         self._shards: Sequence[ObjectInfo] | None = None
 
-    def checks(self) -> list[Check]:
-        """Returns the checks in the order in which they run."""
-        again = f"hapi index {self._location}"
-        return [
-            Check(
-                "index",
-                self._load_index,
-                ("account",),
-                {
-                    "bad_index": again,
-                    401: _NO_RIGHT_TO_READ,
-                    403: _NO_RIGHT_TO_READ,
-                    404: _LIST_CONTAINERS,
-                    "too_slow": _MORE_TIME,
-                },
-            ),
-            Check(
-                "read",
-                self._read_a_byte,
-                ("index",),
-                {403: _NO_RIGHT_TO_READ, "": again},
-            ),
-            Check(
-                "list",
-                self._list_shards,
-                ("account",),
-                {404: _LIST_CONTAINERS, "too_slow": _MORE_TIME},
-            ),
-            Check("etags", self._compare_etags, ("index", "list")),
-        ]
-
-    def _load_index(self) -> str:
-        index = self._index = load_index(
-            self._get_connection(), self._location
+    @check(
+        "account",
+        remedies={
+            "bad_index": _INDEX_AGAIN,
+            401: _NO_RIGHT_TO_READ,
+            403: _NO_RIGHT_TO_READ,
+            404: _LIST_CONTAINERS,
+            "too_slow": _MORE_TIME,
+        },
+    )
+    def _index(self) -> str:
+        index = self._data_index = load_index(
+            self._get_connection(), self.location
         )
         return f"{len(index)} samples in {len(index.shards)} shards"
 
-    def _read_a_byte(self) -> str:
+    @check("index", remedies={403: _NO_RIGHT_TO_READ, "": _INDEX_AGAIN})
+    def _read(self) -> str:
         """Reads a byte of the first shard of the index."""
-        assert self._index is not None, "index comes first"
-        span = self._index.spans(container=self._location.container)[0]
+        assert self._data_index is not None, "index comes first"
+        span = self._data_index.spans(container=self.location.container)[0]
         read_span(self._get_connection(), span.part(0, 1), max_bytes=1)
         return f"{span.shard} can be read"
 
-    def _list_shards(self) -> Finding | str:
+    @check(
+        "account",
+        remedies={404: _LIST_CONTAINERS, "too_slow": _MORE_TIME},
+    )
+    def _list(self) -> Finding | str:
         try:
-            shards = list_data(self._get_connection(), self._location).shards
+            shards = list_data(self._get_connection(), self.location).shards
         except HapiError as error:
             if error.status not in (401, 403):
                 raise
             return Finding(
                 WARNING,
-                f"{self._location} may not be listed",
+                f"{self.location} may not be listed",
                 "training needs no listing; for 'hapi ls' and 'hapi index', "
                 "its owner adds .rlistings to X-Container-Read",
                 error.trans_id,
             )
         self._shards = shards
         limit = self._get_max_object_bytes()
-        large = [e.name for e in shards if limit and e.length_bytes > limit]
+        large = [s.name for s in shards if limit and s.length_bytes > limit]
         if large:
             return Finding(
                 WARNING,
@@ -118,12 +103,14 @@ class DataSetChecks:
             )
         return f"{len(shards)} shards"
 
-    def _compare_etags(self) -> Finding | str:
-        assert self._index is not None, "index comes first"
+    @check("index", "list")
+    def _etags(self) -> Finding | str:
+        assert self._data_index is not None, "index comes first"
         if self._shards is None:
             return Finding(SKIPPED, "not checked, because it needs a listing")
         difference = IndexDifference.between(
-            self._index, {each.name: each.etag for each in self._shards}
+            self._data_index,
+            {shard.name: shard.etag for shard in self._shards},
         )
         if not difference.is_stale:
             return "the ETags of the index match those of the shards"
@@ -136,7 +123,7 @@ class DataSetChecks:
             FAILURE if difference.changed or difference.missing else WARNING,
             "the index is stale: "
             + "; ".join(f"{label}: {_some_of(n)}" for n, label in parts if n),
-            f"hapi index {self._location}",
+            f"hapi index {self.location}",
         )
 
 

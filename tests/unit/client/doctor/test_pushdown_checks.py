@@ -9,7 +9,7 @@ from unittest.mock import Mock
 import pytest
 
 from hapi_client.doctor.check_runner import Check, Finding, run_checks
-from hapi_client.doctor.pushdown_checks import Doctor, DoctorOptions
+from hapi_client.doctor.pushdown_checks import findings
 from hapi_client.swift.credentials import Credentials
 from hapi_client.swift.swift_url import Location
 from hapi_protocol.data_index import DataIndex, IndexRow, ShardIndex
@@ -33,14 +33,15 @@ def info(**fields):
     return Answer(200, json.dumps(facts).encode())
 
 
-def findings(swift, *answers, data=None, **environ):
+def findings_of(swift, *answers, data=None, **environ):
     swift.script(*answers)
     variables = {"ST_AUTH": swift.auth_url, "ST_USER": "u", "ST_KEY": "k"}
-    doctor = Doctor(
+    checked = findings(
         lambda: Credentials.from_environment({**variables, **environ}),
-        DoctorOptions(data=data, seconds=5),
+        data=data,
+        seconds=5,
     )
-    return {each.check: each for each in doctor.findings()}
+    return {finding.check: finding for finding in checked}
 
 
 def test_hanging_check_fails_and_the_next_one_runs():
@@ -96,9 +97,9 @@ def test_silent_auth_service_fails_in_time():
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/auth/v1.0"
         credentials = Credentials.v1(url, "u", "k")
         credentials.make_plugin()  # its imports may take longer than a check
-        doctor = Doctor(lambda: credentials, DoctorOptions(seconds=0.3))
         started = time.monotonic()
-        found = {each.check: each for each in doctor.findings()}
+        checked = findings(lambda: credentials, seconds=0.3)
+        found = {finding.check: finding for finding in checked}
     assert time.monotonic() - started < 30
     assert found["auth"].state == "failure"
     assert url in found["auth"].found
@@ -114,19 +115,21 @@ def test_silent_auth_service_fails_in_time():
 )
 def test_wrong_clock_is_a_warning(swift, date, state):
     headers = {"X-Account-Container-Count": "2", **date}
-    found = findings(swift, Answer(204, headers=headers), info(), Answer(403))
+    found = findings_of(
+        swift, Answer(204, headers=headers), info(), Answer(403)
+    )
     assert found["account"].state == state
     assert ("clock is +" in found["account"].found) is (state == "warning")
 
 
 def test_insecure_connection_is_a_warning(swift):
-    found = findings(swift, Answer(204), OS_INSECURE="yes")
+    found = findings_of(swift, Answer(204), OS_INSECURE="yes")
     assert found["credentials"].state == "warning"
     assert "OS_CACERT" in found["credentials"].remedy
 
 
 def test_unsupported_version_of_the_filter_is_a_failure(swift):
-    found = findings(swift, NO_CONTENT, info(version=2), Answer(403))
+    found = findings_of(swift, NO_CONTENT, info(version=2), Answer(403))
     assert found["versions"].state == "failure"
     assert "supports version 2 of the protocol" in found["versions"].found
     assert "one release" in found["versions"].remedy
@@ -134,14 +137,14 @@ def test_unsupported_version_of_the_filter_is_a_failure(swift):
 
 def test_filter_without_limits_has_none(swift):
     bare = Answer(200, json.dumps({"hapi": {"version": 1}}).encode())
-    found = findings(swift, NO_CONTENT, bare, Answer(403))
+    found = findings_of(swift, NO_CONTENT, bare, Answer(403))
     assert found["limits"].state == found["versions"].state == "ok"
     assert "any size" in found["limits"].found
 
 
 def test_busy_worker_is_a_warning(swift):
     created = [Answer(201), NO_CONTENT]
-    found = findings(
+    found = findings_of(
         swift, NO_CONTENT, info(), *created, Answer(201), BUSY, NO_CONTENT
     )
     assert found["worker"].state == "warning"
@@ -150,7 +153,7 @@ def test_busy_worker_is_a_warning(swift):
 
 def test_container_of_packages_is_created(swift):
     answers = [Answer(404), Answer(201), Answer(201), NO_CONTENT]
-    found = findings(swift, NO_CONTENT, info(), *answers, Answer(403))
+    found = findings_of(swift, NO_CONTENT, info(), *answers, Answer(403))
     assert found["models"].state == "ok"
     probes = swift.requests[2:6]
     assert [each.method for each in probes] == ["PUT", "PUT", "PUT", "DELETE"]
@@ -166,7 +169,7 @@ def test_shards_over_the_limit_are_a_warning(swift):
         Answer(206, b"a"),
         Answer(200, json.dumps(listing).encode()),
     )
-    found = findings(swift, NO_CONTENT, *answers, data=Location("c"))
+    found = findings_of(swift, NO_CONTENT, *answers, data=Location("c"))
     assert found["worker"].found.startswith("it responded")
     assert found["list"].state == "warning"
     assert "max_object_bytes, 100" in found["list"].found
