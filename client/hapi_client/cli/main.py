@@ -17,14 +17,13 @@ from hapi_client.cli.context import Login
 from hapi_client.cli.demo.command import demo_command
 from hapi_client.cli.doctor import doctor_command
 from hapi_client.cli.extract import extract_command
-from hapi_client.cli.index import index_command
 from hapi_client.cli.info import info_command
 from hapi_client.cli.ls import ls_command
 from hapi_client.cli.options import command_with, option
 from hapi_client.cli.plan import plan_command
 from hapi_client.cli.report import report_command
 from hapi_client.cli.train import train_command
-from hapi_client.cli.upload import upload_command
+from hapi_client.cli.upload import index_command, upload_command
 from hapi_client.reports.terminal import TqdmLogHandler
 from hapi_protocol.errors import HapiError
 from hapi_protocol.printable import LineFormatter, printable
