@@ -137,8 +137,7 @@ def plan_command(context: typer.Context, options: PlanOptions) -> None:
     assumptions, other_precisions (sentences), packing (of loose objects:
     read_seconds, request_seconds, times_faster), and those of the plan: plan,
     plans, resources, cuts, samples, epochs, push_one_off_seconds,
-    server_limit_bytes,
-    client_limit_bytes.
+    server_limit_bytes, client_limit_bytes.
     """
     check_options(options)
     opened: AbstractContextManager[Connection | None] = nullcontext()

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import math
+import os
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from hapi_client.caching.host_cache import (
@@ -12,7 +16,6 @@ from hapi_client.caching.host_cache import (
     default_memory_bytes,
 )
 from hapi_client.model.frozen_region import FrozenRegion
-from hapi_client.plan_report.machine_load import background_load
 from hapi_client.plan_report.plan_tables import ASSUMED, Report
 from hapi_client.plan_report.study_inputs import (
     PackingGain,
@@ -47,6 +50,10 @@ from hapi_splitter.units import (
 
 MAX_BACKGROUND_CORES = 0.3
 """Other processes that use more cores are reported as an assumption."""
+STAT = Path("/proc/stat")
+_BUSY_FIELDS = (1, 2, 3, 6, 7)
+"""Columns user, nice, system, irq and softirq; see proc(5). Time that a host
+takes from a virtual machine (steal) is not counted."""
 
 
 @dataclass(frozen=True)
@@ -99,11 +106,11 @@ def advise(
     inputs = StudyInputs(region, request, reporter, assumptions.append)
     probe, link, num_samples = inputs.data(connection, location)
     reporter.note("measuring samples and this machine's device")
-    with background_load() as background:
-        facts = measure(region, probe, lambda _: ENCODINGS, request.cuts)
-    if background.cores > MAX_BACKGROUND_CORES:
+    cores = background_load()
+    facts = measure(region, probe, lambda _: ENCODINGS, request.cuts)
+    if (other_cores := cores()) > MAX_BACKGROUND_CORES:
         assumptions.append(
-            f"other processes keep using {background.cores:.1f} of "
+            f"other processes keep using {other_cores:.1f} of "
             f"{number_text(allowed_cores())} cores of this machine, as they "
             "did during the measurement; without them, streaming may be "
             "several times as fast: plan again then"
@@ -218,3 +225,30 @@ def _measured(
         f"training step: {seconds_text(conditions.train_seconds)} per sample, "
         "SGD",
     )
+
+
+def background_load() -> Callable[[], float]:
+    """Starts to measure the CPU use of all other processes.
+
+    Returns:
+        A function that returns the mean number of cores in use since then;
+        0 if the system does not report it.
+    """
+    started, before = time.monotonic(), _other_seconds()
+
+    def cores() -> float:
+        seconds = time.monotonic() - started
+        return max(0.0, (_other_seconds() - before) / seconds)
+
+    return cores
+
+
+def _other_seconds() -> float:
+    """Returns CPU seconds of other processes; negative if unknown."""
+    own = os.times()
+    try:
+        fields = STAT.read_text().splitlines()[0].split()
+    except OSError:
+        fields = ["0"] * 8
+    ticks = sum(int(fields[column]) for column in _BUSY_FIELDS)
+    return ticks / os.sysconf("SC_CLK_TCK") - own.user - own.system

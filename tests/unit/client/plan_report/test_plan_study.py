@@ -5,7 +5,6 @@ import math
 import subprocess
 import sys
 import time
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from operator import mul
@@ -23,12 +22,12 @@ from hapi_client.model.registry import (
     imagenet_transform,
     load_region,
 )
-from hapi_client.plan_report import machine_load, plan_study, study_inputs
-from hapi_client.plan_report.machine_load import (
-    BackgroundLoad,
+from hapi_client.plan_report import plan_study, study_inputs
+from hapi_client.plan_report.plan_study import (
+    advise,
     background_load,
+    cached_features,
 )
-from hapi_client.plan_report.plan_study import advise, cached_features
 from hapi_client.plan_report.study_inputs import PlanRequest, train_seconds
 from hapi_client.planning import device_profile
 from hapi_client.planning.device_profile import measure
@@ -135,8 +134,9 @@ def region():
 
 def test_background_load_is_an_assumption(region, monkeypatch):
     def load_notes(cores):
-        load = nullcontext(BackgroundLoad(cores))
-        monkeypatch.setattr(plan_study, "background_load", lambda: load)
+        monkeypatch.setattr(
+            plan_study, "background_load", lambda: lambda: cores
+        )
         notes = advise(region, REQUEST, SilentReporter()).report.notes
         assert any("this machine: " in note for note in notes)
         return [note for note in notes if "other processes" in note]
@@ -173,19 +173,20 @@ def test_texts_whose_mask_travels_are_planned_without_loss():
 def test_load_of_another_process_is_measured():
     busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
-        with background_load() as load:
-            time.sleep(1.0)
+        cores = background_load()
+        time.sleep(1.0)
+        load = cores()
     finally:
         busy.kill()
         busy.wait()
-    assert load.cores > 0.5
+    assert load > 0.5
 
 
 def test_load_is_zero_if_the_system_does_not_report_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(machine_load, "STAT", tmp_path / "none")
-    with background_load() as load:
-        time.sleep(0.01)
-    assert load.cores == 0
+    monkeypatch.setattr(plan_study, "STAT", tmp_path / "none")
+    cores = background_load()
+    time.sleep(0.01)
+    assert cores() == 0
 
 
 def test_measured_cut_has_costs_of_all_encodings(region):
