@@ -28,7 +28,7 @@ NAMES: Mapping[str, str] = MappingProxyType(
 TIERS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
         "memory": ("in client memory", "the default"),
-        "disk": ("in a directory of the client", "``cache_directory``"),
+        "disk": ("in a directory of the client", "``CacheConfig.directory``"),
         "store": ("in the store", '``cut="freeze"``, ``cache="readwrite"``'),
     }
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 from hapi_client.metrics.events import LOOP_STAGES
 from hapi_client.reports.epoch_report import FETCH_STAGES, EpochReport
@@ -24,11 +25,12 @@ def _stages(
         names: stages.
         prefix: prefix of the columns' names.
     """
+
+    def value(stage: str, report: EpochReport) -> str:
+        return _number(getattr(report, seconds).get(stage))
+
     for name in names:
-        yield (
-            f"{prefix}{name.replace('_', '-')}",
-            lambda r, name=name: _number(getattr(r, seconds).get(name)),
-        )
+        yield f"{prefix}{name.replace('_', '-')}", partial(value, name)
 
 
 _EPOCH: _Column = ("epoch", lambda r: label(r))
