@@ -1,4 +1,6 @@
-"""Makes the first plan of a running job, and hands over to the re-planner.
+"""Gathers the facts for the first plan of a running job.
+
+:meth:`.Replanner.begin` makes and applies that plan, and later ones.
 
 A job begins with raw reads.  Meanwhile a thread observes the link, gets the
 costs of the client (:mod:`hapi_client.planning.client_facts`), stops if

@@ -57,6 +57,9 @@ def start_progress_bar(
 ) -> TqdmProgressBar | None:
     """Starts the progress bar of an epoch; returns None to show nothing.
 
+    On a terminal or in a notebook, unless ``HAPI_PROGRESS`` says otherwise;
+    :meth:`.FeaturePipeline.loader_of_share` leaves it to the first rank.
+
     Args:
         name: name of the epoch.
         num_samples: remaining samples of the epoch.

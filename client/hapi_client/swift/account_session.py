@@ -25,11 +25,13 @@ class AccountSession:
 
     Args:
         credentials: None reads the environment, as ``swift`` does.
-        options: limits of every wait.
+        read_seconds: longest wait for the next bytes of a response.
+        options: all limits of waits and retries instead of ``read_seconds``;
+            internal.
 
     Attributes:
         credentials: the given credentials, or those of the environment.
-        options: the given options, or the defaults.
+        options: limits of waits and retries.
 
     Raises:
         HapiError: from every method, with status, code, object name and
@@ -40,11 +42,13 @@ class AccountSession:
         self,
         credentials: Credentials | None = None,
         options: ConnectionOptions | None = None,
+        *,
+        read_seconds: float = ConnectionOptions.read_seconds,
     ) -> None:
         self.credentials = credentials or Credentials.from_environment(
             os.environ
         )
-        self.options = options or ConnectionOptions()
+        self.options = options or ConnectionOptions(read_seconds=read_seconds)
         self._http = HttpClient(self.credentials, self.options)
         self._open = self._http.open
 

@@ -118,8 +118,10 @@ class Admission:
 
         Raises:
             AnnotationError: ``bad_request``: the filter has disconnected.
-            UnavailableError: ``draining``, ``queue_full``.
-            ShareError: the account has its share of streams already.
+            UnavailableError: ``draining``; ``queue_full`` if no stream became
+                free in time, or too many requests wait already (503).
+            ShareError: the same, if the account has its share of streams
+                (429).
         """
         started = self.clock()
         account = request.charged_account

@@ -148,7 +148,7 @@ class JobStart:
         if not executor.in_service:
             raise executor.failure()
         size = batch_size(
-            lease.batch_limit(lease.device_models.preferred_batch),
+            lease.batch_limit(lease.device_models.largest_batch),
             start.num_samples(job.request),
         )
         transform = job.request.transform

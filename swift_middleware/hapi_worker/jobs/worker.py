@@ -289,7 +289,7 @@ class Worker:
                 plan.device,
                 plan.limit_bytes,
                 num_forwards=plan.forwards,
-                preferred_batch=plan.largest_batch,
+                largest_batch=plan.largest_batch,
                 wait_seconds=self.config.model_wait_seconds,
                 pass_seconds=self.config.pass_seconds,
                 queue=queue,

@@ -39,7 +39,7 @@ class DeviceMemory:
         device: device of the parameters.
         limit_bytes: limit of all parameters and all running passes together.
         num_forwards: maximum number of passes at a time.
-        preferred_batch: samples of a pass if memory suffices; idle models
+        largest_batch: samples of a pass if memory suffices; idle models
             are evicted to make that possible.
         wait_seconds: how long the copy of a model waits for running passes.
         pass_seconds: longest allowed duration of a pass.
@@ -51,7 +51,7 @@ class DeviceMemory:
     limit_bytes: int
     _: KW_ONLY
     num_forwards: int = 1
-    preferred_batch: int = 1
+    largest_batch: int = 1
     wait_seconds: float = 60.0
     pass_seconds: float = math.inf
     queue: MemoryQueue = field(default_factory=MemoryQueue)

@@ -156,7 +156,7 @@ class DeviceModels(DeviceMemory):
         self._check_load_queue(loaded)
         working = needed - loaded.parameter_bytes
         self.make_room(0, working, keep=loaded)
-        usual = needs.peak_bytes(self.preferred_batch) - loaded.parameter_bytes
+        usual = needs.peak_bytes(self.largest_batch) - loaded.parameter_bytes
         self._leave_room(self.num_forwards * usual, keep=loaded)
         lease = Lease(self, loaded, cut_dtype, needs)
         loaded.leases[lease] = working

@@ -96,7 +96,7 @@ class WorkingMemory:
 
         Args:
             lease: lease of the job that runs the pass.
-            maximum: number of waiting samples.
+            maximum: size of the group's micro-batches.
             retry: called once if None was returned, when a running pass has
                 ended and it is this caller's turn.
 

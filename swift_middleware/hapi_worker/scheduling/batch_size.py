@@ -1,9 +1,10 @@
 """When a micro-batch starts, and how large it is.
 
-Micro-batches of a model always have the same size; what is missing is
-padded.  A row's features then have the same bits whatever else is in its
-batch and wherever it lies (torch picks kernels by the shape), so that they do
-not depend on who shares the worker.
+Micro-batches of a model have the same size, unless memory does not suffice
+(:meth:`.WorkingMemory.reserve`); what is missing is padded.  A row's features
+then have the same bits whatever else is in its batch and wherever it lies
+(torch picks kernels by the shape), so that they do not depend on who shares
+the worker.
 """
 
 from __future__ import annotations

@@ -177,6 +177,11 @@ def test_bytes_are_counted_in_both_directions(swift, connection):
     assert count.requests == 2
 
 
+def test_bad_limit_of_a_connection_is_refused(credentials):
+    with pytest.raises(ClientError, match="read_seconds is -1; give seconds"):
+        Connection(credentials, read_seconds=-1)
+
+
 def test_silent_server_is_too_slow(swift, credentials):
     options = ConnectionOptions(read_seconds=0.2, backoff=Backoff(attempts=1))
     swift.script(Answer(hang_seconds=5))

@@ -90,7 +90,7 @@ def make(
     max_identities=100,
     num_devices=1,
     num_forwards=1,
-    preferred_batch=1,
+    largest_batch=1,
     clock=time.monotonic,
 ):
     queue = MemoryQueue(clock)
@@ -100,7 +100,7 @@ def make(
                 torch.device("cpu"),
                 limit_bytes,
                 num_forwards=num_forwards,
-                preferred_batch=preferred_batch,
+                largest_batch=largest_batch,
                 wait_seconds=wait_seconds,
                 queue=queue,
             )
@@ -487,7 +487,7 @@ def test_cache_of_a_gpu_is_emptied_outside_the_lock(monkeypatch):
     put(models, "a", b"600:a")
     put(models, "b", b"600:b")
     assert emptied == [[(0, 600)]]
-    device_models.preferred_batch = 45
+    device_models.largest_batch = 45
     put(models, "c", b"300:c")
     models.acquire(identity("c", b"300:c"), 1)
     assert emptied[1:] == [[(1, 300)]]
@@ -769,7 +769,7 @@ def test_who_waits_for_memory_no_more_lets_the_next_one_try():
 # may be idle models.
 @pytest.mark.parametrize(("batch", "left"), [(8, (8, 800)), (64, (5, 500))])
 def test_idle_models_leave_room_for_usual_passes(batch, left):
-    models = make(1_000, preferred_batch=batch)
+    models = make(1_000, largest_batch=batch)
     for number in range(9):
         put(models, str(number), f"100:{number}".encode())
     lease = models.acquire(identity("8", b"100:8"), 2)
