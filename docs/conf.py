@@ -18,3 +18,4 @@ html_theme_options = {"top_of_page_buttons": []}
 nitpicky = False
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
+autodoc_preserve_defaults = True

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from hapi_client.number_checks import check_integers
+from hapi_client.option_checks import check_integers, check_types
 from hapi_protocol.errors import ClientError
 from hapi_protocol.headers import CACHE_MODES, CACHE_OFF
 
@@ -46,6 +46,8 @@ class CacheConfig:
 
     def __post_init__(self) -> None:
         check_integers(self, 0, "memory_bytes", "directory_bytes")
+        paths = (str, os.PathLike, type(None))
+        check_types({"directory": paths, "split_directory": paths}, vars(self))
         if self.directory_bytes is not None and self.directory is None:
             raise ClientError(
                 "bad_configuration",

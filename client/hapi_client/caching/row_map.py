@@ -195,10 +195,13 @@ class RowMap:
     def put_message(self, row: int, message: str) -> None:
         """Writes that a sample cannot be decoded.
 
-        The message is cut to the length of the row.
+        The message is shortened to the length of the row.
         """
         length = len(self.read(row, row + 1))
-        text = message.encode()[:length].decode(errors="ignore").encode()
+        text = message.encode()
+        if len(text) > length:
+            kept = text[: length - 3].decode(errors="ignore")
+            text = f"{kept}...".encode()[:length]
         self.put(np.array([row]), [text.ljust(length, b"\0")], FAILED)
 
     def _put_run(self, first: int, values: Sequence[Any], state: int) -> None:

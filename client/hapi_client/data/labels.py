@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import operator
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import FunctionType
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from hapi_client.data.label_texts import JsonLabels, check_label_source
+from hapi_client.option_checks import check_types
 from hapi_protocol.data_index import IndexRow, Span
 from hapi_protocol.errors import LabelError
 
@@ -53,10 +56,17 @@ def read_source(labels: Labels) -> str | JsonLabels | None:
     """The part of a shard that states labels; None if it is not given.
 
     Raises:
-        ClientError: ``bad_configuration`` for an unknown string.
+        ClientError: ``bad_configuration`` for an unknown string, or another
+            type.
     """
     if isinstance(labels, JsonLabels):
         return labels
+    if isinstance(labels, Mapping):
+        for key in labels:
+            check_types({"key of labels": (str,)}, {"key of labels": key})
+    elif not callable(labels):
+        kinds = (str, Mapping, FunctionType, type(None))
+        check_types({"labels": kinds}, {"labels": labels})
     if isinstance(labels, str) and labels != OPTIONAL:
         check_label_source(labels, f"{OPTIONAL!r} takes labels if present")
         return labels
@@ -151,10 +161,10 @@ def _label(
             )
         return row.label
     if callable(labels):
-        return int(labels(row.key))
+        return _to_integer(span, row, labels(row.key))
     assert isinstance(labels, Mapping), "checked with the index"
     if row.key in labels:
-        return int(labels[row.key])
+        return _to_integer(span, row, labels[row.key])
     name = _class_name(row.label, class_names)
     if name not in labels:
         raise _missing(
@@ -163,7 +173,15 @@ def _label(
             f"has neither its key nor its class {name!r} in labels="
             f"{_other_form(name, labels)}",
         )
-    return int(labels[name])
+    return _to_integer(span, row, labels[name])
+
+
+def _to_integer(span: Span, row: IndexRow, label: object) -> int:
+    try:
+        return operator.index(label)  # type: ignore[arg-type]
+    except TypeError:
+        why = f"has the label {label!r} by labels=; give integers"
+        raise _missing(span, row, why) from None
 
 
 def _class_name(label: int | None, class_names: Sequence[str]) -> str:

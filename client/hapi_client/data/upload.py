@@ -31,7 +31,7 @@ from hapi_client.data.shard_writer import (
     write_shard,
 )
 from hapi_client.data.upload_sources import class_folder, tar_paths
-from hapi_client.number_checks import check_integers
+from hapi_client.option_checks import check_integers
 from hapi_client.progress import Reporter
 from hapi_client.swift.connection import Connection
 from hapi_client.swift.swift_url import Location

@@ -26,8 +26,9 @@ from hapi_client.loading.read_config import ReadConfig
 from hapi_client.loading.sample_dataset import SampleDataset, open_factory
 from hapi_client.model.frozen_region import AUTO, FrozenRegion
 from hapi_client.model.package_store import DEFAULT_MODELS_CONTAINER
+from hapi_client.option_checks import check_types
 from hapi_client.sampling.distributed import Rank, this_rank
-from hapi_client.sampling.epochs import Epochs, ReaderShare, to_integer
+from hapi_client.sampling.epochs import Epochs, ReaderShare, check_epoch
 from hapi_client.sampling.partition import Reader
 from hapi_client.swift.connection import Connection
 from hapi_protocol.errors import ClientError
@@ -55,8 +56,10 @@ class FeatureDataset(JobView, IterableDataset[LabelledBatch]):
     ``DataLoader(data, batch_size=None, num_workers=4)`` each worker process
     reads its share of the batches and yields CPU tensors; spans take the
     routes of the plan at the time of the last :meth:`set_epoch`, and workers
-    do not plan.  Batches have the same samples in the same order with any
-    number of workers, if :attr:`ReadConfig.partition` is given.
+    do not plan or report.  Batches have the same samples in the same order
+    with any number of workers that divides the ``step_partitions`` of
+    :attr:`ReadConfig.partition`, if it is given.  ``batch_size=None`` is
+    required, since the data set yields whole batches.
 
     Sharded by rank (of torch.distributed, or else of torchrun's ``RANK`` and
     ``WORLD_SIZE``).  A step whose samples are all bad is an error, also with
@@ -69,9 +72,11 @@ class FeatureDataset(JobView, IterableDataset[LabelledBatch]):
         batch_size: samples of a step, of all ranks together.
         seed: seed of the sample order and of random changes of images; not
             negative.
-        labels: class name or key to integer, or a function of the key; None
-            for the integers of the index; ``"optional"`` for those that
-            it has, and -1 for samples without.
+        labels: mapping from keys of samples or names of classes (texts; a
+            key comes first) to integers; a function of the key; a source
+            such as ``"cls"``, ``"json:FIELD"`` or :class:`JsonLabels`, which
+            has to be that of the index; None for the labels of the index;
+            ``"optional"`` for those that it has, and -1 for other samples.
         shuffle: False for the index's order, also without the random
             changes of ``augment``, as evaluation needs it.
         drop_last: leave out a shorter last batch.
@@ -106,6 +111,15 @@ class FeatureDataset(JobView, IterableDataset[LabelledBatch]):
         connection: Connection | None = None,
         models_container: str = DEFAULT_MODELS_CONTAINER,
     ) -> None:
+        check_types(
+            {
+                "frozen": (FrozenRegion,),  # the first of split_model's two
+                "shuffle": (bool,),
+                "drop_last": (bool,),
+                "shared": (bool,),
+            },
+            locals(),
+        )
         config = JobConfig(
             cut=cut,
             plan=plan or PlanConfig(),
@@ -189,8 +203,11 @@ class FeatureDataset(JobView, IterableDataset[LabelledBatch]):
 
         As of torch's distributed sampler: without it, each epoch has the
         same order.
+
+        Raises:
+            ClientError: ``bad_configuration`` naming the value.
         """
-        self._epoch[0] = to_integer("epoch", epoch)
+        self._epoch[0] = check_epoch(epoch)
         self._resumed.zero_()
         if self._pipeline is not None:
             self._config = self._pipeline.dataset_config(self._split)
@@ -215,9 +232,10 @@ class FeatureDataset(JobView, IterableDataset[LabelledBatch]):
                             state = data.state_dict(step + 1)
 
         Raises:
-            ClientError: ``bad_configuration`` for a missing step, or one
-                beyond the epoch.
+            ClientError: ``bad_configuration`` for a missing step, one beyond
+                the epoch, or ``shuffle=False``.
         """
+        self._check_shuffled()
         if step is not None:
             return self._worker_epochs().state_at(
                 self.epoch, step, self._reader(), drop_last=self._drop_last
@@ -232,7 +250,7 @@ class FeatureDataset(JobView, IterableDataset[LabelledBatch]):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues from a state, also with other numbers of ranks and
-        workers.
+        workers, as long as they divide the partitions of the epoch.
 
         Call it before a ``DataLoader`` is made.  After the epoch that is
         continued, call :meth:`set_epoch` before the next one.
@@ -240,6 +258,7 @@ class FeatureDataset(JobView, IterableDataset[LabelledBatch]):
         Raises:
             ClientError: ``bad_state``.
         """
+        self._check_shuffled()
         if self._pipeline is not None:
             self._pipeline.load_state_dict(state)
             self._start_at(self._pipeline.data.epochs)
@@ -251,7 +270,8 @@ class FeatureDataset(JobView, IterableDataset[LabelledBatch]):
     def keys(self) -> Sequence[str]:
         """Keys of the samples of the last batch that this process has read.
 
-        Not of batches from the workers of a ``DataLoader``.
+        Batches from the workers of a ``DataLoader`` have none: iterate over
+        the data set itself, with ``shared=False`` for all on one rank.
         """
         return self._loader.keys if self._loader else []
 
@@ -312,6 +332,14 @@ class FeatureDataset(JobView, IterableDataset[LabelledBatch]):
             with closing(loader):
                 yield from loader
 
+    def _check_shuffled(self) -> None:
+        if not self._shuffle:
+            raise ClientError(
+                "bad_configuration",
+                "only training has a position to save: this data set has "
+                "shuffle=False, and each pass has all its samples",
+            )
+
     def _check_resumed_once(self, epochs: Epochs, epoch: int) -> None:
         first = epochs.first_step(epoch)
         if not first:
@@ -346,7 +374,10 @@ class FeatureDataset(JobView, IterableDataset[LabelledBatch]):
         )
 
     def close(self) -> None:
-        """Ends all requests and threads of this process's pipeline."""
+        """Ends all requests and threads of this process.
+
+        Statistics, reports and state stay; iterating is an error.
+        """
         if self._pipeline is not None and self._pid == os.getpid():
             self._pipeline.close()
 

@@ -84,6 +84,9 @@ class JobPlan:
         if self.cut == AUTO:
             self.planner = self._make_planner()
         elif self.cut:
+            assert isinstance(self.cut, int), "planned otherwise"
+            route = Route(self.cut, self.encodings[0])
+            factory.scheduler.change({route: 1.0})
             factory.prepare_reading(
                 opened.splits[TRAIN], augmented.training(0), self._push
             )
@@ -150,16 +153,12 @@ class JobPlan:
         return done - self._samples_at_load
 
     def _push(self) -> None:
-        """Pushes all spans down at the fixed cut."""
-        assert isinstance(self.cut, int), "planned otherwise"
+        """Stores the package."""
         connection = self._opened.connection
         connection.require_hapi()
-        model, sent_bytes = self._frozen.store(
-            connection, self._config.models_container
+        self._package_stored(
+            *self._frozen.store(connection, self._config.models_container)
         )
-        self._factory.recorder.counters.add(package_bytes=sent_bytes)
-        route = Route(self.cut, self.encodings[0])
-        self._factory.set_routes(model, {route: 1.0})
 
     def _read(self, max_bytes: float) -> ProbeSamples:
         return read_samples(

@@ -51,9 +51,10 @@ class JobView:
 
     @property
     def plan(self) -> Plan | None:
-        """The current plan; None if the cut is fixed or there is none yet.
+        """The current plan; None as :attr:`no_plan_reason` says.
 
-        Until there is one, all samples are read raw.
+        If the cut is fixed, there is none yet, or push-down does not pay.
+        Without a plan, all samples of a job with ``cut="auto"`` are read raw.
         """
         planner = self.pipeline.plan.planner
         return planner.plan if planner else None
@@ -100,14 +101,15 @@ class JobView:
 
     @property
     def stats(self) -> JobStats:
-        """Counters of the job so far."""
+        """Counters of the job so far, without workers of a ``DataLoader``."""
         return self.pipeline.stats
 
     @property
     def reports(self) -> list[EpochReport]:
         """Time and traffic of each epoch on this rank, oldest first.
 
-        The current epoch is included as far as it got.
+        The current epoch is included as far as it got, and nothing of what
+        workers of a ``DataLoader`` do.
         """
         return self.pipeline.history.reports
 

@@ -11,6 +11,7 @@ from hapi_client.caching.cache_config import CacheConfig
 from hapi_client.loading.read_config import ReadConfig
 from hapi_client.model.frozen_region import AUTO, check_cut
 from hapi_client.model.package_store import DEFAULT_MODELS_CONTAINER
+from hapi_client.option_checks import check_integers, check_types
 from hapi_client.swift.connection import Connection
 from hapi_protocol.encodings import PRECISIONS, Encoding, allowed_encodings
 from hapi_protocol.errors import AnnotationError, ClientError
@@ -98,7 +99,8 @@ class JobConfig:
         models_container: container in which model packages are stored.
 
     Raises:
-        ClientError: ``bad_configuration`` naming cut and allowed values.
+        ClientError: ``bad_configuration`` naming the option, its value and
+            what is allowed.
     """
 
     cut: int | str = AUTO
@@ -116,6 +118,22 @@ class JobConfig:
 
     def __post_init__(self) -> None:
         check_cut(self.cut)
+        check_integers(self, 1, "augment_period_epochs", "num_classes")
+        check_types(
+            {
+                "plan": (PlanConfig,),
+                "read": (ReadConfig,),
+                "cache": (CacheConfig,),
+                "connection": (Connection, type(None)),
+                "models_container": (str,),
+            },
+            vars(self),
+        )
+        if not self.models_container or "/" in self.models_container:
+            raise _bad(
+                f"models_container is {self.models_container!r}; give the "
+                "name of a container, without a slash"
+            )
 
 
 def _bad(message: str) -> ClientError:

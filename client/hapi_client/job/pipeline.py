@@ -24,6 +24,7 @@ from hapi_client.progress import progress_wanted
 from hapi_client.reports.epoch_history import EpochHistory
 from hapi_client.sampling.distributed import Rank, this_rank
 from hapi_client.sampling.epochs import ReaderShare
+from hapi_protocol.errors import ClientError
 
 
 class FeaturePipeline:
@@ -88,6 +89,7 @@ class FeaturePipeline:
             lambda: self.plan.planner,
         )
         self._read_whole: set[str] = set()
+        self._is_closed = False
         try:
             self.plan.start(opened, self._factory, self._augmented)
         except BaseException:
@@ -161,6 +163,7 @@ class FeaturePipeline:
             needs_every_step: True if a step whose samples are all bad is an
                 error even with ``on_error="skip"``.
         """
+        self._check_open()
         self.plan.begin(num_ranks=None if epoch is None else num_ranks)
         return self._factory.loader(
             self.data.split(split),
@@ -201,6 +204,7 @@ class FeaturePipeline:
 
     def dataset_config(self, split: str) -> DatasetConfig:
         """Facts by which another process reads the same features."""
+        self._check_open()
         sources, connection = self._factory.sources, self.data.connection
         sources.early.stop()
         return DatasetConfig(
@@ -235,8 +239,16 @@ class FeaturePipeline:
 
     def close(self) -> None:
         """Ends all requests and threads of the job."""
+        self._is_closed = True
         self._factory.interrupt()
         self.history.close()
         self.plan.close()
         self._factory.close()
         self.data.close()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ClientError(
+                "not_connected",
+                "this data set or job was closed; make a new one",
+            )

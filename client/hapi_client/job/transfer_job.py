@@ -19,6 +19,8 @@ from hapi_client.job.options import JobConfig
 from hapi_client.job.pipeline import FeaturePipeline
 from hapi_client.loading.loader_plan import LabelledBatch
 from hapi_client.model.frozen_region import AUTO, STREAM, FrozenRegion
+from hapi_client.option_checks import check_types
+from hapi_client.sampling.epochs import check_epoch
 from hapi_splitter.freezing.freeze_selector import Freeze
 
 READING_CUTS = (AUTO, STREAM, 0)
@@ -55,12 +57,17 @@ class TransferJob(JobView):
             and ``val`` have loaders of their own.
         batch_size: samples of a step, of all ranks together.
         transform: as for :func:`hapi_client.split_model`.
-        labels: class name or key to integer, or a function of the key; None
-            for the integers of the index; ``"optional"`` for those that
-            it has, and -1 for samples without.
+        labels: mapping from keys of samples or names of classes (texts; a
+            key comes first) to integers; a function of the key; a source
+            such as ``"cls"``, ``"json:FIELD"`` or :class:`JsonLabels`, which
+            has to be that of the index; None for the labels of the index;
+            ``"optional"`` for those that it has, and -1 for other samples.
         seed: seed of the sample order and of random changes of images; not
             negative.
         config: the other options.
+
+    Attributes:
+        train_loader: the split ``train``, an :class:`.EpochLoader`.
 
     Raises:
         HapiError: naming what is wrong and the remedy.
@@ -79,6 +86,7 @@ class TransferJob(JobView):
         config: JobConfig | None = None,
     ) -> None:
         config = config or JobConfig()
+        check_types({"config": (JobConfig,)}, {"config": config})
         early = EarlyOpening(
             partial(open_data, data, labels, batch_size, seed, config),
             config.read if config.cut in READING_CUTS else None,
@@ -135,8 +143,8 @@ class TransferJob(JobView):
 
         Args:
             split: name of the split.
-            shuffle: as for :class:`FeatureDataset`; None shuffles ``train``
-                alone.
+            shuffle: as for :class:`FeatureDataset`; None for True with
+                ``train``, which alone can be shuffled.
             drop_last: leave out a shorter last batch.
             shared: as for :class:`FeatureDataset`.
         """
@@ -179,7 +187,10 @@ class TransferJob(JobView):
         self.pipeline.load_state_dict(state)
 
     def close(self) -> None:
-        """Ends all requests and threads of the job."""
+        """Ends all requests and threads of the job.
+
+        Statistics, reports and state stay; iterating is an error.
+        """
         self.pipeline.close()
 
     def __enter__(self) -> Self:
@@ -221,8 +232,11 @@ class EpochLoader:
         """Chooses the epoch that is delivered next.
 
         Without it, each epoch has the same order.
+
+        Raises:
+            ClientError: ``bad_configuration`` naming the value.
         """
-        self._epoch = epoch
+        self._epoch = check_epoch(epoch)
 
     def __len__(self) -> int:
         """Steps of this rank in a whole epoch."""

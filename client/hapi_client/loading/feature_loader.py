@@ -161,8 +161,7 @@ class _Delivery:
         """
         if self._thread is not None:
             raise RuntimeError(
-                "a loader serves one epoch; call job.loader again, or give a "
-                "trainer, such as Lightning's, job.train_loader and "
+                "a loader serves one epoch; iterate over job.train_loader and "
                 "job.val_loader, which serve all of them"
             )
 

@@ -240,9 +240,7 @@ class LoaderFactory:
         self, source: SpanSource, spans: Sequence[Span]
     ) -> Prefetcher:
         if self._is_closed:
-            raise ClientError(
-                "not_connected", "the job was closed before this loop began"
-            )
+            raise ClientError("not_connected", "closed before this loop began")
         with self._preparing:
             if spans and self._prepare is not None:
                 self._prepare()

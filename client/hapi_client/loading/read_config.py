@@ -5,7 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hapi_client.loading.span_source import SpanLimits
-from hapi_client.number_checks import check_integers, check_seconds
+from hapi_client.option_checks import (
+    check_integers,
+    check_seconds,
+    check_types,
+)
 from hapi_client.sampling.partition import EpochPartition
 from hapi_client.sampling.sampler import DEFAULT_BUFFER_SPANS
 from hapi_client.swift.retry import Backoff
@@ -74,6 +78,8 @@ class ReadConfig:
             "buffer_spans",
         )
         check_seconds(self, "retry_seconds")
+        kinds = (EpochPartition, type(None))
+        check_types({"partition": kinds}, vars(self))
         if self.on_error not in ON_ERROR:
             raise ClientError(
                 "bad_configuration",

@@ -13,6 +13,7 @@ from typing import Any, BinaryIO
 
 import torch
 
+from hapi_client.data.augmentation_schedule import AugmentationSchedule
 from hapi_client.model.client_region import ClientRegion
 from hapi_client.model.package_store import find_package, upload_package
 from hapi_client.model.split_progress import split_progress
@@ -90,11 +91,16 @@ class FrozenRegion(ClientRegion):
         exif: str | None = None,
     ) -> None:
         device = parse_device(device)
+        source = input_transform(transform, augment, image, exif)
+        # Refuses a period that does not fit, before the model is split.
+        AugmentationSchedule(
+            source.augmentation is not None, 0, augment_period_epochs
+        )
         with split_progress(type(model).__name__) as progress:
             parts = split(
                 model,
                 freeze,
-                transform=input_transform(transform, augment, image, exif),
+                transform=source,
                 cache_directory=split_directory,
                 exporting=exporting,
                 progress=progress,
@@ -179,6 +185,11 @@ class FrozenRegion(ClientRegion):
             ClientError: ``bad_configuration`` naming the allowed values.
         """
         check_cut(cut, self.num_cuts)
+        if cut == AUTO:
+            raise ClientError(
+                "bad_configuration",
+                "cut 'auto' has no number: a plan chooses among all cuts",
+            )
         return int({FREEZE: self.num_cuts, STREAM: 0}.get(str(cut), cut))
 
     def store(

@@ -52,7 +52,7 @@ CutCounts: TypeAlias = Annotated[Mapping[int, int], _read_counts]
 
 @dataclass(frozen=True)
 class EpochReport:
-    """Report of one epoch of ``job.loader``, on this rank.
+    """Report of one pass over the data, on this rank.
 
     Seconds are wall-clock seconds unless called core-seconds.
     ``loop_seconds`` belong to one thread and sum to at most ``seconds``;
@@ -201,7 +201,6 @@ class EpochReport:
         ]
         for count, noun in (
             (self.cached_samples, "cached sample"),
-            (self.local_hits, "sample cached here"),
             (self.skipped_samples, "skipped sample"),
             (self.saturated_features, "saturated feature"),
             (self.retries, "retry"),
@@ -210,6 +209,9 @@ class EpochReport:
             if count:
                 plural = "retries" if noun == "retry" else ""
                 parts.append(count_text(count, noun, plural))
+        if self.local_hits:
+            hits = count_text(self.local_hits, "sample")
+            parts.append(f"{hits} from this host's cache")
         return ", ".join(parts) or "none"
 
 

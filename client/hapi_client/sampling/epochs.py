@@ -17,6 +17,7 @@ from hapi_client.sampling.sampler import (
     shuffled_order,
 )
 from hapi_protocol.errors import ClientError
+from hapi_protocol.transforms import MAX_NUMBER
 
 
 @dataclass(frozen=True)
@@ -333,6 +334,21 @@ def _difference(name: str, given: DataState, mine: Any) -> str:
             "it belongs to another data set, or its shards have changed since"
         )
     return f"its {name} is {getattr(given, name)!r}, this job's is {mine!r}"
+
+
+def check_epoch(epoch: Any) -> int:
+    """Returns the number of an epoch as Python's int.
+
+    Raises:
+        ClientError: ``bad_configuration`` if it is none.
+    """
+    number = to_integer("epoch", epoch)
+    if not 0 <= number <= MAX_NUMBER:
+        raise ClientError(
+            "bad_configuration",
+            f"epoch is {number}; give an integer from 0 to 2**63 - 1",
+        )
+    return number
 
 
 def to_integer(name: str, value: Any) -> int:

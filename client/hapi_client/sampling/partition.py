@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from hapi_client.number_checks import check_integers
+from hapi_client.option_checks import check_integers
 from hapi_protocol.errors import ClientError
 
 Integers = npt.NDArray[np.int64]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from hapi_client.number_checks import check_integer, check_integers
+from hapi_client.option_checks import check_integer, check_integers
 from hapi_client.sampling.partition import (
     EpochPartition,
     Integers,

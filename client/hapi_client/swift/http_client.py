@@ -14,7 +14,7 @@ from typing import BinaryIO
 import requests
 import urllib3
 
-from hapi_client.number_checks import check_integers, check_seconds
+from hapi_client.option_checks import check_integers, check_seconds
 from hapi_client.swift.auth import Authenticator
 from hapi_client.swift.credentials import Credentials
 from hapi_client.swift.response_body import ResponseBody

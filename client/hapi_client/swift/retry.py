@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from hapi_client.number_checks import check_integers, check_seconds
+from hapi_client.option_checks import check_integers, check_seconds
 from hapi_protocol.errors import HapiError
 
 logger = logging.getLogger(__name__)

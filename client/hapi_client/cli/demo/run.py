@@ -21,7 +21,11 @@ from hapi_client.cli.train_run import TrainResult, job_config, train
 from hapi_client.data.index import load_index
 from hapi_client.data.upload import PackOptions, upload
 from hapi_client.job.options import PlanConfig
-from hapi_client.model.frozen_region import STREAM, FrozenRegion
+from hapi_client.model.frozen_region import (
+    STREAM,
+    FrozenRegion,
+    check_cut,
+)
 from hapi_client.model.torchvision_registry import build_model
 from hapi_client.progress import Reporter
 from hapi_client.swift.connection import Connection
@@ -111,7 +115,7 @@ def check_options(options: DemoOptions) -> None:
         _photograph_folder()
     model, _ = build_model(options.model, num_classes=2, seed=options.seed)
     region = FrozenRegion(model, options.freeze, None, torch.device("cpu"))
-    region.cut_number(parse_cut(options.cut_name))
+    check_cut(parse_cut(options.cut_name), region.num_cuts)
 
 
 def run_demo(options: DemoOptions, reporter: Reporter) -> DemoResult:

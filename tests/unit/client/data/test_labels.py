@@ -71,6 +71,14 @@ def test_labels_come_from_the_index_or_the_user(
         ([0, 1], {"cat": 0}, ("cat", "dog"), ["'dog'"]),
         ([0, -1], None, ("cat", "dog"), ["label -1,", "0 to 1;"]),
         ([0, 2], None, ("cat", "dog"), ["label 2,", "0 to 1;"]),
+        ([0, 1], {"cat/0": 0, "cat/1": "x"}, (), ["label 'x'", "integers"]),
+        ([0, 1], {"cat/0": 0, "cat/1": 1.7}, (), ["label 1.7", "integers"]),
+        (
+            [0, 1],
+            lambda key: None if key == "cat/1" else 1,
+            (),
+            ["label None", "integers"],
+        ),
     ],
 )
 def test_missing_label_names_shard_and_key(
@@ -351,6 +359,12 @@ def test_tar_that_ends_with_its_last_sample_is_told():
     assert cut_off_note("s.tar", [], 0) is None
     note = cut_off_note("s.tar", rows, 2048)
     assert "cut off after its sample 'k1', number 2" in note
+
+
+@pytest.mark.parametrize("labels", [3, ["cat"], {6: 0}])
+def test_labels_of_another_type_are_refused(labels):
+    with pytest.raises(ClientError, match=r"labels is .*; give str"):
+        read_source(labels)
 
 
 @pytest.mark.parametrize("labels", ["none", "json:", "json:a..b", "cls "])

@@ -45,9 +45,9 @@ class FakePipeline:
         return SimpleNamespace(data=split)
 
 
-def made(step=0):
+def made(step=0, shuffle=True):
     dataset = Steps.of_pipeline(
-        FakePipeline(), "train", shuffle=True, drop_last=False, shared=True
+        FakePipeline(), "train", shuffle=shuffle, drop_last=False, shared=True
     )
     if step:
         dataset.load_state_dict(dataset.state_dict(step))
@@ -69,8 +69,9 @@ def test_workers_that_persist_see_each_epoch_of_a_copy(kind):
         dataset.set_epoch(epoch)
         assert list(loader) == [[epoch, step] for step in range(NUM_STEPS)]
     assert original.epoch == (2 if dataset is original else 0)
-    with pytest.raises(ClientError, match=r"epoch is 0\.5; give an integer"):
-        dataset.set_epoch(0.5)
+    for bad in (0.5, -1, 10**30):
+        with pytest.raises(ClientError, match=r"epoch is .*give an integer"):
+            dataset.set_epoch(bad)
 
 
 @pytest.mark.parametrize("kind", COPIES)
@@ -101,3 +102,11 @@ def test_state_needs_the_steps_taken_when_workers_read_ahead():
     dataset._num_workers[0] = 2
     with pytest.raises(ClientError, match=r"state_dict\(step \+ 1\)"):
         dataset.state_dict()
+
+
+def test_order_of_the_index_has_no_position_to_save():
+    state, dataset = made(4).state_dict(), made(shuffle=False)
+    with pytest.raises(ClientError, match="only training has a position"):
+        dataset.state_dict(1)
+    with pytest.raises(ClientError, match="only training has a position"):
+        dataset.load_state_dict(state)

@@ -1,8 +1,9 @@
-"""Checks of numbers that users give, by name, value and bound."""
+"""Checks of options that users give, by name, value and bound."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from numbers import Integral, Real
 from typing import Any
 
@@ -50,4 +51,28 @@ def check_seconds(options: object, *names: str) -> None:
             raise ClientError(
                 "bad_configuration",
                 f"{name} is {value!r}; give seconds, at least 0",
+            )
+
+
+def check_types(
+    types: Mapping[str, tuple[type, ...]], values: Mapping[str, object]
+) -> None:
+    """Refuses values of other types.
+
+    Args:
+        types: allowed types by name of the option.
+        values: values by name, among others.
+
+    Raises:
+        ClientError: ``bad_configuration``.
+    """
+    for name, allowed in types.items():
+        if not isinstance(values[name], allowed):
+            names = " or ".join(
+                "None" if kind is type(None) else kind.__name__
+                for kind in allowed
+            )
+            raise ClientError(
+                "bad_configuration",
+                f"{name} is {values[name]!r:.80}; give {names}",
             )
