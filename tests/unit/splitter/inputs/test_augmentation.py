@@ -189,6 +189,7 @@ def assert_equal_frequencies(counts, num_bins):
 def test_crop_equals_torchvision_if_no_attempt_fits(size, ratio):
     some = Augmentation(scale=(1.0, 1.0), ratio=ratio)
     image = torch.empty(3, *size)
+    torch.manual_seed(0)  # 2 % of others let an attempt fit
     expected = RandomResizedCrop.get_params(image, [1.0, 1.0], list(ratio))
     assert some.draw(FIRST, "k", *size).crop == Crop(*expected)
 
