@@ -19,8 +19,7 @@ from hapi_client import Connection, Credentials, ReadConfig
 from hapi_client.data.indexing import update_index
 from hapi_client.job import transfer_job
 from hapi_client.loading import circuit_breaker, prefetcher, read_config
-from hapi_client.planning import job_planner, job_problem
-from hapi_client.planning import replanner as replan
+from hapi_client.planning import job_planner, job_problem, plan_chooser
 from hapi_client.swift.http_client import ConnectionOptions
 from hapi_client.swift.retry import Backoff
 from hapi_client.swift.swift_url import parse_location
@@ -367,9 +366,9 @@ def test_log_of_plans_reports_the_worker_and_no_sample_is_lost(
 
     set_waits(monkeypatch, Backoff(attempts=1), 0.5, 1.0)
     # On one machine a plan might well stream.
-    for module in (job_problem, replan):
+    for module in (job_problem, plan_chooser):
         monkeypatch.setattr(module, "solve", freeze)
-    for module in (job_planner, replan):
+    for module in (job_planner, plan_chooser):
         monkeypatch.setattr(
             module, "speedup_over", lambda other, plan: math.inf
         )
