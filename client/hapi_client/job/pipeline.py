@@ -25,6 +25,7 @@ from hapi_client.reports.epoch_history import EpochHistory
 from hapi_client.sampling.distributed import Rank, this_rank
 from hapi_client.sampling.epochs import ReaderShare
 from hapi_protocol.errors import ClientError
+from hapi_splitter.planner.problem import RAW_ROUTE
 
 
 class FeaturePipeline:
@@ -212,7 +213,10 @@ class FeaturePipeline:
             connection_options=connection.options,
             data=self.data.split(split),
             region=self.frozen.on_cpu(),
-            mix=self._factory.scheduler.weights,
+            # Without a package yet, all features are cached on this host.
+            mix=self._factory.scheduler.weights
+            if sources.model
+            else {RAW_ROUTE: 1.0},
             model=sources.model,
             cache=self._config.cache,
             read=self._config.read,
