@@ -181,7 +181,7 @@ class FeatureDataset(JobView, IterableDataset[LabelledBatch]):
         loaded = self._start.loaded
         self._epoch[0] = self._start.epoch
         # For each worker, whether it has delivered the rest of the epoch.
-        self._resumed = _shared(loaded.turns if loaded else 1)
+        self._resumed = _shared(loaded.step_partitions if loaded else 1)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_pipeline": None, "_loader": None}

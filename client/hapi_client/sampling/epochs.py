@@ -228,14 +228,14 @@ class Epochs:
         partition = self._options.partition
         if partition is not None:
             expected |= {
-                "parts": partition.batch_partitions,
-                "turns": partition.step_partitions,
+                "batch_partitions": partition.batch_partitions,
+                "step_partitions": partition.step_partitions,
             }
         for name, value in expected.items():
             if getattr(given, name) != value:
                 raise bad_state(_difference(name, given, value))
         try:
-            EpochPartition(given.parts, given.turns)
+            EpochPartition(given.batch_partitions, given.step_partitions)
         except ClientError as error:
             raise bad_state(error.message) from error
         self._options = replace(self._options, buffer_spans=given.buffer_spans)
@@ -274,7 +274,9 @@ class Epochs:
         """Returns the resumed run's partition, if it fits or must be kept."""
         if self.loaded is None:
             return None
-        partition = EpochPartition(self.loaded.parts, self.loaded.turns)
+        partition = EpochPartition(
+            self.loaded.batch_partitions, self.loaded.step_partitions
+        )
         fits = not (
             partition.batch_partitions % reader.num_ranks
             or partition.step_partitions % self._options.num_workers
@@ -305,8 +307,8 @@ class Epochs:
             data=self._data,
             seed=self._options.seed,
             batch_size=config.batch_size,
-            parts=config.partition.batch_partitions,
-            turns=config.partition.step_partitions,
+            batch_partitions=config.partition.batch_partitions,
+            step_partitions=config.partition.step_partitions,
             buffer_spans=config.buffer_spans,
             drop_last=config.drop_last,
             epoch=epoch,

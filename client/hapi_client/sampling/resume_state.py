@@ -19,17 +19,17 @@ class DataState:
 
     A step counts once its samples are *delivered*, not when they are
     prefetched.  After the last step of an epoch the state is step 0 of the
-    next one.  A run may resume with another number of ranks, because ``parts``
-    and ``turns`` keep the partition of the epoch.  The names of the fields are
-    those of the state dict.
+    next one.  A run may resume with another number of ranks, because the
+    partition of the epoch is kept.  The names of the fields are those of the
+    state dict.
 
     Attributes:
         data: digest of the data set's index.
         seed: seed of the order.
         batch_size: samples of a step, of all ranks together.
-        parts: ``batch_partitions`` of
+        batch_partitions: as in
             :class:`hapi_client.sampling.partition.EpochPartition`.
-        turns: ``step_partitions`` of the same class.
+        step_partitions: likewise.
         buffer_spans: width of the shuffle buffer, in spans.
         drop_last: True if a short last batch is left out.
         epoch: epoch to resume.
@@ -39,8 +39,8 @@ class DataState:
     data: str
     seed: int
     batch_size: int
-    parts: int
-    turns: int
+    batch_partitions: int
+    step_partitions: int
     buffer_spans: int
     drop_last: bool
     epoch: int

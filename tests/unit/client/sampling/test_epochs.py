@@ -201,9 +201,9 @@ def test_ranks_that_do_not_fit_can_share_the_next_epoch_only():
         ({"epoch": "0"}, "its epoch is '0'"),
         ({"data": None}, "its data is None"),
         ({"drop_last": 0}, "its drop_last is 0"),
-        ({"parts": 0}, "its parts is 0"),
-        ({"turns": 0}, "its turns is 0"),
-        ({"turns": 10**13}, "too many partitions; at most 65536"),
+        ({"batch_partitions": 0}, "its batch_partitions is 0"),
+        ({"step_partitions": 0}, "its step_partitions is 0"),
+        ({"step_partitions": 10**13}, "too many partitions; at most 65536"),
         ({"buffer_spans": 0}, "its buffer_spans is 0"),
     ],
 )
@@ -218,7 +218,7 @@ def test_state_must_be_a_mapping_with_the_given_partition():
     with pytest.raises(ClientError, match="a list, not a mapping"):
         epochs().load_state_dict([])
     state = partitioned(2, 1).state_dict()
-    with pytest.raises(ClientError, match="its parts is 2, this job's is 4"):
+    with pytest.raises(ClientError, match="partitions is 2, this job's is 4"):
         partitioned(4, 1).load_state_dict(state)
 
 
