@@ -194,7 +194,13 @@ def test_next_job_of_a_process_finds_features_in_memory(connection, expected):
         assert_same_epoch(epoch_of(job, 0), expected[0])
         # No package is stored before something has to be computed.
         assert "new-models" not in [e.name for e in connection.containers()]
+        assert job.reports[0].plan.startswith("cut ")
+        # Workers do not share this process's memory, and have no package.
+        batches = DataLoader(job.dataset(), batch_size=None, num_workers=2)
+        assert sum(len(labels) for _, labels in batches) == NUM_SAMPLES
         POOL.clear()
+    with pytest.raises(ClientError, match="was closed; make a new one"):
+        next(iter(job.train_loader))
     with job_of(connection, cut="freeze", encoding="float16") as job:
         # Features that were rounded are others.
         epoch_of(job, 0)
