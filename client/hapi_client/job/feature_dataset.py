@@ -5,18 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import torch
-from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data import IterableDataset
 from typing_extensions import Self
 
 from hapi_client.caching.cache_config import CacheConfig
 from hapi_client.data.labels import Labels
 from hapi_client.data.splits import TRAIN
 from hapi_client.job.job_view import JobView
+from hapi_client.job.loop_position import LoopPosition
 from hapi_client.job.opened_data import open_data
 from hapi_client.job.options import JobConfig, PlanConfig
 from hapi_client.job.pipeline import FeaturePipeline
@@ -28,8 +27,7 @@ from hapi_client.model.frozen_region import AUTO, FrozenRegion
 from hapi_client.model.package_store import DEFAULT_MODELS_CONTAINER
 from hapi_client.option_checks import check_types
 from hapi_client.sampling.distributed import Rank, this_rank
-from hapi_client.sampling.epochs import Epochs, ReaderShare, check_epoch
-from hapi_client.sampling.partition import Reader
+from hapi_client.sampling.epochs import ReaderShare
 from hapi_client.swift.connection import Connection
 from hapi_protocol.errors import ClientError
 
@@ -155,48 +153,33 @@ class FeatureDataset(JobView, IterableDataset[LabelledBatch]):
         drop_last: bool,
         shared: bool,
     ) -> None:
-        self._pipeline: FeaturePipeline | None = pipeline
-        self._loader: FeatureLoader | None = None
-        self._pid = os.getpid()
-        self._split = split
-        self._shuffle = shuffle
-        self._drop_last = drop_last
-        self._rank = this_rank(os.environ) if shared else Rank()
         if shuffle and split != TRAIN:
             raise ClientError(
                 "bad_configuration",
                 f"split {split!r} is not shuffled; give shuffle=False",
             )
+        self._pipeline: FeaturePipeline | None = pipeline
+        self._loader: FeatureLoader | None = None
+        self._pid = os.getpid()
+        self._split = split
+        self._shuffle = shuffle
+        self._rank = this_rank(os.environ) if shared else Rank()
         self._config = pipeline.dataset_config(split)
-        # In memory that workers share: those that persist see it change.
-        self._epoch = _shared(1)
-        self._num_workers = _shared(1)
-        self._start_at(pipeline.data.epochs)
-
-    def _start_at(self, epochs: Epochs) -> None:
-        # Where training continues.  A copy: other loops move the pipeline's.
-        self._start = epochs.for_workers(1)
-        # As far as this process has iterated.
-        self._position = self._start
-        loaded = self._start.loaded
-        self._epoch[0] = self._start.epoch
-        # For each worker, whether it has delivered the rest of the epoch.
-        self._resumed = _shared(loaded.step_partitions if loaded else 1)
+        self._position = LoopPosition(
+            pipeline.data.epochs,
+            pipeline.data.split(split).sizes,
+            self._rank,
+            shuffle=shuffle,
+            drop_last=drop_last,
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_pipeline": None, "_loader": None}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        for each in (self._epoch, self._num_workers, self._resumed):
-            # A copy has its own; what was shared with the process that made
-            # the original stays shared.
-            each.share_memory_()  # type: ignore[no-untyped-call]
-
     @property
     def epoch(self) -> int:
         """The epoch that is delivered next."""
-        return int(self._epoch)
+        return self._position.epoch
 
     def set_epoch(self, epoch: int) -> None:
         """Chooses the epoch that is delivered next.
@@ -207,15 +190,14 @@ class FeatureDataset(JobView, IterableDataset[LabelledBatch]):
         Raises:
             ClientError: ``bad_configuration`` naming the value.
         """
-        self._epoch[0] = check_epoch(epoch)
-        self._resumed.zero_()
+        self._position.set_epoch(epoch)
         if self._pipeline is not None:
             self._config = self._pipeline.dataset_config(self._split)
 
     @property
     def first_step(self) -> int:
         """First step of the epoch; not 0 after a resume."""
-        return self._worker_epochs().first_step(self.epoch)
+        return self._position.first_step
 
     def state_dict(self, step: int | None = None) -> dict[str, Any]:
         """Position of training in its data, fit for JSON, between two steps.
@@ -235,18 +217,7 @@ class FeatureDataset(JobView, IterableDataset[LabelledBatch]):
             ClientError: ``bad_configuration`` for a missing step, one beyond
                 the epoch, or ``shuffle=False``.
         """
-        self._check_shuffled()
-        if step is not None:
-            return self._worker_epochs().state_at(
-                self.epoch, step, self._reader(), drop_last=self._drop_last
-            )
-        if int(self._num_workers):
-            raise ClientError(
-                "bad_configuration",
-                "loader workers read ahead of the loop: give state_dict the "
-                "number of steps that were taken, state_dict(step + 1)",
-            )
-        return self._position.state_dict()
+        return self._position.state_dict(step)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues from a state, also with other numbers of ranks and
@@ -258,13 +229,12 @@ class FeatureDataset(JobView, IterableDataset[LabelledBatch]):
         Raises:
             ClientError: ``bad_state``.
         """
-        self._check_shuffled()
+        self._position.check_shuffled()
         if self._pipeline is not None:
             self._pipeline.load_state_dict(state)
-            self._start_at(self._pipeline.data.epochs)
+            self._position.start_at(self._pipeline.data.epochs)
         else:
-            self._start.load_state_dict(state)
-            self._start_at(self._start)
+            self._position.load_state_dict(state)
 
     @property
     def keys(self) -> Sequence[str]:
@@ -289,21 +259,10 @@ class FeatureDataset(JobView, IterableDataset[LabelledBatch]):
 
     def __len__(self) -> int:
         """Batches of this rank in a whole epoch."""
-        return self._share(self._worker_epochs()).num_steps
+        return self._position.num_steps
 
     def __iter__(self) -> Iterator[LabelledBatch]:
-        info = get_worker_info()
-        self._num_workers[0] = info.num_workers if info else 0
-        epochs = self._worker_epochs()
-        share = self._share(epochs)
-        if self._shuffle:
-            self._check_resumed_once(epochs, self.epoch)
-        epoch = self.epoch if self._shuffle else None
-        if info:
-            # Workers read ahead of the loop, which alone knows its steps.
-            share = replace(share, delivered=lambda step: None)
-        else:
-            self._position = epochs
+        share, epoch = self._position.begin()
         if self._pipeline is not None and self._pid == os.getpid():
             loader = self._pipeline.loader_of_share(
                 share,
@@ -332,47 +291,6 @@ class FeatureDataset(JobView, IterableDataset[LabelledBatch]):
             with closing(loader):
                 yield from loader
 
-    def _check_shuffled(self) -> None:
-        if not self._shuffle:
-            raise ClientError(
-                "bad_configuration",
-                "only training has a position to save: this data set has "
-                "shuffle=False, and each pass has all its samples",
-            )
-
-    def _check_resumed_once(self, epochs: Epochs, epoch: int) -> None:
-        first = epochs.first_step(epoch)
-        if not first:
-            return
-        worker = self._reader().worker
-        if self._resumed[worker]:
-            raise ClientError(
-                "bad_state",
-                f"epoch {epoch} was continued from step {first} already; "
-                f"call set_epoch({epoch + 1}) before the next epoch, or "
-                f"set_epoch({epoch}) to continue from step {first} once more",
-            )
-        self._resumed[worker] = 1
-
-    def _worker_epochs(self) -> Epochs:
-        return self._start.for_workers(max(1, int(self._num_workers)))
-
-    def _reader(self) -> Reader:
-        info = get_worker_info()
-        worker, num_workers = (info.id, info.num_workers) if info else (0, 1)
-        return Reader(
-            self._rank.rank, self._rank.world_size, worker, num_workers
-        )
-
-    def _share(self, epochs: Epochs) -> ReaderShare:
-        if self._shuffle:
-            return epochs.training(
-                self.epoch, self._reader(), drop_last=self._drop_last
-            )
-        return epochs.evaluation(
-            self._config.data.sizes, self._reader(), drop_last=self._drop_last
-        )
-
     def close(self) -> None:
         """Ends all requests and threads of this process.
 
@@ -386,9 +304,3 @@ class FeatureDataset(JobView, IterableDataset[LabelledBatch]):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _shared(length: int) -> torch.Tensor:
-    tensor = torch.zeros(length, dtype=torch.int64)
-    tensor.share_memory_()  # type: ignore[no-untyped-call]
-    return tensor

@@ -26,9 +26,8 @@ class Steps(FeatureDataset):
     """Yields epoch and step in place of features."""
 
     def __iter__(self):
-        epochs, epoch = self._worker_epochs(), self.epoch
-        self._check_resumed_once(epochs, epoch)
-        for batch in self._share(epochs).read_plan.batches:
+        share, epoch = self._position.begin()
+        for batch in share.read_plan.batches:
             yield [epoch, batch.step]
 
 
@@ -38,7 +37,8 @@ class FakePipeline:
     def __init__(self):
         partition = EpochPartition(1, 2)
         epochs = Epochs(SIZES, "d" * 64, EpochOptions(8, partition=partition))
-        self.data = SimpleNamespace(epochs=epochs)
+        split = SimpleNamespace(sizes=SIZES)
+        self.data = SimpleNamespace(epochs=epochs, split=lambda name: split)
         self.load_state_dict = epochs.load_state_dict
 
     def dataset_config(self, split):
@@ -99,7 +99,7 @@ def test_length_is_that_of_a_whole_epoch_after_a_resume():
 def test_state_needs_the_steps_taken_when_workers_read_ahead():
     dataset = made()
     assert dataset.state_dict() == dataset.state_dict(0)
-    dataset._num_workers[0] = 2
+    dataset._position.num_workers[0] = 2
     with pytest.raises(ClientError, match=r"state_dict\(step \+ 1\)"):
         dataset.state_dict()
 
