@@ -103,15 +103,15 @@ def ls_command(
         ("object", "bytes", "stored", "key"),
         [
             (
-                each.source,
-                bytes_text(each.length_bytes),
-                each.stored.partition(".")[0],
-                each.key[:12],
+                entry.source,
+                bytes_text(entry.length_bytes),
+                entry.stored.partition(".")[0],
+                entry.key[:12],
             )
-            for each in entries
+            for entry in entries
         ],
     )
-    write_json(json_path, {"entries": [asdict(each) for each in entries]})
+    write_json(json_path, {"entries": [asdict(entry) for entry in entries]})
 
 
 @app.command("stats")
@@ -137,11 +137,11 @@ def stats_command(
     folder = _host_folder(where)
     if folder is not None:
         entries = folder.entries()
-        total = len(entries), sum(each.length_bytes for each in entries)
-        for each in entries if where != SPLITS else ():
-            container = _facts(each, "container")["container"]
+        total = len(entries), sum(entry.length_bytes for entry in entries)
+        for cached in entries if where != SPLITS else ():
+            container = _facts(cached, "container")["container"]
             counts[container] += 1
-            sums[container] += each.length_bytes
+            sums[container] += cached.length_bytes
     else:
         with connect(context) as connection:
             for page in CacheAdminClient(connection).pages():
@@ -279,8 +279,8 @@ def _facts(entry: Entry, *names: str) -> dict[str, str]:
 
 
 def _utc(seconds: float) -> str:
-    found = datetime.fromtimestamp(seconds, tz=timezone.utc)
-    return found.replace(tzinfo=None).isoformat(timespec="seconds")
+    time = datetime.fromtimestamp(seconds, tz=timezone.utc)
+    return time.replace(tzinfo=None).isoformat(timespec="seconds")
 
 
 def _list_folder(
@@ -290,14 +290,14 @@ def _list_folder(
     entries = [
         {
             **(
-                {"key": each.key}
+                {"key": entry.key}
                 if is_split
-                else {"path": str(each.path), **_facts(each, *columns)}
+                else {"path": str(entry.path), **_facts(entry, *columns)}
             ),
-            "length_bytes": each.length_bytes,
-            "used": _utc(each.used),
+            "length_bytes": entry.length_bytes,
+            "used": _utc(entry.used),
         }
-        for each in folder.entries()
+        for entry in folder.entries()
     ]
     if not entries:
         typer.echo(f"nothing is cached in {folder.path}", err=True)
@@ -305,11 +305,11 @@ def _list_folder(
         (*columns, "bytes", "last used"),
         [
             (
-                *(str(each[name])[: _WIDTHS.get(name)] for name in columns),
-                bytes_text(int(str(each["length_bytes"]))),
-                str(each["used"]),
+                *(str(entry[name])[: _WIDTHS.get(name)] for name in columns),
+                bytes_text(int(str(entry["length_bytes"]))),
+                str(entry["used"]),
             )
-            for each in entries
+            for entry in entries
         ],
     )
     write_json(json_path, {"entries": entries})
@@ -320,7 +320,7 @@ def _purge_folder(
     is_sure: bool,
     json_path: JsonOutput | None,
 ) -> None:
-    sizes = [each.length_bytes for each in folder.entries()]
+    sizes = [entry.length_bytes for entry in folder.entries()]
     if sizes and not is_sure:
         typer.confirm(
             f"Delete all of {folder.path} ({len(sizes)} entries, "

@@ -104,7 +104,8 @@ class BatchAssembler:
         # Clones: a view would keep the whole span in memory until its last
         # sample is used, and autograd may save these.
         clones = {
-            row: each.clone() for row, each in zip(good, features, strict=True)
+            row: sample.clone()
+            for row, sample in zip(good, features, strict=True)
         }
         self._add(position, CachedSlice(clones, loaded.failures))
 
@@ -177,7 +178,7 @@ class BatchAssembler:
         if not features:
             return None
         if self._device.type != "cpu":
-            features = [each.to(self._device) for each in features]
+            features = [rows.to(self._device) for rows in features]
         self.last_rows = rows
         return (
             torch.stack(features),

@@ -140,13 +140,13 @@ class EarlyReads:
             None if the span has to be read.
         """
         with self._lock:
-            found = [self._reads.pop(key, None) for key in _keys(span)]
-        reads = [each for each in found if each is not None]
+            taken = [self._reads.pop(key, None) for key in _keys(span)]
+        reads = [read for read in taken if read is not None]
         futures = {future for _, future in reads}
-        if len(reads) < len(found) or not all(map(Future.done, futures)):
+        if len(reads) < len(taken) or not all(map(Future.done, futures)):
             # The loop has caught up, and chooses its own concurrency.
             self.stop()
-        if len(reads) < len(found):
+        if len(reads) < len(taken):
             return None
         self._was_used = True
         if not all(map(Future.done, futures)):

@@ -201,13 +201,13 @@ class _Delivery:
         batches = self.reading.batches
         # Once for the epoch: a step of a small tail takes little longer.
         chosen = torch.from_numpy(
-            starts[np.concatenate([each.positions for each in batches])]
-            + np.concatenate([each.rows for each in batches])
+            starts[np.concatenate([batch.positions for batch in batches])]
+            + np.concatenate([batch.rows for batch in batches])
         )
         labels = torch.from_numpy(
             np.concatenate([*map(self._plan.labels_of, pieces)])
         )[chosen].to(self._device)
-        sizes = [len(each) for each in batches]
+        sizes = [len(batch) for batch in batches]
         num_batches = num_samples = 0
         seconds = flushed = 0.0
 
@@ -242,7 +242,7 @@ class _Delivery:
             flush()
 
     def _rows_of(self, batch: ReaderBatch) -> list[IndexRow]:
-        pieces = [self.reading.pieces[each] for each in batch.positions]
+        pieces = [self.reading.pieces[number] for number in batch.positions]
         return [
             self._plan.spans[piece.span].rows[piece.first + row]
             for piece, row in zip(pieces, batch.rows.tolist(), strict=True)
@@ -256,7 +256,9 @@ class _Delivery:
             for position, piece in enumerate(pieces)
             if cache is not None and cache.holds(piece)
         }
-        to_load = [each for each in range(len(pieces)) if each not in cached]
+        to_load = [
+            number for number in range(len(pieces)) if number not in cached
+        ]
         prefetcher = self._prefetcher = self._open_spans(
             [self._plan.span_of(pieces[position]) for position in to_load]
         )

@@ -167,11 +167,14 @@ class Prefetcher:
             while self._pending and self._pending[0].is_early:
                 self._ahead_bytes -= self._pending.popleft().task.cost_bytes
             return first
-        if sum(each.is_early for each in self._pending) < MAX_EARLY_SPANS:
-            for each in self._pending:
-                if not each.is_early and each.may_be_early:
-                    each.is_early = True
-                    return each
+        if (
+            sum(pending.is_early for pending in self._pending)
+            < MAX_EARLY_SPANS
+        ):
+            for pending in self._pending:
+                if not pending.is_early and pending.may_be_early:
+                    pending.is_early = True
+                    return pending
         return None
 
     def _wait(

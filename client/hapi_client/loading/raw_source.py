@@ -226,7 +226,9 @@ class RawSource:
             read_seconds = time.monotonic() - started
         with self._concurrency.decoding():
             samples = span_samples(span, data)
-            check_keys(span, [(each.index, each.key) for each in samples])
+            check_keys(
+                span, [(sample.index, sample.key) for sample in samples]
+            )
             if stored and is_new:
                 stored.put(span, data)
             loaded, decode_cpu_seconds = self._decode(

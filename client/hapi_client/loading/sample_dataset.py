@@ -185,11 +185,11 @@ class SampleDataset(Dataset[tuple[torch.Tensor, torch.Tensor]]):
     def _remedy(self, span: Span, row: int) -> str:
         wanted = span.path, span.rows[row].sample
         places = (
-            (each.path, row.sample)
-            for each in self._parts.data.spans
-            for row in each.rows
+            (span.path, row.sample)
+            for span in self._parts.data.spans
+            for row in span.rows
         )
-        position = next(n for n, each in enumerate(places) if each == wanted)
+        position = next(n for n, place in enumerate(places) if place == wanted)
         number = int(np.searchsorted(self._kept, position))
         return (
             f"remove its number, {number}, from the sampler, or repair it, or "

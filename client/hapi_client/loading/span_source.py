@@ -105,16 +105,16 @@ class SpanLimits:
     retry_seconds: float = 0.0
 
 
-def check_keys(span: Span, found: Sequence[tuple[int, str]]) -> None:
+def check_keys(span: Span, arrived: Sequence[tuple[int, str]]) -> None:
     """Checks that the samples that arrived are those of the index.
 
     Raises:
         ClientError: ``keys_changed`` naming shard and first difference.
     """
     expected = [(row.sample, row.key) for row in span.rows]
-    if list(found) == expected:
+    if list(arrived) == expected:
         return
-    for (index, key), got in zip(expected, [*found, None], strict=False):
+    for (index, key), got in zip(expected, [*arrived, None], strict=False):
         if got != (index, key):
             break
     raise ClientError(

@@ -29,7 +29,7 @@ class DataState:
         batch_size: samples of a step, of all ranks together.
         batch_partitions: as in
             :class:`hapi_client.sampling.partition.EpochPartition`.
-        step_partitions: likewise.
+        step_partitions: as in the same class.
         buffer_spans: width of the shuffle buffer, in spans.
         drop_last: True if a short last batch is left out.
         epoch: epoch to resume.

@@ -415,7 +415,7 @@ def test_cost_counts_received_and_decoded_features(
 ):
     bench = Bench(pool, shard(10, 11), dtype, (3, 40))
     expected = 2 * (3 * 40 * value_bytes + sample_bytes)
-    assert bench.pushed.cost_bytes(bench.span) == expected
+    assert bench.pushed.task(bench.span).cost_bytes == expected
 
 
 @pytest.mark.parametrize(
