@@ -84,7 +84,7 @@ def test_replaced_segment_of_a_large_object(
     with pytest.raises(
         HapiError, match="or the segment was replaced or deleted; then upload"
     ):
-        epoch(place, connection, cut)
+        epoch(place, connection, cut, retry_seconds=1)
 
 
 @pytest.mark.parametrize(

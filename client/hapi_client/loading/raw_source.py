@@ -39,6 +39,10 @@ from hapi_protocol.transforms import Training
 from hapi_splitter.inputs.sample_format import SampleForm
 
 # Twenty lines in the five minutes of ReadConfig.retry_seconds.
+TRUNCATED_SECONDS = 60.0
+"""Longest wait for bodies that break off.  A server that was stopped is back or
+left out within a minute; a replaced segment of a large object stays, and looks
+the same."""
 _OUTAGE_LOG_SECONDS = 15.0
 """Between two lines that tell that the job waits for Swift."""
 
@@ -140,6 +144,8 @@ class RawSource:
     def _check_outage(self, error: HapiError, waited: float) -> None:
         """Raises an error after the last attempt, unless Swift is away."""
         limit = self._limits.retry_seconds
+        if error.code == "truncated":
+            limit = min(limit, TRUNCATED_SECONDS)
         if not limit or not is_outage(error):
             raise error
         if waited > limit:
