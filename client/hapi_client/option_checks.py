@@ -14,7 +14,8 @@ def check_integers(options: object, minimum: int, *names: str) -> None:
     """Refuses options that are no integers, or below a minimum.
 
     Args:
-        options: object with the options as attributes; None is allowed.
+        options: dataclass of the options; None is allowed where it is the
+            default.
         minimum: smallest value.
         names: names of the options.
 
@@ -22,13 +23,15 @@ def check_integers(options: object, minimum: int, *names: str) -> None:
         ClientError: ``bad_configuration``.
     """
     for name in names:
-        check_integer(name, getattr(options, name), minimum)
+        value = getattr(options, name)
+        if value is not None or getattr(type(options), name, 0) is not None:
+            check_integer(name, value, minimum)
 
 
 def check_integer(name: str, value: Any, minimum: int) -> None:
-    """Refuses a value, unless it is None or an integer; see above."""
+    """Refuses a value, unless it is an integer; see above."""
     is_integer = isinstance(value, Integral) and not isinstance(value, bool)
-    if value is not None and not (is_integer and value >= minimum):
+    if not (is_integer and value >= minimum):
         raise ClientError(
             "bad_configuration",
             f"{name} is {value!r}; give an integer, at least {minimum}",
@@ -47,7 +50,8 @@ def check_seconds(options: object, *names: str) -> None:
     """
     for name in names:
         value = getattr(options, name)
-        if not isinstance(value, Real) or not 0 <= float(value) < math.inf:
+        is_number = isinstance(value, Real) and not isinstance(value, bool)
+        if not is_number or not 0 <= float(value) < math.inf:
             raise ClientError(
                 "bad_configuration",
                 f"{name} is {value!r}; give seconds, at least 0",

@@ -260,7 +260,7 @@ _CLASSES = MappingProxyType(
     {c: kind for _, kind, codes in _STATUSES for c in codes.split()}
 )
 _CODE_OF_STATUS = MappingProxyType(
-    {status: code for code, status in [*CODES.items()][::-1]}
+    {s: code for code, s in [*CODES.items()][::-1] if s}
     # Status of Swift for ranges out of range, and for its rate limits.
     | {416: "bad_range", 498: "share_exceeded"}
 )

@@ -177,6 +177,8 @@ def _label(
 
 
 def _to_integer(span: Span, row: IndexRow, label: object) -> int:
+    if isinstance(label, float) and label.is_integer():
+        return int(label)  # a column of pandas with gaps
     try:
         return operator.index(label)  # type: ignore[arg-type]
     except TypeError:

@@ -127,15 +127,20 @@ def _row_groups(
 ) -> Iterator[WriteBatch]:
     """Joins record batches to tables of a few megabytes, each a row group."""
     waiting: list[pa.RecordBatch] = []
+    num_bytes = 0
 
     def flush() -> None:
+        nonlocal num_bytes
         if waiting:
             write_table(pa.Table.from_batches(waiting).combine_chunks())
             waiting.clear()
+            num_bytes = 0
 
     def write(batch: pa.RecordBatch) -> None:
+        nonlocal num_bytes
         waiting.append(batch)
-        if sum(batch.nbytes for batch in waiting) >= ROW_GROUP_BYTES:
+        num_bytes += batch.nbytes
+        if num_bytes >= ROW_GROUP_BYTES:
             flush()
 
     yield write

@@ -120,9 +120,9 @@ class FeatureDataset(JobView, IterableDataset[LabelledBatch]):
         )
         config = JobConfig(
             cut=cut,
-            plan=plan or PlanConfig(),
-            read=read or ReadConfig(),
-            cache=cache or CacheConfig(),
+            plan=PlanConfig() if plan is None else plan,
+            read=ReadConfig() if read is None else read,
+            cache=CacheConfig() if cache is None else cache,
             connection=connection,
             models_container=models_container,
         )
@@ -160,7 +160,6 @@ class FeatureDataset(JobView, IterableDataset[LabelledBatch]):
             )
         self._pipeline: FeaturePipeline | None = pipeline
         self._loader: FeatureLoader | None = None
-        self._pid = os.getpid()
         self._split = split
         self._shuffle = shuffle
         self._rank = this_rank(os.environ) if shared else Rank()
@@ -263,7 +262,7 @@ class FeatureDataset(JobView, IterableDataset[LabelledBatch]):
 
     def __iter__(self) -> Iterator[LabelledBatch]:
         share, epoch = self._position.begin()
-        if self._pipeline is not None and self._pid == os.getpid():
+        if self._pipeline is not None and self._pipeline.is_own:
             loader = self._pipeline.loader_of_share(
                 share,
                 epoch,
@@ -296,7 +295,7 @@ class FeatureDataset(JobView, IterableDataset[LabelledBatch]):
 
         Statistics, reports and state stay; iterating is an error.
         """
-        if self._pipeline is not None and self._pid == os.getpid():
+        if self._pipeline is not None and self._pipeline.is_own:
             self._pipeline.close()
 
     def __enter__(self) -> Self:

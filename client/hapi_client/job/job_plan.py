@@ -45,7 +45,6 @@ class JobPlan:
 
     Args:
         frozen: frozen region of the model.
-        opened: data of the job.
         config: options of the job.
 
     Attributes:

@@ -31,11 +31,12 @@ class JobView:
     @property
     def pipeline(self) -> FeaturePipeline:
         """Loaders of this process; internal, and may change."""
-        if self._pipeline is None:
+        if self._pipeline is None or not self._pipeline.is_own:
             raise ClientError(
                 "bad_configuration",
-                "plan, statistics and reports belong to the process that made "
-                "the data set, and this is another; ask for them there",
+                "samples, plan, statistics and reports belong to the process "
+                "that made the data set or job, and this is another; ask for "
+                "them there",
             )
         return self._pipeline
 

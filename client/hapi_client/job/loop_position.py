@@ -80,7 +80,7 @@ class LoopPosition:
     @property
     def first_step(self) -> int:
         """First step of the epoch; not 0 after a resume."""
-        return self._epochs().first_step(self.epoch)
+        return self._epochs().first_step(self.epoch) if self._shuffle else 0
 
     @property
     def num_steps(self) -> int:

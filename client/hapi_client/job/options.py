@@ -42,6 +42,14 @@ class PlanConfig:
     epochs: float | None = None
 
     def __post_init__(self) -> None:
+        check_types(
+            {
+                "encoding": (str, type(None)),
+                "min_precision": (str,),
+                "epochs": (int, float, type(None)),
+            },
+            vars(self),
+        )
         self.encodings()
         if self.epochs is not None and not 0 < self.epochs < math.inf:
             raise _bad(f"epochs is {self.epochs!r}; a positive number or None")
@@ -121,6 +129,7 @@ class JobConfig:
         check_integers(self, 1, "augment_period_epochs", "num_classes")
         check_types(
             {
+                "image": (str, type(None)),
                 "plan": (PlanConfig,),
                 "read": (ReadConfig,),
                 "cache": (CacheConfig,),

@@ -91,11 +91,17 @@ class FeaturePipeline:
         )
         self._read_whole: set[str] = set()
         self._is_closed = False
+        self._pid = os.getpid()
         try:
             self.plan.start(opened, self._factory, self._augmented)
         except BaseException:
             self.close()
             raise
+
+    @property
+    def is_own(self) -> bool:
+        """True in the process that made it; a fork has none of its threads."""
+        return self._pid == os.getpid()
 
     @property
     def stats(self) -> JobStats:

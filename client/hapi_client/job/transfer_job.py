@@ -85,7 +85,7 @@ class TransferJob(JobView):
         seed: int = 0,
         config: JobConfig | None = None,
     ) -> None:
-        config = config or JobConfig()
+        config = JobConfig() if config is None else config
         check_types({"config": (JobConfig,)}, {"config": config})
         early = EarlyOpening(
             partial(open_data, data, labels, batch_size, seed, config),

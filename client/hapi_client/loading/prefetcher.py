@@ -44,7 +44,7 @@ AHEAD_SPANS = 64
 samples are tiny."""
 WAIT_SECONDS = 900.0
 """Deadline of a span for the training loop, all tries and the fallback to a
-raw read included."""
+raw read included, in addition to ``retry_seconds``."""
 
 
 @dataclass(eq=False)
@@ -120,7 +120,7 @@ class Prefetcher:
         Raises:
             HapiError: if a span cannot be loaded, when it is its turn.
             TooSlowError: if a span does not arrive within
-                :data:`WAIT_SECONDS`.
+                :data:`WAIT_SECONDS` more than ``retry_seconds``.
             ClientError: ``not_connected`` if it was closed meanwhile.
         """
         while True:
@@ -187,7 +187,7 @@ class Prefetcher:
             waited: seconds waited so far.
             received_bytes: bytes received before the wait.
         """
-        seconds = WAIT_SECONDS
+        seconds = WAIT_SECONDS + self._options.retry_seconds
         quiet_seconds = min(QUIET_SECONDS, seconds)
         limit = quiet_seconds if waited < quiet_seconds else seconds
         try:

@@ -38,11 +38,11 @@ from hapi_protocol.samples import IMAGE, Medium, Sample, SampleError
 from hapi_protocol.transforms import Training
 from hapi_splitter.inputs.sample_format import SampleForm
 
-# Twenty lines in the five minutes of ReadConfig.retry_seconds.
 TRUNCATED_SECONDS = 60.0
-"""Longest wait for bodies that break off.  A server that was stopped is back or
-left out within a minute; a replaced segment of a large object stays, and looks
-the same."""
+"""Longest wait for bodies that break off.  A server that was stopped is back
+or left out within a minute; a replaced segment of a large object stays, and
+looks the same."""
+# Twenty lines in the five minutes of ReadConfig.retry_seconds.
 _OUTAGE_LOG_SECONDS = 15.0
 """Between two lines that tell that the job waits for Swift."""
 

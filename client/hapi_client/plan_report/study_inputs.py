@@ -330,30 +330,30 @@ def train_seconds(region: FrozenRegion, batch_size: int) -> float:
     Raises:
         ClientError: ``bad_configuration`` if the tail fails.
     """
-    tail = copy.deepcopy(region.tail).train()
-    parameters = [p for p in tail.parameters() if p.requires_grad]
-    if not parameters:
-        return 0.0
-    optimizer = torch.optim.SGD(parameters, lr=1e-3)
-    features = torch.randn(
-        batch_size,
-        *region.cut_shape(region.num_cuts),
-        dtype=region.cut_dtype(region.num_cuts),
-        device=region.device,
-    )
-
-    def step_seconds() -> float:
-        started = time.monotonic()
-        optimizer.zero_grad()
-        loss = _any_loss(tail(features))
-        if loss is None:
-            return 0.0
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        loss.item()  # waits for the device
-        return time.monotonic() - started
-
     try:
+        tail = copy.deepcopy(region.tail).train()
+        parameters = [p for p in tail.parameters() if p.requires_grad]
+        if not parameters:
+            return 0.0
+        optimizer = torch.optim.SGD(parameters, lr=1e-3)
+        features = torch.randn(
+            batch_size,
+            *region.cut_shape(region.num_cuts),
+            dtype=region.cut_dtype(region.num_cuts),
+            device=region.device,
+        )
+
+        def step_seconds() -> float:
+            started = time.monotonic()
+            optimizer.zero_grad()
+            loss = _any_loss(tail(features))
+            if loss is None:
+                return 0.0
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            loss.item()  # waits for the device
+            return time.monotonic() - started
+
         _warm_up, *seconds = [step_seconds() for _ in range(1 + TRAIN_STEPS)]
     except (RuntimeError, TypeError, ValueError) as error:
         raise ClientError(

@@ -53,7 +53,7 @@ class ChunkedBody:
         self._left_in_chunk = 0
         self._ended = False
         self._failure: HapiError | None = None
-        # Each read of the self.connection's reader copies its whole buffer.
+        # Each read of the connection's reader copies its whole buffer.
         self._buffer = b""
         self._position = 0
         self.bytes_read = 0

@@ -84,6 +84,9 @@ class Profiling:
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
+        # All devices are of one kind: a profile of one is valid for all.
+        kind = self.runner.executors[0].device.type
+        self._kind_and_tag = kind, numerics_tag(kind)
         self._changed = threading.Condition()
         self._cache: OrderedDict[Key, ModelProfile] = OrderedDict()
         self._run: _Run | None = None
@@ -141,9 +144,7 @@ class Profiling:
         return self._wait(run, deadline)
 
     def _key(self, digest: str) -> Key:
-        # All devices are of one kind: a profile of one is valid for all.
-        kind = self.runner.executors[0].device.type
-        return digest, kind, numerics_tag(kind)
+        return digest, *self._kind_and_tag
 
     def _find(self, key: Key, deadline: float) -> ModelProfile | None:
         """Returns an earlier result, or that of the current run."""

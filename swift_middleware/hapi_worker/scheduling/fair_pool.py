@@ -169,18 +169,18 @@ class FairPool:
                     self._changed.notify_all()
 
     def _run(self, account: str, piece: _Piece) -> None:
-        charged = self.ledger.begun(account, piece.kind)
         on_device = piece.kind != DECODE
         work = self.meter.start_work(account, on_device=on_device)
+        charged = self.ledger.begun(account, piece.kind)
         started = self.clock()
         try:
             piece.run()
         except Exception:
             logger.exception("a defect: work raised in a pool")
         finally:
-            self.meter.end_work(work)
             seconds = self.clock() - started
             self.ledger.ended(account, piece.kind, charged, seconds)
+            self.meter.end_work(work)
 
     def _next(self) -> tuple[str, _Piece] | None:
         with self._changed:

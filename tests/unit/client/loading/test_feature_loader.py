@@ -367,7 +367,7 @@ def test_error_of_a_span_reaches_the_loop(error):
 
 def test_late_span_is_a_named_error_and_its_request_ends(monkeypatch):
     monkeypatch.setattr(prefetcher, "WAIT_SECONDS", 0.05)
-    loader, _ = make_loader(Source(seconds=60), SIZES)
+    loader, _ = make_loader(Source(seconds=60), SIZES, retry_seconds=0)
     started = time.monotonic()
     with pytest.raises(TooSlowError, match=r"0\.tar"):
         rows_of(loader)
