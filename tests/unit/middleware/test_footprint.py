@@ -111,7 +111,9 @@ def test_filters_use_no_resources_before_a_request(nothing_may_begin):
     before = resources()
     filters += [filter_factory({})(swift) for _ in range(NUM_FILTERS)]
 
-    assert resources() == before
+    after = resources()
+    # Threads of earlier tests may have ended meanwhile.
+    assert all(after[name] <= before[name] for name in before), after
 
 
 @pytest.fixture
