@@ -8,7 +8,6 @@ from functools import partial
 
 import torch
 
-from hapi_client.data.augmentation_schedule import AugmentationSchedule
 from hapi_client.data.splits import TRAIN
 from hapi_client.job.opened_data import OpenedData
 from hapi_client.job.options import JobConfig
@@ -25,6 +24,7 @@ from hapi_client.planning.job_planner import JobPlanner
 from hapi_client.planning.observed_costs import observed_facts
 from hapi_client.planning.replanner import ReplanOptions
 from hapi_client.planning.sample_probe import ProbeSamples, read_samples
+from hapi_client.sampling.augmentation_schedule import AugmentationSchedule
 from hapi_protocol.feature_reader import read_features
 from hapi_protocol.headers import ModelPath
 from hapi_splitter.cuts import Cut

@@ -9,7 +9,6 @@ from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
-from hapi_client.data.augmentation_schedule import AugmentationSchedule
 from hapi_client.data.splits import TRAIN
 from hapi_client.job.job_plan import JobPlan
 from hapi_client.job.opened_data import OpenedData
@@ -22,6 +21,7 @@ from hapi_client.model.frozen_region import FrozenRegion
 from hapi_client.planning.cache_tracker import CacheTracker
 from hapi_client.progress import progress_wanted
 from hapi_client.reports.epoch_history import EpochHistory
+from hapi_client.sampling.augmentation_schedule import AugmentationSchedule
 from hapi_client.sampling.distributed import Rank, this_rank
 from hapi_client.sampling.epochs import ReaderShare
 from hapi_protocol.errors import ClientError

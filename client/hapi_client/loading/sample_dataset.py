@@ -17,13 +17,13 @@ import torch
 from torch.utils.data import Dataset
 
 from hapi_client.caching.cache_config import CacheConfig
-from hapi_client.data.augmentation_schedule import AugmentationSchedule
 from hapi_client.data.splits import DataSet
 from hapi_client.loading.loader_factory import LoaderFactory, open_host_cache
 from hapi_client.loading.read_config import ReadConfig
 from hapi_client.loading.skipped_samples import SkippedSamples
 from hapi_client.model.client_region import ClientRegion
 from hapi_client.planning.cache_tracker import CacheTracker
+from hapi_client.sampling.augmentation_schedule import AugmentationSchedule
 from hapi_client.sampling.epochs import ReaderShare
 from hapi_client.sampling.sampler import single_batch_plan
 from hapi_client.swift.connection import Connection

@@ -13,10 +13,10 @@ from typing import Any, BinaryIO
 
 import torch
 
-from hapi_client.data.augmentation_schedule import AugmentationSchedule
 from hapi_client.model.client_region import ClientRegion
 from hapi_client.model.package_store import find_package, upload_package
 from hapi_client.model.split_progress import split_progress
+from hapi_client.sampling.augmentation_schedule import AugmentationSchedule
 from hapi_client.swift.connection import Connection
 from hapi_protocol.encodings import Encoding
 from hapi_protocol.errors import ClientError, FreezeError

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hapi_client.data.augmentation_schedule import AugmentationSchedule
+from hapi_client.sampling.augmentation_schedule import AugmentationSchedule
 from hapi_protocol.errors import ClientError
 from hapi_protocol.transforms import Training
 
