@@ -16,7 +16,7 @@ from hapi_client.data.labels import Labels
 from hapi_client.data.splits import TRAIN
 from hapi_client.job.job_view import JobView
 from hapi_client.job.loop_position import LoopPosition
-from hapi_client.job.opened_data import open_data
+from hapi_client.job.opened_data import check_shuffled, open_data
 from hapi_client.job.options import JobConfig, PlanConfig
 from hapi_client.job.pipeline import FeaturePipeline
 from hapi_client.loading.feature_loader import FeatureLoader
@@ -29,7 +29,8 @@ from hapi_client.option_checks import check_types
 from hapi_client.sampling.distributed import Rank, this_rank
 from hapi_client.sampling.epochs import ReaderShare
 from hapi_client.swift.connection import Connection
-from hapi_protocol.errors import ClientError
+
+_FLAGS = {"shuffle": (bool,), "drop_last": (bool,), "shared": (bool,)}
 
 
 class FeatureDataset(JobView, IterableDataset[LabelledBatch]):
@@ -109,15 +110,7 @@ class FeatureDataset(JobView, IterableDataset[LabelledBatch]):
         connection: Connection | None = None,
         models_container: str = DEFAULT_MODELS_CONTAINER,
     ) -> None:
-        check_types(
-            {
-                "frozen": (FrozenRegion,),  # the first of split_model's two
-                "shuffle": (bool,),
-                "drop_last": (bool,),
-                "shared": (bool,),
-            },
-            locals(),
-        )
+        check_types({"frozen": (FrozenRegion,), **_FLAGS}, locals())
         config = JobConfig(
             cut=cut,
             plan=PlanConfig() if plan is None else plan,
@@ -141,6 +134,9 @@ class FeatureDataset(JobView, IterableDataset[LabelledBatch]):
         shared: bool,
     ) -> Self:
         """A split of a job, whose threads it shares."""
+        check_types(_FLAGS, locals())
+        if shuffle:
+            check_shuffled(split)
         dataset = cls.__new__(cls)
         dataset._attach(pipeline, split, shuffle, drop_last, shared)
         return dataset
@@ -153,11 +149,6 @@ class FeatureDataset(JobView, IterableDataset[LabelledBatch]):
         drop_last: bool,
         shared: bool,
     ) -> None:
-        if shuffle and split != TRAIN:
-            raise ClientError(
-                "bad_configuration",
-                f"split {split!r} is not shuffled; give shuffle=False",
-            )
         self._pipeline: FeaturePipeline | None = pipeline
         self._loader: FeatureLoader | None = None
         self._split = split

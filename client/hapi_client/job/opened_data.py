@@ -95,11 +95,7 @@ class OpenedData:
             return self.epochs.evaluation(
                 data.sizes, reader, drop_last=drop_last
             )
-        if split != TRAIN:
-            raise ClientError(
-                "bad_configuration",
-                f"split {split!r} is not shuffled; give shuffle=False",
-            )
+        check_shuffled(split)
         return self.epochs.training(epoch, reader, drop_last=drop_last)
 
     def num_steps(self, split: str) -> int:
@@ -131,6 +127,19 @@ class OpenedData:
             self.early.close()
         if self.owns_connection:
             self.connection.close()
+
+
+def check_shuffled(split: str) -> None:
+    """Refuses training epochs of another split than ``train``.
+
+    Raises:
+        ClientError: ``bad_configuration`` naming the split.
+    """
+    if split != TRAIN:
+        raise ClientError(
+            "bad_configuration",
+            f"split {split!r} is not shuffled; give shuffle=False",
+        )
 
 
 def open_data(

@@ -13,7 +13,6 @@ from hapi_client.loading.circuit_breaker import (
     can_fall_back,
 )
 from hapi_client.loading.feature_fetcher import FeatureFetcher
-from hapi_client.loading.feature_request import FeatureRequestSpec
 from hapi_client.loading.raw_source import RawSource, delay_seconds
 from hapi_client.loading.span_source import (
     CACHE_QUEUE,
@@ -24,9 +23,7 @@ from hapi_client.loading.span_source import (
     SpanTask,
 )
 from hapi_client.metrics.events import JobStats
-from hapi_client.planning.cache_tracker import CacheTracker
 from hapi_client.sums import ThreadTotal
-from hapi_client.swift.connection import Connection
 from hapi_client.swift.retry import is_retryable
 from hapi_client.swift.transport import CancelScope
 from hapi_protocol.data_index import Span
@@ -43,30 +40,24 @@ class FeatureSource:
     requested again, and after the last attempt the span is read raw.
 
     Args:
-        connection: connection to the account.
-        spec: features to request.
+        fetcher: requests a span's features.
         raw: source of the fallback.
         breaker: stops push-down after failures.
         concurrency: limit of concurrent feature reads.
         limits: time limits of each span.
         counters: counters of the job.
-        tracker: records the cache states of responses.
     """
 
     def __init__(
         self,
-        connection: Connection,
-        spec: FeatureRequestSpec,
+        fetcher: FeatureFetcher,
         raw: RawSource,
         breaker: PushdownCircuitBreaker,
         concurrency: PushdownConcurrency,
         limits: SpanLimits,
         counters: ThreadTotal[JobStats],
-        tracker: CacheTracker | None = None,
     ) -> None:
-        self._fetcher = FeatureFetcher(
-            connection, spec, limits.seconds, counters, tracker
-        )
+        self._fetcher = fetcher
         self._raw = raw
         self._breaker = breaker
         self._concurrency = concurrency

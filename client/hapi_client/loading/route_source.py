@@ -21,6 +21,7 @@ from hapi_client.loading.circuit_breaker import (
 )
 from hapi_client.loading.decode_pool import DecodePool
 from hapi_client.loading.early_reads import EarlyReads
+from hapi_client.loading.feature_fetcher import FeatureFetcher
 from hapi_client.loading.feature_request import FeatureRequestSpec
 from hapi_client.loading.feature_source import FeatureSource
 from hapi_client.loading.raw_source import RawSource
@@ -128,21 +129,26 @@ class SourceRegistry:
     def _make_source(self, route: Route) -> FeatureSource:
         assert self.model is not None, "set before anything is pushed"
         cut, encoding = route
+        spec = FeatureRequestSpec(
+            self.model,
+            cut,
+            encoding,
+            self._region.cut_shape(cut),
+            self.tracker.mode,
+        )
         return FeatureSource(
-            self._connection,
-            FeatureRequestSpec(
-                self.model,
-                cut,
-                encoding,
-                self._region.cut_shape(cut),
-                self.tracker.mode,
+            FeatureFetcher(
+                self._connection,
+                spec,
+                self._limits.seconds,
+                self._counters,
+                self.tracker,
             ),
             self._raw,
             self._breaker,
             self.pushdown_concurrency,
             self._limits,
             self._counters,
-            self.tracker,
         )
 
 

@@ -17,6 +17,7 @@ from hapi_client.loading.circuit_breaker import (
     PushdownConcurrency,
 )
 from hapi_client.loading.decode_pool import DecodePool
+from hapi_client.loading.feature_fetcher import FeatureFetcher
 from hapi_client.loading.feature_request import (
     FeatureRequestSpec,
     check_objects,
@@ -188,14 +189,14 @@ class Bench:
 
     def feature_source(self, spec, *tracker):
         return FeatureSource(
-            self.connection,
-            spec,
+            FeatureFetcher(
+                self.connection, spec, LIMITS.seconds, self.counters, *tracker
+            ),
             self.raw,
             PushdownCircuitBreaker(lambda: self.now),
             self.concurrency,
             LIMITS,
             self.counters,
-            *tracker,
         )
 
     def load(self, training=None, source=None):
