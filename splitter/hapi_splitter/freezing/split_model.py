@@ -13,74 +13,47 @@ only images of its own dtype, gets them converted, as from its user.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import (
     Callable,
     Iterator,
     Mapping,
-    MutableMapping,
     Sequence,
 )
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from hapi_protocol.errors import FreezeError, PackageError, cannot_freeze
-from hapi_splitter.cuts import FrozenGraph, cuttable
+from hapi_protocol.errors import cannot_freeze
+from hapi_splitter.cuts import FrozenGraph
 from hapi_splitter.freezing import two_modules
-from hapi_splitter.freezing.boundaries import Boundaries, FreezePoint
-from hapi_splitter.freezing.freeze_point import FreezePoints
 from hapi_splitter.freezing.freeze_selector import (
     AUTO,
     Freeze,
     FreezeSpec,
     parse_freeze,
 )
-from hapi_splitter.freezing.frontier import Shapes
 from hapi_splitter.freezing.frozen_attributes import FrozenAttributes
 from hapi_splitter.freezing.frozen_weights import FrozenWeights
 from hapi_splitter.freezing.model_checks import (
-    REMEDY,
     check_splittable,
-    device_of,
-    not_running,
     unwrapped,
 )
-from hapi_splitter.freezing.model_run import ModelRun, record
-from hapi_splitter.freezing.module_shapes import recorded_shapes
-from hapi_splitter.freezing.preserved_state import SavedState, preserved_state
+from hapi_splitter.freezing.one_module import ModuleSplitter
+from hapi_splitter.freezing.preserved_state import preserved_state
 from hapi_splitter.freezing.random_modules import (
-    random_module,
     warn_of_random_module,
 )
-from hapi_splitter.freezing.region import (
-    CastInput,
-    Region,
-    autocasts,
-    cast_input,
-)
-from hapi_splitter.freezing.replay import StepMemory
-from hapi_splitter.freezing.run_pair import RunPair
 from hapi_splitter.freezing.split_cache import CachedSplit, SplitCache
 from hapi_splitter.freezing.split_store import disk_store
 from hapi_splitter.freezing.tail import Tail
-from hapi_splitter.freezing.tail_call import TailPlan, frozen_modules
-from hapi_splitter.freezing.tail_check import TailCheck, same
-from hapi_splitter.freezing.tail_planner import plan_tail
-from hapi_splitter.graph.export import ExportedRegion, export_region
-from hapi_splitter.graph.shapes import infer
-from hapi_splitter.inputs.named_arrays import NamedArrays
 from hapi_splitter.inputs.sample_format import InputTransform, SampleForm
-from hapi_splitter.package.writer import digest_of
-from hapi_splitter.user_code import failed_line, traced_line
 
 DEFAULT_SAMPLE_SHAPE = (3, 224, 224)
-_BATCHES = (2, 3)
 
 
 @dataclass(frozen=True)
@@ -156,21 +129,25 @@ def split(
         cache = _cache(frozen, transform, form, None, cache_directory)
         with preserved_state(frozen, tail) as state, _uncompiled():
             before = FrozenAttributes(frozen, ("",), {})
-            cached, outputs = _split_two_modules(
+            cached, result = two_modules.split_two_modules(
                 frozen, tail, form, cache, state, exporting
             )
             accepted = dict.fromkeys(before.changes())
         attributes = FrozenAttributes(frozen, ("",), accepted)
         weights = FrozenWeights(frozen, frozen.state_dict(), attributes)
         return SplitModel(
-            cached.frozen, tail, cached.freeze, weights, num_outputs=outputs
+            cached.frozen,
+            tail,
+            cached.freeze,
+            weights,
+            num_outputs=_num_outputs(result),
         )
     model = unwrapped(model)
     check_splittable(model)
     spec = parse_freeze(model, freeze)
     cache = _cache(model, transform, form, spec, cache_directory)
     with preserved_state(model) as state, _uncompiled():
-        splitter = _Splitter(model, form, transform, state, progress)
+        splitter = ModuleSplitter(model, form, transform, state, progress)
 
         def make() -> tuple[CachedSplit, Mapping[int, torch.Tensor]]:
             is_automatic = freeze == AUTO and AUTO not in dict(
@@ -233,7 +210,9 @@ def default_freeze(
     model, form = unwrapped(model), _sample_form(transform, sample_shape)
     check_splittable(model)
     with preserved_state(model) as state, _uncompiled():
-        return _Splitter(model, form, transform, state).points.default_freeze()
+        return ModuleSplitter(
+            model, form, transform, state
+        ).points.default_freeze()
 
 
 @contextmanager
@@ -246,311 +225,6 @@ def _uncompiled() -> Iterator[None]:
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(is_fast)
-
-
-class _Splitter:
-    """Splits one model; the caller preserves its state.
-
-    Attributes:
-        memory: what the tail's calls have remembered in its last check.
-        result: result of the model in it, in eval mode.
-    """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        form: SampleForm,
-        transform: InputTransform | None,
-        state: SavedState,
-        progress: Callable[[str], None] = lambda phase: None,
-    ) -> None:
-        self._model = model
-        self._form = form
-        self._progress = progress
-        self._transform = transform
-        self._state = state
-        self.memory = StepMemory()
-        self.result: Any = None
-        self._merged: frozenset[str] = frozenset()
-        _check_signature(model, transform)
-        self._samples = [
-            form.examples(n).to(device_of(model)) for n in _BATCHES
-        ]
-
-    @cached_property
-    def points(self) -> FreezePoints:
-        """Freeze points in a record of the model's forward."""
-        self._progress("recording forwards")
-        with self._state.preserved():
-            self._model.eval()
-            first, second = map(self._record, self._samples)
-        pair = RunPair(first, second, _BATCHES)
-        return FreezePoints(Boundaries(self._model, pair))
-
-    def agrees(self, cached: CachedSplit, cache: SplitCache) -> bool:
-        """Compares a cached split with the model, or discards it."""
-        plan = cached.plan
-        assert plan is not None, "only two modules have none"
-        try:
-            problem = self._problem(plan, cached.features)
-        except Exception as error:  # of the user's code, or by the plan
-            problem = f"does not run ({type(error).__name__}: {error})"
-        if problem is not None:
-            cache.discard(problem)
-        return problem is None
-
-    def _record(self, samples: torch.Tensor) -> ModelRun:
-        args, kwargs = self._inputs(samples.clone())
-        try:
-            return record(self._model, args, kwargs)
-        except Exception as error:  # the user's own code
-            raise not_running(
-                type(self._model).__name__,
-                {**dict(enumerate(args)), **kwargs},
-                error,
-                f"it runs on {_BATCHES[0]} samples, so that its code depends "
-                "on their number; make it accept any"
-                if len(samples) > _BATCHES[0]
-                else REMEDY,
-            ) from error
-
-    def _inputs(
-        self, samples: torch.Tensor
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        if isinstance(self._transform, NamedArrays):
-            arrays = self._transform.separate(samples)
-            return (), {
-                name: cast_input(self._model, array)
-                for name, array in arrays.items()
-            }
-        return (cast_input(self._model, samples),), {}
-
-    def split(
-        self, spec: FreezeSpec
-    ) -> tuple[CachedSplit, Mapping[int, torch.Tensor]]:
-        """Returns the parts at the first freeze point that is right, and the
-        region's weights where the model has them."""
-        failure: FreezeError | None = None
-        for point in self.points.find(spec):
-            try:
-                graph, features, weights, shapes = self._graph(point, spec)
-                plan = plan_tail(
-                    self.points.boundaries,
-                    self.points.tensors,
-                    point,
-                    spec,
-                    shapes,
-                    self._merged,
-                )
-                self._check_tail(plan, features[0], spec)
-                self._check_features(plan, features[1], spec)
-                plan = replace(plan, random_module=self._random_module(point))
-            except FreezeError as error:
-                failure = error
-            else:
-                split = CachedSplit(graph, plan, spec.text, features[0][:1])
-                return split, weights
-        assert failure is not None, "there is a point, or find() fails"
-        raise failure
-
-    def _graph(
-        self, point: FreezePoint, spec: FreezeSpec
-    ) -> tuple[
-        FrozenGraph, list[torch.Tensor], Mapping[int, torch.Tensor], Shapes
-    ]:
-        """Exports the model up to a freeze point.
-
-        Returns:
-            The region, its features of both batches, its weights where the
-            model has them, and shapes of the results of modules.
-        """
-        region = Region(self._model, point.positions, self._inputs)
-        self._progress("exporting the frozen layers")
-        with self._state.preserved(), torch.no_grad():
-            self._model.eval()
-            with recorded_shapes(self._model) as shapes:
-                exported = export_region(region, self._samples[0], "model")
-            if _own_changed(exported.weights, self._state):
-                self._merged = frozenset(
-                    name
-                    for name, tensor in self._model.named_parameters()
-                    if self._state.is_changed(tensor)
-                )
-            graph = _frozen_graph(
-                exported, self._form, self._transform, spec.text
-            )
-            with torch.autocast(device_of(self._model).type, enabled=False):
-                features = [*map(graph.suffix(0), self._samples)]
-        return graph, features, exported.weights, shapes
-
-    def _check_features(
-        self, plan: TailPlan, features: torch.Tensor, spec: FreezeSpec
-    ) -> None:
-        """Compares features with those of the model as a plain loop runs it:
-        in training mode, but for what is frozen, and with gradients."""
-        self._progress("comparing the frozen layers with the model")
-        region = Region(self._model, plan.positions, self._inputs)
-        with self._state.preserved(), torch.enable_grad():
-            self._model.train()
-            for module in frozen_modules(self._model, plan):
-                module.eval()
-            results = [region(self._samples[1].clone()) for _ in range(2)]
-        first, second = (same(features, result.detach()) for result in results)
-        if not first or not second:
-            raise cannot_freeze(
-                f"freeze {spec.text!r}: the frozen modules, in eval mode, "
-                "compute something else "
-                + (
-                    "in their second call, as code does that counts its calls "
-                    "or draws random numbers; "
-                    if first
-                    else "if the model is in training mode or gradients are "
-                    "on, as code does that reads another module's 'training' "
-                    "or torch.is_grad_enabled(); "
-                )
-                + "freeze an earlier module",
-            )
-
-    def _random_module(self, point: FreezePoint) -> str:
-        region = Region(self._model, point.positions, self._inputs)
-        with self._state.preserved():
-            return random_module(self._model, region, self._samples[0].clone())
-
-    def _check_tail(
-        self, plan: TailPlan, features: torch.Tensor, spec: FreezeSpec
-    ) -> None:
-        cause: Exception | None = None
-        try:
-            problem = self._problem(plan, features)
-        except FreezeError as error:
-            message = f"freeze {spec.text!r}: {error.message}"
-            raise FreezeError(error.code, message) from error
-        except Exception as error:  # the user's own code
-            cause = error
-            problem = (
-                "the code after it does not run without the frozen modules"
-                f"{failed_line(error)}: {type(error).__name__}: "
-                f"{str(error)[:500]}"
-            )
-        if problem is not None:
-            raise cannot_freeze(
-                f"freeze {spec.text!r}: {problem}; or give two modules "
-                "(frozen, tail) instead of the model: the second takes the "
-                "first one's output",
-            ) from cause
-
-    def _problem(self, plan: TailPlan, features: torch.Tensor) -> str | None:
-        self._progress("comparing the tail with the model")
-        check = TailCheck(
-            self._model, plan, self._samples[0], self._inputs, self._state
-        )
-        self.memory = check.memory
-        problem = check.problem(features)
-        self.result = check.result
-        return problem
-
-
-def _split_two_modules(
-    frozen: nn.Module,
-    tail: nn.Module,
-    form: SampleForm,
-    cache: SplitCache,
-    state: SavedState,
-    exporting: Callable[[], None],
-) -> tuple[CachedSplit, int | None]:
-    """Returns the split, and the number of the tail's outputs if a vector."""
-    example = form.examples(_BATCHES[0]).to(device_of(frozen))
-    frozen.eval()
-    cast = cast_input(frozen, example)
-
-    def agrees(cached: CachedSplit) -> bool:
-        with torch.no_grad():
-            result = frozen(cast[:1])
-        if same(result, cached.features):
-            return True
-        cache.discard("computes something else than the module")
-        return False
-
-    def make() -> tuple[CachedSplit, Mapping[int, torch.Tensor]]:
-        result = two_modules.check_result(frozen, cast)
-        if cast is example and not autocasts():
-            exported = export_region(frozen, example)
-        else:
-            exported = export_region(CastInput(frozen), example, "model")
-        _own_changed(exported.weights, state)
-        graph = _frozen_graph(
-            exported, form, cache.transform, two_modules.DESCRIPTION
-        )
-        features = result[:1].clone()
-        split = CachedSplit(graph, None, two_modules.DESCRIPTION, features)
-        return split, exported.weights
-
-    split = cache.found_or_made(agrees, make, exporting)
-    tail.eval()
-    last = split.frozen.values[-1]
-    result = two_modules.check_accepts(
-        tail, last.shape[1:], last.dtype, example.device
-    )
-    return split, _num_outputs(result)
-
-
-def _own_changed(
-    weights: MutableMapping[int, torch.Tensor], state: SavedState
-) -> bool:
-    """Copies weights that the model has only in eval mode, as merged ones.
-
-    Returns:
-        True if there are such weights.
-    """
-    changed = [n for n, weight in weights.items() if state.is_changed(weight)]
-    weights.update({node: weights[node].clone() for node in changed})
-    return bool(changed)
-
-
-def _num_outputs(result: Any) -> int | None:
-    is_vector = isinstance(result, torch.Tensor) and result.dim() == 2
-    return result.shape[1] if is_vector else None
-
-
-def _frozen_graph(
-    exported: ExportedRegion,
-    form: SampleForm,
-    transform: InputTransform | None,
-    freeze: str,
-) -> FrozenGraph:
-    try:
-        values = infer(
-            exported.program, exported.weights, form, names=exported.names
-        )
-    except PackageError as error:
-        lines = [
-            traced_line(trace)
-            for name, trace in zip(
-                exported.names, exported.traces, strict=True
-            )
-            if f" in {name}: " in error.message
-        ]
-        if "would mix samples" in error.message:
-            lines.append(", so that features would depend on the batch")
-        raise cannot_freeze(
-            f"freeze {freeze!r}: packages cannot hold {error.message}"
-            f"{''.join(lines)}; freeze before it, or use other operators",
-        ) from error
-    if not cuttable(values[-1]):
-        raise cannot_freeze(
-            f"freeze {freeze!r}: the tensor after {exported.names[-1]!r} is "
-            "not a batch of floating-point samples and cannot be sent",
-        )
-    frozen = FrozenGraph(
-        exported.program,
-        {i: weight.cpu() for i, weight in exported.weights.items()},
-        values,
-        exported.names,
-        transform,
-        "",
-    )
-    frozen.digest = digest_of(frozen)
-    return frozen
 
 
 def _sample_form(
@@ -568,26 +242,6 @@ def _sample_form(
     return SampleForm.of(transform, transform.output_shape)
 
 
-def _check_signature(
-    model: nn.Module, transform: InputTransform | None
-) -> None:
-    if isinstance(transform, NamedArrays):
-        return  # a wrong name is an error of the call
-    try:
-        parameters = inspect.signature(model.forward).parameters.values()
-    except ValueError:
-        return  # no signature to read
-    required = [
-        parameter
-        for parameter in parameters
-        if parameter.default is parameter.empty
-        and parameter.kind
-        not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
-    ]
-    if len(required) > 1:
-        raise FreezeError(
-            "cannot_trace",
-            f"{type(model).__name__} takes {len(required)} tensors; the model "
-            "must take one batch of samples, or give a transform NamedArrays "
-            "with an array for each",
-        )
+def _num_outputs(result: Any) -> int | None:
+    is_vector = isinstance(result, torch.Tensor) and result.dim() == 2
+    return result.shape[1] if is_vector else None

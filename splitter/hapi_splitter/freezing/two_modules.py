@@ -1,14 +1,33 @@
-"""Checks a frozen module and a tail that the user gives as two modules."""
+"""Splits a model that the user gives as two modules: frozen, tail."""
 
 from __future__ import annotations
 
+from collections.abc import (
+    Callable,
+    Mapping,
+)
 from typing import Any
 
 import torch
 from torch import nn
 
 from hapi_protocol.errors import cannot_freeze
-from hapi_splitter.freezing.model_checks import check_splittable, not_running
+from hapi_splitter.freezing.model_checks import (
+    check_splittable,
+    device_of,
+    not_running,
+)
+from hapi_splitter.freezing.preserved_state import SavedState
+from hapi_splitter.freezing.region import (
+    CastInput,
+    autocasts,
+    cast_input,
+)
+from hapi_splitter.freezing.region_graph import frozen_graph, own_changed
+from hapi_splitter.freezing.split_cache import CachedSplit, SplitCache
+from hapi_splitter.freezing.tail_check import same
+from hapi_splitter.graph.export import export_region
+from hapi_splitter.inputs.sample_format import SampleForm
 
 DESCRIPTION = "(frozen, tail)"
 _BATCH = 2
@@ -100,3 +119,43 @@ def check_accepts(
             f"module's output, {dtype} samples of shape {shape}: "
             f"{str(error)[:500]}",
         ) from error
+
+
+def split_two_modules(
+    frozen: nn.Module,
+    tail: nn.Module,
+    form: SampleForm,
+    cache: SplitCache,
+    state: SavedState,
+    exporting: Callable[[], None],
+) -> tuple[CachedSplit, Any]:
+    """Returns the split, and what the tail yields for zeros as features."""
+    example = form.examples(_BATCH).to(device_of(frozen))
+    frozen.eval()
+    cast = cast_input(frozen, example)
+
+    def agrees(cached: CachedSplit) -> bool:
+        with torch.no_grad():
+            result = frozen(cast[:1])
+        if same(result, cached.features):
+            return True
+        cache.discard("computes something else than the module")
+        return False
+
+    def make() -> tuple[CachedSplit, Mapping[int, torch.Tensor]]:
+        result = check_result(frozen, cast)
+        if cast is example and not autocasts():
+            exported = export_region(frozen, example)
+        else:
+            exported = export_region(CastInput(frozen), example, "model")
+        own_changed(exported.weights, state)
+        graph = frozen_graph(exported, form, cache.transform, DESCRIPTION)
+        features = result[:1].clone()
+        split = CachedSplit(graph, None, DESCRIPTION, features)
+        return split, exported.weights
+
+    split = cache.found_or_made(agrees, make, exporting)
+    tail.eval()
+    last = split.frozen.values[-1]
+    result = check_accepts(tail, last.shape[1:], last.dtype, example.device)
+    return split, result

@@ -20,7 +20,13 @@ from torch.overrides import BaseTorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from full_disk import no_file_beyond
-from hapi_splitter.freezing import split_cache, split_model, split_store
+from hapi_splitter.freezing import (
+    one_module,
+    split_cache,
+    split_model,
+    split_store,
+    two_modules,
+)
 from hapi_splitter.freezing.model_key import UncacheableError, split_key
 from hapi_splitter.freezing.split_cache import SplitCacheWarning
 from hapi_splitter.freezing.split_model import split
@@ -91,8 +97,9 @@ class World:
         self.folder = folder
         self.exports = 0
         self.monkeypatch = monkeypatch
-        self._export = split_model.export_region
-        monkeypatch.setattr(split_model, "export_region", self._counted)
+        self._export = one_module.export_region
+        for module in (one_module, two_modules):
+            monkeypatch.setattr(module, "export_region", self._counted)
         self.write("helper", HELPER)
         self.write("net", NET)
 
@@ -624,9 +631,10 @@ def test_splits_of_one_process_are_in_memory_without_a_disk(
 SCRIPT = """
 import sys, torch
 from net_of_a_test import Net
-from hapi_splitter.freezing import split_model
+from hapi_splitter.freezing import one_module
+from hapi_splitter.freezing.split_model import split
 
-def exported(*args, export=split_model.export_region):
+def exported(*args, export=one_module.export_region):
     print("exports", flush=True)
     sys.stdin.readline()
     return export(*args)
@@ -634,9 +642,9 @@ def exported(*args, export=split_model.export_region):
 def exporting():
     print("finds nothing", flush=True)
 
-split_model.export_region = exported
+one_module.export_region = exported
 torch.manual_seed(0)
-parts = split_model.split(
+parts = split(
     Net(), "neck", sample_shape=(3, 8, 8), exporting=exporting
 )
 print(parts.frozen.digest, flush=True)
