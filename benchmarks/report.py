@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import json
 import os
 import sys
 from collections import Counter
@@ -32,6 +33,7 @@ from benchmarks.rendering.tables import (
 FOLDER = Path(__file__).parent
 TEMPLATES = FOLDER / "rendering"
 MODELS = FOLDER / "results" / "models.csv"
+CLUSTER = FOLDER / "results" / "cluster.json"
 
 
 def environment() -> Environment:
@@ -113,6 +115,7 @@ def write_rst(record: Record, source: Path, page: Path, images: Path) -> None:
             later_speeds=later_speeds,
             tiers=TIERS,
             models=models(),
+            cluster=json.loads(CLUSTER.read_text()),
             processors=sorted({x["processor"] for x in record["begun"]}),
         )
     )

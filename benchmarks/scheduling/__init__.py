@@ -1,0 +1,1 @@
+"""Simulated scheduling of training jobs on the GPUs of a cluster."""
