@@ -125,12 +125,19 @@ class Span:
         etag: bare ETag of the shard.
         rows: the samples, in order.
         container: the shard's container.
+        whole: samples of the span that this is a part of; 0 if it is whole.
     """
 
     shard: str
     etag: str
     rows: tuple[IndexRow, ...]
     container: str = ""
+    whole: int = 0
+
+    @property
+    def span_samples(self) -> int:
+        """Samples of the whole span, by which batches are sized."""
+        return self.whole or len(self.rows)
 
     @property
     def samples(self) -> SampleRange:
@@ -165,7 +172,8 @@ class Span:
         """The span of the rows ``first`` to ``stop - 1``."""
         if (first, stop) == (0, len(self.rows)):
             return self
-        return replace(self, rows=self.rows[first:stop])
+        rows = self.rows[first:stop]
+        return replace(self, rows=rows, whole=self.span_samples)
 
 
 @dataclass(frozen=True)

@@ -17,13 +17,14 @@ def feature_etag(
     encoding: str,
     samples: SampleRange | None,
     numerics_tag: str,
+    span_samples: int = 0,
 ) -> str:
     """The weak ETag of a feature stream (RFC 9110, 8.8.3).
 
     It is weak because streams with equal rows may differ in their batches
     and timings.
     """
-    parts = (
+    parts: tuple[str, ...] = (
         source_etag,
         model_digest,
         str(cut),
@@ -32,6 +33,8 @@ def feature_etag(
         str(samples or ""),
         numerics_tag,
     )
+    if span_samples:
+        parts += (str(span_samples),)
     # With length prefixes, different tuples never join to the same string.
     text = "".join(f"{len(part)}:{part}" for part in parts)
     return f'W/"{hashlib.sha256(text.encode()).hexdigest()}"'

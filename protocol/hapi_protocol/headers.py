@@ -23,6 +23,7 @@ HEADER_ENCODING = "X-Hapi-Encoding"
 HEADER_TRANSFORM = "X-Hapi-Transform"
 HEADER_NUMERICS = "X-Hapi-Numerics"
 HEADER_SAMPLES = "X-Hapi-Samples"
+HEADER_SPAN_SAMPLES = "X-Hapi-Span-Samples"
 HEADER_RANGE = "X-Hapi-Range"
 HEADER_CRC32 = "X-Hapi-Crc32"
 HEADER_IF_SOURCE_ETAG = "X-Hapi-If-Source-Etag"
@@ -36,6 +37,7 @@ REQUEST_HEADERS = (
     HEADER_TRANSFORM,
     HEADER_NUMERICS,
     HEADER_SAMPLES,
+    HEADER_SPAN_SAMPLES,
     HEADER_RANGE,
     HEADER_CRC32,
     HEADER_IF_SOURCE_ETAG,
@@ -157,6 +159,9 @@ class Annotation:
         cache: one of ``CACHE_MODES``.
         index: request the object's index rows, without features.
         profile: request the profile of the object, which is a package.
+        span_samples: samples of the span that the request has a part of:
+            batches are sized by them, so that a sample has the same bits in
+            each part; 0 for those of the request.
     """
 
     model: ModelPath | None
@@ -171,6 +176,7 @@ class Annotation:
     cache: str = "off"
     index: bool = False
     profile: bool = False
+    span_samples: int = 0
 
     def to_headers(self) -> dict[str, str]:
         """The request headers, without those that have default values."""
@@ -181,6 +187,7 @@ class Annotation:
             HEADER_TRANSFORM: _unless_default(self.transform, EVAL),
             HEADER_NUMERICS: _unless_default(self.numerics, "exact"),
             HEADER_SAMPLES: str(self.samples) if self.samples else None,
+            HEADER_SPAN_SAMPLES: _unless_default(str(self.span_samples), "0"),
             HEADER_RANGE: str(self.byte_range) if self.byte_range else None,
             HEADER_CRC32: format_crc32s(self.crc32s) or None,
             HEADER_IF_SOURCE_ETAG: self.if_source_etag,
@@ -247,6 +254,7 @@ def parse_annotation(headers: Mapping[str, str], account: str) -> Annotation:
         crc32s=_parse_crc32s(given, samples),
         if_source_etag=if_source_etag,
         cache=_choice(given, HEADER_CACHE, CACHE_MODES, "bad_cache"),
+        span_samples=_parse_span_samples(given),
     )
 
 
@@ -378,6 +386,19 @@ def _parse_samples(
         f"{HEADER_SAMPLES} is {value!r}; it must be 'a-b' or 'a-', "
         f"zero-based, inclusive, a <= b <= {MAX_INDEX}",
     )
+
+
+def _parse_span_samples(given: Mapping[str, str]) -> int:
+    value = given.get(HEADER_SPAN_SAMPLES)
+    if value is None:
+        return 0
+    if not _DIGITS.fullmatch(value) or not 1 <= int(value) <= MAX_INDEX:
+        raise AnnotationError(
+            "bad_samples",
+            f"{HEADER_SPAN_SAMPLES} is {value!r}; give a number from 1 to "
+            f"{MAX_INDEX}",
+        )
+    return int(value)
 
 
 def _parse_range(given: Mapping[str, str]) -> ByteRange | None:

@@ -117,6 +117,8 @@ class JobRequest(JsonMessage):
         request_objects: number of objects in the client's request, if the
             body has some of them only; the rows are then merged with those
             of other jobs (:mod:`hapi_protocol.merged_stream`).
+        span_samples: number of samples by which batches are sized, if the
+            request has fewer.
     """
 
     NAME = "job request"
@@ -138,6 +140,7 @@ class JobRequest(JsonMessage):
     num_objects: int | None = None
     crc32s: tuple[int, ...] = ()
     request_objects: int | None = None
+    span_samples: int = 0
 
     @property
     def is_merged(self) -> bool:

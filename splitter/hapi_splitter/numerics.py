@@ -1,4 +1,9 @@
-"""The numerics class ``exact``: equal features on hosts of the same kind."""
+"""The numerics class ``exact``: equal features on hosts of the same kind.
+
+torch picks kernels by the shape of their input: the features of a sample have
+the same bits in each batch of the same size, and may have others in a batch
+of another.  :func:`batch_size` makes the size a fact of the sample.
+"""
 
 from __future__ import annotations
 
@@ -132,3 +137,20 @@ def numerics_tag(device: str) -> str:
 
 def _minor(release: str) -> str:
     return ".".join(release.split(".")[:2])
+
+
+def batch_size(largest: int, num_samples: int | None) -> int:
+    """Size of the batches in which some samples are computed.
+
+    Client and worker fill batches that have fewer samples with zeros.
+
+    Args:
+        largest: that suits device and model.
+        num_samples: samples of the whole span or object; None if unknown.
+
+    Returns:
+        ``largest``, or the next power of two where fewer samples come.
+    """
+    if num_samples is None or num_samples >= largest:
+        return largest
+    return min(largest, 1 << max(num_samples - 1, 0).bit_length())

@@ -18,9 +18,8 @@ from hapi_protocol.feature_stream import FeatureBatch
 from hapi_protocol.transforms import Training
 from hapi_splitter.cuts import FrozenGraph
 from hapi_splitter.inputs.image_decode import decode_image
-from hapi_splitter.numerics import exact_numerics
+from hapi_splitter.numerics import batch_size, exact_numerics
 from hapi_splitter.profiling.profiler import LARGEST_BATCH
-from hapi_worker.scheduling.batch_size import batch_size
 
 CPU = torch.device("cpu")
 

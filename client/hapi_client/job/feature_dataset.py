@@ -28,6 +28,7 @@ from hapi_client.model.package_store import DEFAULT_MODELS_CONTAINER
 from hapi_client.option_checks import check_types
 from hapi_client.sampling.distributed import Rank, this_rank
 from hapi_client.sampling.epochs import ReaderShare
+from hapi_client.sampling.partition import Reader
 from hapi_client.swift.connection import Connection
 
 _FLAGS = {"shuffle": (bool,), "drop_last": (bool,), "shared": (bool,)}
@@ -259,13 +260,26 @@ class FeatureDataset(JobView, IterableDataset[LabelledBatch]):
                 epoch,
                 split=self._split,
                 num_ranks=self._rank.world_size,
-                needs_every_step=True,
+                empty_steps="raise",
             )
             self._loader = loader
             with closing(loader):
                 yield from loader
         else:
             yield from self._iterate_elsewhere(share, epoch)
+
+    @property
+    def is_training(self) -> bool:
+        """False for the order of the index, as evaluation needs it."""
+        return self._shuffle
+
+    def node_loader(self, reader: Reader) -> FeatureLoader:
+        """A loader of virtual nodes; internal, for ``hapi_training``."""
+        share, epoch = self._position.begin(reader)
+        self._loader = self.pipeline.node_loader(
+            share, epoch, self._split, reader
+        )
+        return self._loader
 
     def _iterate_elsewhere(
         self, share: ReaderShare, epoch: int | None
@@ -276,7 +290,7 @@ class FeatureDataset(JobView, IterableDataset[LabelledBatch]):
                 share,
                 self._config.augmented.training(epoch),
                 on_error=self._config.read.on_error,
-                needs_every_step=True,
+                empty_steps="raise",
             )
             with closing(loader):
                 yield from loader

@@ -85,10 +85,15 @@ class LoopPosition:
     @property
     def num_steps(self) -> int:
         """Steps of this rank in a whole epoch."""
-        return self._share(self._epochs()).num_steps
+        return self._share(self._epochs(), self._reader()).num_steps
 
-    def begin(self) -> tuple[ReaderShare, int | None]:
+    def begin(
+        self, reader: Reader | None = None
+    ) -> tuple[ReaderShare, int | None]:
         """Begins a pass in this process.
+
+        Args:
+            reader: reader instead of this rank's, such as its virtual nodes.
 
         Returns:
             This reader's share, and the epoch of training; None for the
@@ -101,7 +106,7 @@ class LoopPosition:
         info = get_worker_info()
         self.num_workers[0] = info.num_workers if info else 0
         epochs = self._epochs()
-        share = self._share(epochs)
+        share = self._share(epochs, reader or self._reader())
         if not self._shuffle:
             return share, None
         self._check_resumed_once(epochs)
@@ -175,17 +180,15 @@ class LoopPosition:
     def _reader(self) -> Reader:
         info = get_worker_info()
         worker, num_workers = (info.id, info.num_workers) if info else (0, 1)
-        return Reader(
-            self._rank.rank, self._rank.world_size, worker, num_workers
-        )
+        return self._rank.reader(worker, num_workers)
 
-    def _share(self, epochs: Epochs) -> ReaderShare:
+    def _share(self, epochs: Epochs, reader: Reader) -> ReaderShare:
         if self._shuffle:
             return epochs.training(
-                self.epoch, self._reader(), drop_last=self._drop_last
+                self.epoch, reader, drop_last=self._drop_last
             )
         return epochs.evaluation(
-            self._sizes, self._reader(), drop_last=self._drop_last
+            self._sizes, reader, drop_last=self._drop_last
         )
 
 

@@ -15,7 +15,7 @@ from hapi_client.data.splits import TRAIN, Data, DataSet, load_splits
 from hapi_client.job.options import JobConfig
 from hapi_client.loading.early_reads import EarlyReads
 from hapi_client.loading.read_config import ReadConfig
-from hapi_client.sampling.distributed import Rank, this_rank
+from hapi_client.sampling.distributed import this_rank
 from hapi_client.sampling.epochs import EpochOptions, Epochs, ReaderShare
 from hapi_client.sampling.partition import Reader
 from hapi_client.swift.connection import Connection
@@ -75,34 +75,32 @@ class OpenedData:
         return self.splits[name]
 
     def share(
-        self, split: str, epoch: int | None, rank: Rank, *, drop_last: bool
+        self, split: str, epoch: int | None, reader: Reader, *, drop_last: bool
     ) -> ReaderShare:
-        """Returns a rank's share of a split.
+        """Returns a reader's share of a split.
 
         Args:
             split: name of the split.
             epoch: number of the training epoch; None for the order of the
                 index.
-            rank: the rank.
+            reader: the reader.
             drop_last: leave out an incomplete last batch.
 
         Raises:
             ClientError: ``bad_configuration`` naming the value and what is
                 allowed.
         """
-        data, reader = self.split(split), Reader(rank.rank, rank.world_size)
+        sizes = self.split(split).sizes
         if epoch is None:
-            return self.epochs.evaluation(
-                data.sizes, reader, drop_last=drop_last
-            )
+            return self.epochs.evaluation(sizes, reader, drop_last=drop_last)
         check_shuffled(split)
         return self.epochs.training(epoch, reader, drop_last=drop_last)
 
     def num_steps(self, split: str) -> int:
         """Steps of this rank in a whole pass over a split."""
         epoch = self.epochs.epoch if split == TRAIN else None
-        rank = this_rank(os.environ)
-        return self.share(split, epoch, rank, drop_last=False).num_steps
+        reader = this_rank(os.environ).reader()
+        return self.share(split, epoch, reader, drop_last=False).num_steps
 
     def check_outputs(self, num_outputs: int | None) -> None:
         """Warns if cross entropy does not take these labels.
@@ -252,7 +250,8 @@ class EarlyOpening:
 def _early_reads(opened: OpenedData, read: ReadConfig) -> EarlyReads:
     """Begins to read this rank's share of the first epoch."""
     train = opened.splits[TRAIN]
-    share = opened.share(TRAIN, 0, this_rank(os.environ), drop_last=False)
+    reader = this_rank(os.environ).reader()
+    share = opened.share(TRAIN, 0, reader, drop_last=False)
     spans = [
         train.spans[piece.span].part(piece.first, piece.stop)
         for piece in share.read_plan.pieces

@@ -9,12 +9,15 @@ from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from hapi_client.data.splits import TRAIN
 from hapi_client.job.job_plan import JobPlan
 from hapi_client.job.opened_data import OpenedData
 from hapi_client.job.options import JobConfig
 from hapi_client.loading.feature_loader import FeatureLoader
 from hapi_client.loading.loader_factory import LoaderFactory, open_host_cache
+from hapi_client.loading.loader_plan import EmptySteps
 from hapi_client.loading.sample_dataset import DatasetConfig, SampleDataset
 from hapi_client.metrics.events import JobStats
 from hapi_client.model.frozen_region import FrozenRegion
@@ -24,6 +27,7 @@ from hapi_client.reports.epoch_history import EpochHistory
 from hapi_client.sampling.augmentation_schedule import AugmentationSchedule
 from hapi_client.sampling.distributed import Rank, this_rank
 from hapi_client.sampling.epochs import ReaderShare
+from hapi_client.sampling.partition import Reader
 from hapi_protocol.errors import ClientError
 from hapi_splitter.planner.problem import RAW_ROUTE
 
@@ -144,11 +148,11 @@ class FeaturePipeline:
         """
         rank = this_rank(os.environ) if shared else Rank()
         return self.loader_of_share(
-            self.data.share(split, epoch, rank, drop_last=drop_last),
+            self.data.share(split, epoch, rank.reader(), drop_last=drop_last),
             epoch,
             split=split,
             num_ranks=rank.world_size,
-            needs_every_step=rank.world_size > 1,
+            empty_steps="raise" if rank.world_size > 1 else "skip",
         )
 
     def loader_of_share(
@@ -158,7 +162,8 @@ class FeaturePipeline:
         *,
         split: str,
         num_ranks: int,
-        needs_every_step: bool,
+        empty_steps: EmptySteps,
+        device: torch.device | None = None,
     ) -> FeatureLoader:
         """Returns a loader of a share of an epoch.
 
@@ -167,8 +172,9 @@ class FeaturePipeline:
             epoch: as in :meth:`loader`.
             split: name of the split.
             num_ranks: number of ranks that share the epoch.
-            needs_every_step: True if a step whose samples are all bad is an
-                error even with ``on_error="skip"``.
+            empty_steps: what becomes of a step whose samples are all bad,
+                with ``on_error="skip"``.
+            device: device of the batches; None for that of ``frozen``.
         """
         self._check_open()
         self.plan.begin(num_ranks=None if epoch is None else num_ranks)
@@ -177,12 +183,35 @@ class FeaturePipeline:
             share,
             self._augmented.training(epoch),
             on_error=self._config.read.on_error,
-            needs_every_step=needs_every_step,
+            empty_steps=empty_steps,
+            device=device,
             span_arrived=self.plan.span_arrived,
             # Shown by the first rank, even if each reads all batches.
             recorder=self.history.begin(
                 epoch, split, shown=not this_rank(os.environ).rank
             ),
+        )
+
+    def node_loader(
+        self, share: ReaderShare, epoch: int | None, split: str, reader: Reader
+    ) -> FeatureLoader:
+        """Returns a loader of virtual nodes: on the CPU, with empty steps.
+
+        A node's samples reach the device in its turn.
+
+        Args:
+            share: as for :meth:`loader_of_share`.
+            epoch: as in :meth:`loader`.
+            split: name of the split.
+            reader: reader of the share, whose ranks are virtual nodes.
+        """
+        return self.loader_of_share(
+            share,
+            epoch,
+            split=split,
+            num_ranks=reader.num_readers,
+            empty_steps="deliver",
+            device=torch.device("cpu"),
         )
 
     def samples(self, split: str, epoch: int | None) -> SampleDataset:

@@ -17,10 +17,12 @@ from hapi_client.job.job_view import JobView
 from hapi_client.job.opened_data import EarlyOpening, open_data
 from hapi_client.job.options import JobConfig
 from hapi_client.job.pipeline import FeaturePipeline
+from hapi_client.loading.feature_loader import FeatureLoader
 from hapi_client.loading.loader_plan import LabelledBatch
 from hapi_client.model.frozen_region import AUTO, STREAM, FrozenRegion
 from hapi_client.option_checks import check_types
 from hapi_client.sampling.epochs import check_epoch
+from hapi_client.sampling.partition import Reader
 from hapi_splitter.freezing.freeze_selector import Freeze
 
 READING_CUTS = (AUTO, STREAM, 0)
@@ -208,6 +210,7 @@ class EpochLoader:
     with the epoch of a loaded state.
 
     Attributes:
+        job: the job.
         sampler: this object, for trainers that look for ``set_epoch`` there.
         batch_sampler: None; trainers ask for it where there is a sampler.
     """
@@ -215,7 +218,7 @@ class EpochLoader:
     batch_sampler = None
 
     def __init__(self, job: TransferJob, split: str) -> None:
-        self._job = job
+        self.job = job
         self._split = split
         self._epoch: int | None = None
 
@@ -226,7 +229,7 @@ class EpochLoader:
     @property
     def epoch(self) -> int:
         """The epoch that is delivered next."""
-        return self._job.epoch if self._epoch is None else self._epoch
+        return self.job.epoch if self._epoch is None else self._epoch
 
     def set_epoch(self, epoch: int) -> None:
         """Chooses the epoch that is delivered next.
@@ -238,16 +241,29 @@ class EpochLoader:
         """
         self._epoch = check_epoch(epoch)
 
+    @property
+    def is_training(self) -> bool:
+        """False for the order of the index, as evaluation needs it."""
+        return self._split == TRAIN
+
+    def node_loader(self, reader: Reader) -> FeatureLoader:
+        """A loader of virtual nodes; internal, for ``hapi_training``."""
+        epoch = self.epoch if self.is_training else None
+        share = self.job.pipeline.data.share(
+            self._split, epoch, reader, drop_last=False
+        )
+        pipeline = self.job.pipeline
+        return pipeline.node_loader(share, epoch, self._split, reader)
+
     def __len__(self) -> int:
         """Steps of this rank in a whole epoch."""
-        return self._job.pipeline.data.num_steps(self._split)
+        return self.job.pipeline.data.num_steps(self._split)
 
     def __iter__(self) -> Iterator[LabelledBatch]:
         # Begins with the first batch: trainers ask for an iterator more
         # often than they use one.
-        if self._split == TRAIN:
-            loader = self._job.pipeline.loader(self.epoch)
-        else:
-            loader = self._job.pipeline.loader(split=self._split)
-        with closing(loader):
+        epoch = self.epoch if self.is_training else None
+        with closing(
+            self.job.pipeline.loader(epoch, split=self._split)
+        ) as loader:
             yield from loader

@@ -68,16 +68,21 @@ class BatchAssembler:
 
     Attributes:
         last_rows: samples of the last batch, in order.
+        last_sizes: their number by rank, as :attr:`.ReaderBatch.sizes`.
     """
 
     def __init__(
         self, plan: LoaderPlan, reading: ReadPlan, device: torch.device
     ) -> None:
         self.last_rows: list[IndexRow] = []
+        self.last_sizes: tuple[int, ...] = ()
         self._plan = plan
         self._reading = reading
         self._device = device
         self._window: dict[int, _ReadySpan] = {}
+        # Loaded slices that wait until they fill a batch of the layers.
+        self._pending: dict[int, LoadedSpan] = {}
+        self._pending_batch = (0, 0)
         self._num_failures = 0
         self._first_failure: _Failure | None = None
 
@@ -86,28 +91,55 @@ class BatchAssembler:
         return position in self._window
 
     def add_loaded(self, position: int, loaded: LoadedSpan) -> None:
-        """Adds a loaded slice; computes its features at the freeze point."""
-        plan = self._plan
-        count, num_failures = len(loaded.features), len(loaded.failures)
+        """Adds a loaded slice.
+
+        Its features at the freeze point are computed when there are enough
+        samples for a batch, or :meth:`gather` needs them: short slices share
+        a batch.
+        """
+        self._add(position, CachedSlice({}, loaded.failures))
+        size = self._plan.batch_samples(loaded.span.span_samples)
+        if self._pending_batch != (loaded.cut, size):
+            self._compute()
+            self._pending_batch = loaded.cut, size
+        self._pending[position] = loaded
+        if sum(len(span.features) for span in self._pending.values()) >= size:
+            self._compute()
+
+    def _compute(self) -> None:
+        """Computes the features of the pending slices at the freeze point."""
+        pending, self._pending = self._pending, {}
+        if not pending:
+            return
+        (cut, size), plan = self._pending_batch, self._plan
+        samples = [loaded.features for loaded in pending.values()]
+        together = samples[0] if len(samples) == 1 else torch.cat(samples)
+        num_failures = sum(len(loaded.failures) for loaded in pending.values())
         with (
             plan.recorder.stage(
-                LAYERS, count, cut=loaded.cut, failures=num_failures
+                LAYERS, len(together), cut=cut, failures=num_failures
             ),
             torch.inference_mode(),
         ):
-            features = plan.run_suffix(loaded.cut, loaded.features)
-        if plan.cache is not None:
-            piece = self._reading.pieces[position]
-            plan.cache.put(piece, features, loaded.failures)
-        num_rows = len(loaded.span.rows)
-        good = [r for r in range(num_rows) if r not in loaded.failures]
-        # Clones: a view would keep the whole span in memory until its last
-        # sample is used, and autograd may save these.
-        clones = {
-            row: sample.clone()
-            for row, sample in zip(good, features, strict=True)
-        }
-        self._add(position, CachedSlice(clones, loaded.failures))
+            computed = plan.run_suffix(cut, together, size)
+            if self._device.type == "cpu":
+                computed = computed.cpu()
+        for (position, loaded), features in zip(
+            pending.items(),
+            torch.split(computed, [*map(len, samples)]),
+            strict=True,
+        ):
+            if plan.cache is not None:
+                piece = self._reading.pieces[position]
+                plan.cache.put(piece, features, loaded.failures)
+            num_rows = len(loaded.span.rows)
+            good = [r for r in range(num_rows) if r not in loaded.failures]
+            # Clones: a view would keep the whole span in memory until its
+            # last sample is used, and autograd may save these.
+            self._window[position].features.update(
+                (row, sample.clone())
+                for row, sample in zip(good, features, strict=True)
+            )
 
     def add_cached(self, position: int) -> bool:
         """Adds a cached slice; returns False if it is damaged."""
@@ -155,8 +187,15 @@ class BatchAssembler:
             )
 
     def gather(self, batch: ReaderBatch) -> LabelledBatch | None:
-        """Returns a batch; None if none of its samples can be decoded."""
+        """Returns a batch; None if none of its samples can be decoded.
+
+        Raises:
+            ClientError: ``bad_sample`` for such a batch, if steps must not
+                be left out.
+        """
+        self._compute()
         features: list[torch.Tensor] = []
+        is_kept = []
         labels = []
         rows = []
         lost: _Failure | None = None
@@ -164,7 +203,8 @@ class BatchAssembler:
             batch.positions.tolist(), batch.rows.tolist(), strict=True
         ):
             ready = self._window[position]
-            if row in ready.features:
+            is_kept.append(row in ready.features)
+            if is_kept[-1]:
                 features.append(ready.features.pop(row))
                 labels.append(int(ready.labels[row]))
                 rows.append(ready.span.rows[row])
@@ -173,20 +213,25 @@ class BatchAssembler:
             ready.num_left -= 1
             if not ready.num_left:
                 del self._window[position]
-        if lost and not features and self._plan.needs_every_step:
+        if lost and not features and self._plan.empty_steps == "raise":
             raise _lost_step(batch, lost)
-        if not features:
+        if not features and self._plan.empty_steps == "skip":
             return None
         if self._device.type != "cpu":
             features = [rows.to(self._device) for rows in features]
         self.last_rows = rows
+        by_rank = np.split(np.array(is_kept), np.cumsum(batch.sizes)[:-1])
+        self.last_sizes = tuple(int(part.sum()) for part in by_rank)
         return (
-            torch.stack(features),
-            torch.tensor(labels, device=self._device),
+            torch.stack(features) if features else torch.empty(0),
+            torch.tensor(labels, dtype=torch.int64, device=self._device),
         )
 
     def check_empty_epoch(self) -> None:
         """Raises if an epoch without a batch has lost samples."""
+        if self._plan.empty_steps == "deliver" and not self._reading.is_whole:
+            # Other workers may have had samples.
+            return
         first = self._first_failure
         # A resumed epoch may have had batches before.
         if first and not self._reading.batches[0].step:

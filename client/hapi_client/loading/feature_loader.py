@@ -55,7 +55,7 @@ class FeatureLoader:
     point, ordinary tensors that autograd may save; labels ``[n]``
     int64; both on the job's device.  ``n`` is the batch size, or less in the
     last batch and if samples were skipped.  A batch without samples is not
-    delivered; it is an error if ``plan.needs_every_step`` is set, and if the
+    delivered, unless ``plan.empty_steps`` says so; it is an error if the
     epoch has no other batch.
 
     Leaving the loop in any way, or :meth:`close`, ends all requests and
@@ -104,6 +104,14 @@ class FeatureLoader:
         """Rows of the index, of the samples of the last batch, in order."""
         return self._delivery.rows()
 
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Samples of the last batch by rank, or virtual node, of the reader.
+
+        One after another, in the order of :attr:`.Reader.ranks`.
+        """
+        return self._delivery.sizes
+
     def __iter__(self) -> Iterator[LabelledBatch]:
         self._delivery.check_unused()
         # Only the loop may refer to the generator, so that it ends with the
@@ -144,6 +152,7 @@ class _Delivery:
         self._device = device
         self._delivered = delivered
         self._last: ReaderBatch | Sequence[IndexRow] = ()
+        self.sizes: tuple[int, ...] = ()
         self._prefetcher: LoadedSpans | None = None
         self._is_closed = False
         self._thread: int | None = None
@@ -224,7 +233,7 @@ class _Delivery:
                 strict=True,
             ):
                 features = select(numbers).to(self._device)
-                self._last = batch
+                self._last, self.sizes = batch, batch.sizes
                 self._delivered(batch.step)
                 num_batches += 1
                 num_samples += len(numbers)
@@ -298,12 +307,12 @@ class _Delivery:
                 assembler.check(next_position)
                 next_position += 1
             labelled = assembler.gather(batch)
-            self._last = assembler.last_rows
+            self._last, self.sizes = assembler.last_rows, assembler.last_sizes
             self._delivered(batch.step)
             count = 0 if labelled is None else len(labelled[1])
             recorder.record_batch(BatchEvent(count))
             if labelled is not None:
-                any_delivered = True
+                any_delivered = any_delivered or count > 0
                 with recorder.stage(TRAINING, count):
                     yield labelled
                 self._enter()

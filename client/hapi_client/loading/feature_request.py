@@ -43,6 +43,7 @@ class FeatureRequestSpec:
             cut=self.cut,
             encoding=self.encoding,
             transform=transform_text(training),
+            span_samples=span.whole,
         )
         if span.is_group:
             return computation

@@ -8,13 +8,19 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import torch
+
 from hapi_client.caching.cache_config import CacheConfig
 from hapi_client.caching.host_cache import HostCache
 from hapi_client.data.splits import DataSet, changed_shards
 from hapi_client.loading.decode_pool import DecodePool
 from hapi_client.loading.early_reads import EarlyReads
 from hapi_client.loading.feature_loader import FeatureLoader
-from hapi_client.loading.loader_plan import LoaderPlan, skip_remedy
+from hapi_client.loading.loader_plan import (
+    EmptySteps,
+    LoaderPlan,
+    skip_remedy,
+)
 from hapi_client.loading.prefetcher import Prefetcher
 from hapi_client.loading.read_config import ReadConfig
 from hapi_client.loading.route_source import RoutingSource, SourceRegistry
@@ -64,6 +70,7 @@ def open_host_cache(
             "model": region.digest,
             "encodings": sorted({Encoding.parse(e).dtype for e in encodings}),
             "numerics": numerics_tag(region.device.type),
+            "batch": region.forward_samples,
             # Samples that are larger are cached as failures.
             "max_pixels": region.max_pixels,
         }
@@ -160,10 +167,11 @@ class LoaderFactory:
         training: Training | None,
         *,
         on_error: str,
-        needs_every_step: bool = False,
+        empty_steps: EmptySteps = "skip",
         span_arrived: Callable[[], None] = lambda: None,
         remedy: Callable[[Span, int], str] = skip_remedy,
         recorder: EpochRecorder | None = None,
+        device: torch.device | None = None,
     ) -> FeatureLoader:
         """Returns a loader of one epoch.
 
@@ -172,10 +180,11 @@ class LoaderFactory:
             share: the reader's share of it.
             training: seed and epoch of random changes; None for none.
             on_error: as :attr:`LoaderPlan.on_error`.
-            needs_every_step: as :attr:`LoaderPlan.needs_every_step`.
+            empty_steps: as :attr:`LoaderPlan.empty_steps`.
             span_arrived: as :attr:`LoaderPlan.span_arrived`.
             remedy: as :attr:`LoaderPlan.remedy`.
             recorder: records the epoch.
+            device: device of the batches; None for the region's.
         """
         recorder = recorder or EpochRecorder(self.recorder)
         self.sources.early.begin_epoch()
@@ -186,10 +195,11 @@ class LoaderFactory:
             spans=data.spans,
             labels=data.labels,
             run_suffix=self._region.run_suffix,
+            batch_samples=self._region.batch_samples,
             on_error=on_error,
             recorder=recorder,
             span_arrived=span_arrived,
-            needs_every_step=needs_every_step,
+            empty_steps=empty_steps,
             remedy=remedy,
             cache=cache,
             skipped=self.skipped,
@@ -201,7 +211,7 @@ class LoaderFactory:
             plan,
             share.read_plan,
             partial(self._prefetcher, source),
-            self._region.device,
+            device or self._region.device,
             share.delivered,
             share.num_steps,
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,10 @@ from hapi_protocol.data_index import Span
 
 LabelledBatch: TypeAlias = tuple[torch.Tensor, torch.Tensor]
 """Features and labels of one batch."""
+EmptySteps: TypeAlias = Literal["skip", "raise", "deliver"]
+"""``skip`` leaves the step out.  ``raise`` refuses it, because other ranks
+take the same steps or the loop counts them.  ``deliver`` yields a batch of 0
+samples."""
 
 
 def skip_remedy(span: Span, row: int) -> str:
@@ -35,13 +39,14 @@ class LoaderPlan:
     Attributes:
         spans: spans of the data set.
         labels: labels of each span, ``[samples]`` int64.
-        run_suffix: computes features at the freeze point from a cut and
-            features ``[n, *shape at cut]``, under ``inference_mode``.
+        run_suffix: computes features at the freeze point from a cut,
+            features ``[n, *shape at cut]`` and the size of a batch, under
+            ``inference_mode``.
+        batch_samples: returns that size from the samples of a whole span.
         on_error: ``raise``, or ``skip`` with a count.
         recorder: records this epoch.
         span_arrived: called after each span, in the training loop's thread.
-        needs_every_step: True if no step may be left out, because other
-            ranks take the same steps or the loop counts them.
+        empty_steps: what becomes of a step whose samples are all bad.
         remedy: returns advice on a sample that cannot be decoded, from its
             span and row.
         cache: cached features of the data set; None for none.
@@ -50,11 +55,12 @@ class LoaderPlan:
 
     spans: Sequence[Span]
     labels: Sequence[npt.NDArray[np.int64]]
-    run_suffix: Callable[[int, torch.Tensor], torch.Tensor]
+    run_suffix: Callable[[int, torch.Tensor, int], torch.Tensor]
+    batch_samples: Callable[[int], int]
     on_error: str
     recorder: EpochRecorder
     span_arrived: Callable[[], None] = lambda: None
-    needs_every_step: bool = False
+    empty_steps: EmptySteps = "skip"
     remedy: Callable[[Span, int], str] = skip_remedy
     cache: FeatureCache | None = None
     skipped: SkippedSamples = field(default_factory=SkippedSamples)

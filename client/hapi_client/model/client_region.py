@@ -13,7 +13,7 @@ from hapi_splitter.inputs.array_transform import ArrayTransform
 from hapi_splitter.inputs.image_decode import decode_image
 from hapi_splitter.inputs.image_header import DEFAULT_MAX_PIXELS
 from hapi_splitter.inputs.sample_format import InputTransform, SampleForm
-from hapi_splitter.numerics import exact_numerics
+from hapi_splitter.numerics import batch_size, exact_numerics
 from hapi_splitter.package.reader import load_package
 from hapi_splitter.package.writer import package_bytes
 from hapi_splitter.profiling.memory_model import largest_sample_bytes
@@ -148,13 +148,23 @@ class ClientRegion:
         )
         return transform.sample(image, key, training)
 
-    def run_suffix(self, cut: int, features: torch.Tensor) -> torch.Tensor:
+    def batch_samples(self, span_samples: int) -> int:
+        """Returns the size of the batches of a whole span's samples."""
+        return batch_size(self.forward_samples, span_samples)
+
+    def run_suffix(
+        self, cut: int, features: torch.Tensor, batch_samples: int
+    ) -> torch.Tensor:
         """Computes features at the freeze point from features at ``cut``.
 
         Args:
             cut: cut of the features; 0 for transformed samples.
             features: ``[n, *shape at cut]`` on the CPU; decoded features are
-            float32, whatever the cut's dtype.
+                float32, whatever the cut's dtype.
+            batch_samples: samples of one forward pass, of
+                :meth:`batch_samples`; a last batch with fewer is filled with
+                zeros, so that a sample's features have the same bits in
+                whichever slice of its span.
 
         Returns:
             ``[n, *shape at the freeze point]`` on the device, in the dtype
@@ -164,13 +174,19 @@ class ClientRegion:
         if cut not in self._suffixes:
             self._suffixes[cut] = self.device_graph.suffix(cut)
         suffix, dtype = self._suffixes[cut], self.cut_dtype(cut)
+        num_missing = -len(features) % batch_samples
+        if cut < self.num_cuts and num_missing:
+            zeros = features.new_zeros((num_missing, *features.shape[1:]))
+            padded = torch.cat([features, zeros])
+        else:
+            padded = features
         with exact_numerics(self.device):
             outputs = [
                 suffix(batch.to(self.device, dtype))
-                for batch in torch.split(features, self.forward_samples)
+                for batch in torch.split(padded, batch_samples)
             ]
         joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-        return joined.contiguous()
+        return joined[: len(features)].contiguous()
 
     def cut_shape(self, cut: int) -> tuple[int, ...]:
         """Returns the shape of one sample's features at a cut, from 1."""

@@ -163,7 +163,9 @@ class FrozenRegion(ClientRegion):
                     f"features; use {dtype!r} or min_precision='lossless'",
                 )
 
-    def run_suffix(self, cut: int, features: torch.Tensor) -> torch.Tensor:
+    def run_suffix(
+        self, cut: int, features: torch.Tensor, batch_samples: int
+    ) -> torch.Tensor:
         """Computes features, from the weights that the model was split with.
 
         Raises:
@@ -171,7 +173,7 @@ class FrozenRegion(ClientRegion):
                 changed since it was split.
         """
         self._frozen_weights.check()
-        return super().run_suffix(cut, features)
+        return super().run_suffix(cut, features, batch_samples)
 
     def on_cpu(self) -> ClientRegion:
         """Returns the same region on the CPU, without the tail."""

@@ -203,5 +203,6 @@ class CacheTracker:
             encoding=encoding,
             samples=span.samples,
             numerics_tag=numerics_tag,
+            span_samples=span.whole,
         )
         return span.path, cache_key(etag, span.byte_range, span.crc32s)

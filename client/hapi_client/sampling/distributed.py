@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from hapi_client.sampling.partition import Reader
 from hapi_protocol.errors import ClientError
 
 
@@ -16,6 +17,10 @@ class Rank:
 
     rank: int = 0
     world_size: int = 1
+
+    def reader(self, worker: int = 0, num_workers: int = 1) -> Reader:
+        """The reader of this rank's samples, or of a loader worker's."""
+        return Reader((self.rank,), self.world_size, worker, num_workers)
 
 
 def this_rank(environ: Mapping[str, str]) -> Rank:

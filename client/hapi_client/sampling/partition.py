@@ -86,18 +86,26 @@ class Reader:
     """One of the readers that share an epoch.
 
     Attributes:
-        rank: rank of the trainer, from 0.
-        num_ranks: trainers that share each batch.
+        ranks: ranks whose samples it reads, from 0: that of its trainer, or
+            its virtual nodes.
+        num_ranks: ranks, or virtual nodes, that share each batch.
         worker: loader worker of this rank, from 0.
         num_workers: loader workers that alternate in this rank's batches.
         first_step: step with which all readers begin.
+        unit: what ``num_ranks`` counts, in messages.
     """
 
-    rank: int = 0
+    ranks: tuple[int, ...] = (0,)
     num_ranks: int = 1
     worker: int = 0
     num_workers: int = 1
     first_step: int = 0
+    unit: str = "ranks"
+
+    @property
+    def num_readers(self) -> int:
+        """Readers that share each batch, if all have as much to read."""
+        return round(self.num_ranks / len(self.ranks))
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
 
@@ -30,11 +31,14 @@ class ReaderBatch:
         positions: ``[n]`` int64, position of each sample's piece in
             :attr:`ReadPlan.pieces`.
         rows: ``[n]`` int64, row of each sample in its piece.
+        sizes: number of samples of each of the reader's ranks, one after
+            another.
     """
 
     step: int
     positions: Integers
     rows: Integers
+    sizes: tuple[int, ...] = ()
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -52,10 +56,12 @@ class ReadPlan:
     Attributes:
         pieces: slices of spans, in the order in which they are needed.
         batches: the reader's part of each of its steps, in order.
+        is_whole: False if other ranks have a part of these steps.
     """
 
     pieces: tuple[SpanSlice, ...]
     batches: tuple[ReaderBatch, ...]
+    is_whole: bool = True
 
     @property
     def num_samples(self) -> int:
@@ -141,7 +147,7 @@ class EpochSampler:
             reader.num_workers,
         )
         samples_by_step = [self._samples_of(step, reader) for step in steps]
-        samples = np.concatenate([_EMPTY, *samples_by_step])
+        samples = np.concatenate([_EMPTY, *chain(*samples_by_step)])
         used, first_use, index_in_used = np.unique(
             self.piece_of[samples], return_index=True, return_inverse=True
         )
@@ -150,32 +156,41 @@ class EpochSampler:
         position_of[by_first_use] = np.arange(len(by_first_use))
         positions = position_of[index_in_used]
         rows = self.row_of[samples]
-        bounds = np.cumsum([0, *map(len, samples_by_step)])
+        sizes = [tuple(map(len, of_ranks)) for of_ranks in samples_by_step]
+        bounds = np.cumsum([0, *map(sum, sizes)])
         return ReadPlan(
             tuple(self.pieces[index] for index in used[by_first_use]),
             tuple(
-                ReaderBatch(step, positions[start:end], rows[start:end])
-                for step, start, end in zip(
-                    steps, bounds, bounds[1:], strict=False
+                ReaderBatch(
+                    step, positions[start:end], rows[start:end], of_ranks
+                )
+                for step, start, end, of_ranks in zip(
+                    steps, bounds, bounds[1:], sizes, strict=False
                 )
             ),
+            len(reader.ranks) == reader.num_ranks,
         )
 
-    def _samples_of(self, step: int, reader: Reader) -> Integers:
+    def _samples_of(self, step: int, reader: Reader) -> list[Integers]:
+        """Returns the samples of a step of each of the reader's ranks."""
         start = int(self.ends[step - 1]) if step else 0
-        offset = (reader.rank - start) % reader.num_ranks
-        return np.arange(
-            start + offset, self.ends[step], reader.num_ranks, dtype=np.int64
-        )
+        firsts = [
+            start + (rank - start) % reader.num_ranks for rank in reader.ranks
+        ]
+        return [
+            np.arange(first, self.ends[step], reader.num_ranks, dtype=np.int64)
+            for first in firsts
+        ]
 
     def _check_reader(self, reader: Reader) -> None:
         partition = self.config.partition
-        _check_share("rank", reader.rank, reader.num_ranks)
+        for rank in reader.ranks:
+            _check_share("rank", rank, reader.num_ranks)
         _check_share("worker", reader.worker, reader.num_workers)
         check_integer("first_step", reader.first_step, 0)
         if partition.batch_partitions % reader.num_ranks:
             raise _bad(
-                f"{reader.num_ranks} ranks cannot share "
+                f"{reader.num_ranks} {reader.unit} cannot share "
                 f"{partition.batch_partitions} batch partitions; allowed: "
                 f"{divisors(partition.batch_partitions)}"
             )
@@ -189,12 +204,13 @@ class EpochSampler:
         if len(sizes) and sizes.min() < reader.num_ranks:
             raise _bad(
                 f"{len(self.piece_of)} samples are too few for "
-                f"{reader.num_ranks} ranks; use fewer ranks, or drop_last"
+                f"{reader.num_ranks} {reader.unit}; use fewer {reader.unit}, "
+                "or drop_last"
             )
         if self.config.batch_size % reader.num_ranks:
             raise _bad(
                 f"a batch of {self.config.batch_size} samples cannot be "
-                f"divided among {reader.num_ranks} ranks; allowed: "
+                f"divided among {reader.num_ranks} {reader.unit}; allowed: "
                 f"{divisors(self.config.batch_size)}"
             )
 

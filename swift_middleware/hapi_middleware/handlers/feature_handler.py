@@ -136,6 +136,7 @@ class FeatureHandler:
             source_length_bytes=length,
             trans_id=self.request.trans_id,
             crc32s=annotation.crc32s,
+            span_samples=annotation.span_samples,
         )
 
     def _etag_before_job(

@@ -284,6 +284,7 @@ class MultiObjectHandler:
             source_length_bytes=None,
             trans_id=self.request.trans_id,
             num_objects=num_objects,
+            span_samples=annotation.span_samples,
         )
 
     def _send(

@@ -50,6 +50,7 @@ def stream_etag(
         encoding=annotation.encoding,
         samples=annotation.samples,
         numerics_tag=INDEX_NUMERICS if annotation.index else numerics_tag,
+        span_samples=annotation.span_samples,
     )
 
 

@@ -21,7 +21,7 @@ from hapi_worker.execution.batch_items import MicroBatch, QueuedSample
 from hapi_worker.execution.device_executor import PrefixCompute
 from hapi_worker.execution.forward import PassResult
 from hapi_worker.models.uploads import copy_of_error
-from hapi_worker.scheduling.batch_size import (
+from hapi_worker.scheduling.batch_start import (
     DEFAULT_LINGER_SECONDS,
     Backlog,
     num_passes,

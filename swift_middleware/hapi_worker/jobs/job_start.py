@@ -16,6 +16,7 @@ from hapi_protocol.job_messages import (
 from hapi_protocol.shards import Limits
 from hapi_protocol.summary import WorkerLoad
 from hapi_protocol.transforms import parse_transform
+from hapi_splitter.numerics import batch_size
 from hapi_worker.execution.coalescing import Group
 from hapi_worker.execution.decode import LargeDecoder, decoder_of
 from hapi_worker.execution.device_executor import PrefixCompute, executor_of
@@ -34,7 +35,6 @@ from hapi_worker.jobs.sample_reader import (
 from hapi_worker.models.device_models import Lease
 from hapi_worker.monitoring.accounting import JobTotals, JobUsageMeter
 from hapi_worker.peer import ClientDisconnectedError, PeerConnection
-from hapi_worker.scheduling.batch_size import batch_size
 from hapi_worker.scheduling.fair_pool import FairPool
 
 if TYPE_CHECKING:
@@ -147,9 +147,11 @@ class JobStart:
         executor = executor_of(worker.executors, lease)
         if not executor.in_service:
             raise executor.failure()
+        num_samples = start.num_samples(job.request)
+        if num_samples is not None:
+            num_samples = max(num_samples, job.request.span_samples)
         size = batch_size(
-            lease.batch_limit(lease.device_models.largest_batch),
-            start.num_samples(job.request),
+            lease.batch_limit(lease.device_models.largest_batch), num_samples
         )
         transform = job.request.transform
 

@@ -22,7 +22,7 @@ from hapi_worker.execution.batch_items import MicroBatch, QueuedSample
 from hapi_worker.jobs.chunked_body import ChunkedBody
 from hapi_worker.jobs.sample_queue import SampleQueue
 from hapi_worker.peer import POLL_SECONDS, ClientDisconnectedError
-from hapi_worker.scheduling.batch_size import DEFAULT_LINGER_SECONDS
+from hapi_worker.scheduling.batch_start import DEFAULT_LINGER_SECONDS
 
 INDEX_BATCH_ROWS = 1024
 """Rows of an index have no features, so that a thousand are small."""

@@ -15,6 +15,7 @@ from hapi_client.cli import main as cli
 ROOT = Path(__file__).resolve().parents[4]
 WITH_EXPERT_OPTIONS = {"extract", "plan", "train"}
 WITHOUT_TABLE = {f"cluster {c}" for c in ("run", "start", "stop", "env")}
+WITHOUT_TABLE |= {"rendezvous"}
 
 
 def commands(group, words=""):

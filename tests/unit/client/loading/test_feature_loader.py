@@ -22,7 +22,7 @@ from hapi_client.loading.read_config import ReadConfig
 from hapi_client.loading.span_source import LoadedSpan, SpanTask
 from hapi_client.metrics.job_recorder import JobRecorder
 from hapi_client.reports.epoch_recorder import EpochRecorder
-from hapi_client.sampling.partition import Reader
+from hapi_client.sampling.partition import EpochPartition, Reader
 from hapi_client.sampling.sampler import (
     ReadPlan,
     SamplerConfig,
@@ -35,6 +35,7 @@ from hapi_protocol.data_index import IndexRow, Span
 from hapi_protocol.errors import ClientError, HapiError, TooSlowError
 
 CPU = torch.device("cpu")
+SIX_AT_A_TIME = index_order([3] * 8, SamplerConfig(6))
 
 
 def make_spans(sizes):
@@ -116,7 +117,8 @@ def make_loader(
         on_error=on_error,
         **{
             "recorder": recorder,
-            "run_suffix": lambda cut, f: f * 1.0,
+            "run_suffix": lambda cut, f, size: f * 1.0,
+            "batch_samples": lambda span_samples: span_samples,
             **(job or {}),
         },
     )
@@ -249,7 +251,7 @@ def test_batches_are_the_same_if_spans_are_computed_out_of_order():
     source = FirstSpanWaits()
     computed = []
 
-    def run_suffix(cut, features):
+    def run_suffix(cut, features, size):
         computed.append(float(features[0, 0]) // 100)
         if len(computed) == MAX_EARLY_SPANS:
             source.event.set()
@@ -335,13 +337,48 @@ def test_epoch_without_samples_is_an_error_unless_resumed(first_step):
     assert counters.count().samples == 0
 
 
+def test_step_of_virtual_nodes_may_have_no_samples():
+    order = index_order([3, 3, 4], SamplerConfig(4, EpochPartition(4)))
+    loader, _ = make_loader(
+        Source({"0/1", "1/1", "1/2", "2/1"}),
+        [3, 3, 4],
+        order.read_plan(Reader((0, 2), 4)),
+        on_error="skip",
+        job={"empty_steps": "deliver"},
+    )
+    sizes = []
+    for features, labels in loader:
+        assert len(features) == len(labels) == sum(loader.sizes)
+        sizes.append(loader.sizes)
+    assert len(sizes) == 2
+    assert all(len(of_nodes) == 2 for of_nodes in sizes)
+    assert any(0 in of_nodes for of_nodes in sizes)
+
+
+def test_short_slices_share_a_batch_of_the_frozen_layers():
+    computed = []
+
+    def run_suffix(cut, features, size):
+        computed.append((len(features), size))
+        return features * 1.0
+
+    job = {"run_suffix": run_suffix, "batch_samples": lambda samples: 8}
+    loader, _ = make_loader(Source(), [3] * 8, SIX_AT_A_TIME, job=job)
+    assert rows_of(loader) == rows_of(
+        make_loader(Source(), [3] * 8, SIX_AT_A_TIME)[0]
+    )
+    assert sum(count for count, _ in computed) == 24
+    assert len(computed) <= 4
+    assert {size for _, size in computed} == {8}
+
+
 def test_step_that_other_ranks_take_is_an_error_without_samples():
     loader, _ = make_loader(
         Source({"0/2", "1/0", "1/1"}),
         [3, 3],
         index_order([3, 3], SamplerConfig(2)),
         on_error="skip",
-        job={"needs_every_step": True},
+        job={"empty_steps": "raise"},
     )
     batches = iter(loader)
     assert next(batches)[1].tolist() == [0, 1]

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torchvision
 from torch import nn
 from torchvision.transforms._presets import ImageClassification
 
@@ -108,13 +109,29 @@ def test_suffix_of_every_cut_gives_contiguous_features():
         expected = frozen_part()(images)
         for cut in range(region.num_cuts + 1):
             at_cut = region.device_graph.prefix(cut)(images).contiguous()
-            features = region.run_suffix(cut, at_cut)
+            features = region.run_suffix(cut, at_cut, 2)
             features = features.view(3, *expected.shape[1:])
             assert features.is_contiguous()
             torch.testing.assert_close(
                 features, expected, rtol=1e-4, atol=1e-5
             )
-            assert region.tail(region.run_suffix(cut, at_cut)).shape == (3, 3)
+            tail = region.tail(region.run_suffix(cut, at_cut, 2))
+            assert tail.shape == (3, 3)
+
+
+def test_sample_has_the_same_bits_in_each_slice_of_its_span():
+    """torch chooses kernels by the number of samples."""
+    model = torchvision.models.mobilenet_v3_small().eval()
+    region = FrozenRegion(model, "avgpool", None, torch.device("cpu"))
+    images = torch.randn(64, 3, 64, 64)
+    size = region.batch_samples(64)
+    with torch.inference_mode():
+        whole = region.run_suffix(0, images, size)
+        for count in (1, 3, 5, 8, 13, 24):
+            part = region.run_suffix(0, images[7 : 7 + count], size)
+            assert torch.equal(part, whole[7 : 7 + count])
+        short = region.run_suffix(0, images[:5], 5)
+    assert not torch.equal(short, whole[:5])
 
 
 @pytest.mark.parametrize(

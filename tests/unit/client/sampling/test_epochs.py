@@ -54,7 +54,7 @@ def samples_of(share):
 def train(made, epoch=0, num_steps=1000, ranks=1, workers=1):
     """Trains the next steps of an epoch; returns the samples of each."""
     shares = [
-        share_of(made, epoch, Reader(rank, ranks, worker, workers))
+        share_of(made, epoch, Reader((rank,), ranks, worker, workers))
         for rank in range(ranks)
         for worker in range(workers)
     ]
@@ -154,7 +154,7 @@ def test_workers_that_cannot_continue_an_epoch_can_train_the_next():
 def test_partition_that_workers_cannot_share_is_an_error_with_a_remedy():
     made = epochs(num_workers=3, partition=EpochPartition(1, 2))
     with pytest.raises(ClientError, match="1, 2; or give another partition"):
-        share_of(made, reader=Reader(0, 1, 0, 3))
+        share_of(made, reader=Reader((0,), 1, 0, 3))
 
 
 def test_state_at_a_step_keeps_the_partition_of_the_resumed_run():
@@ -183,7 +183,7 @@ def test_ranks_that_do_not_fit_can_share_the_next_epoch_only():
     resumed = resumed_from(trained(2))
     message = "2 ranks cannot share 1 batch partitions"
     with pytest.raises(ClientError, match=message):
-        share_of(resumed, reader=Reader(0, 2))
+        share_of(resumed, reader=Reader((0,), 2))
     samples = train(resumed, 1, ranks=2)
     assert sum(map(len, samples.values())) == sum(SIZES)
 
@@ -274,7 +274,7 @@ def test_evaluation_is_shared_by_any_number_of_ranks():
         sample
         for rank in range(4)
         for step in samples_of(
-            made.evaluation(SIZES, Reader(rank, 4), drop_last=False)
+            made.evaluation(SIZES, Reader((rank,), 4), drop_last=False)
         ).values()
         for sample in step
     ]

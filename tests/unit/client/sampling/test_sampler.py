@@ -117,7 +117,7 @@ def test_index_order_is_that_of_the_index(sizes, batch):
 @given(shared_epochs())
 def test_all_ranks_have_every_step_with_equal_batches(shared):
     order, ranks, _ = shared
-    plans = [order.read_plan(Reader(rank, ranks)) for rank in range(ranks)]
+    plans = [order.read_plan(Reader((rank,), ranks)) for rank in range(ranks)]
     size = order.config.batch_size // ranks
     for plan in plans:
         assert [b.step for b in plan.batches] == list(range(order.num_steps))
@@ -134,9 +134,9 @@ def test_readers_share_the_samples_of_each_step_and_resume(shared, data):
     together = {}
     for worker, rank in product(range(workers), range(ranks)):
         read += rows_read(
-            order.read_plan(Reader(rank, ranks, worker, workers))
+            order.read_plan(Reader((rank,), ranks, worker, workers))
         )
-        plan = order.read_plan(Reader(rank, ranks, worker, workers, first))
+        plan = order.read_plan(Reader((rank,), ranks, worker, workers, first))
         for step, samples in samples_of(plan).items():
             together.setdefault(step, []).extend(samples)
     assert set(read.values()) <= {1}
@@ -149,11 +149,28 @@ def test_readers_share_the_samples_of_each_step_and_resume(shared, data):
     }
 
 
+@given(shared_epochs(), st.data())
+def test_reader_of_several_ranks_has_the_samples_of_each(shared, data):
+    order, ranks, _ = shared
+    mine = data.draw(st.permutations(range(ranks)))
+    mine = tuple(mine[: data.draw(st.integers(1, ranks))])
+    plan = order.read_plan(Reader(mine, ranks))
+    alone = [order.read_plan(Reader((rank,), ranks)) for rank in mine]
+    for number, batch in enumerate(plan.batches):
+        parts = [share.batches[number] for share in alone]
+        assert batch.sizes == tuple(len(part) for part in parts)
+    single = [samples_of(share) for share in alone]
+    for step, samples in samples_of(plan).items():
+        assert samples == [s for of_rank in single for s in of_rank[step]]
+    slices = [piece for share in alone for piece in share.pieces]
+    assert Counter(plan.pieces) == Counter(slices)
+
+
 @given(shared_epochs())
 def test_workers_alternate_as_in_a_data_loader(shared):
     order, _, workers = shared
     for first in (0, 1, 5):
-        readers = [Reader(0, 1, n, workers, first) for n in range(workers)]
+        readers = [Reader((0,), 1, n, workers, first) for n in range(workers)]
         steps = [
             [batch.step for batch in order.read_plan(reader).batches]
             for reader in readers
@@ -261,22 +278,26 @@ def test_partition_of_nothing_is_refused(numbers):
     ("reader", "message"),
     [
         (
-            Reader(0, 3),
+            Reader((0,), 3),
             "3 ranks cannot share 8 batch partitions; allowed: 1, 2, 4, 8",
         ),
         (
-            Reader(0, 1, 0, 3),
+            Reader((0,), 1, 0, 3),
             "3 loader workers cannot share 4 step partitions; "
             "allowed: 1, 2, 4",
         ),
         (
-            Reader(0, 8),
+            Reader((0,), 8),
             "a batch of 12 samples cannot be divided among 8 ranks; "
             "allowed: 1, 2, 3, 4, 6, 12",
         ),
-        (Reader(2, 2), "rank is 2; 0 to 1"),
-        (Reader(0, 1, -1, 2), "worker is -1; 0 to 1"),
-        (Reader(0, 0), "num_ranks is 0; give an integer, at least 1"),
+        (
+            Reader((0, 3), 16, unit="virtual nodes"),
+            "16 virtual nodes cannot share 8 batch partitions",
+        ),
+        (Reader((2,), 2), "rank is 2; 0 to 1"),
+        (Reader((0,), 1, -1, 2), "worker is -1; 0 to 1"),
+        (Reader((0,), 0), "num_ranks is 0; give an integer, at least 1"),
         (
             Reader(first_step=-1),
             "first_step is -1; give an integer, at least 0",
@@ -295,4 +316,4 @@ def test_too_few_samples_are_refused_by_every_rank():
     order = index_order([1, 2], config(4, 4))
     for rank in range(4):
         with pytest.raises(ClientError, match="3 samples are too few for 4"):
-            order.read_plan(Reader(rank, 4))
+            order.read_plan(Reader((rank,), 4))

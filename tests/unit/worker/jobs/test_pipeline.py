@@ -23,7 +23,7 @@ from hapi_worker.jobs.pipeline import Pipeline
 from hapi_worker.jobs.sample_queue import SampleQueue
 from hapi_worker.models.loaded_model import Reservation
 from hapi_worker.monitoring.accounting import JobUsageMeter
-from hapi_worker.scheduling.batch_size import DEFAULT_LINGER_SECONDS
+from hapi_worker.scheduling.batch_start import DEFAULT_LINGER_SECONDS
 from waiting import until
 from worker_under_test import job_for
 

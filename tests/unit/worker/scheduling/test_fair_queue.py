@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hapi_worker.scheduling.batch_size import Backlog, batch_size, num_passes
+from hapi_splitter.numerics import batch_size
+from hapi_worker.scheduling.batch_start import Backlog, num_passes
 from hapi_worker.scheduling.fair_queue import (
     CREDIT_SECONDS,
     MAX_REMEMBERED_ACCOUNTS,

@@ -1,10 +1,8 @@
-"""When a micro-batch starts, and how large it is.
+"""When a micro-batch starts.
 
-Micro-batches of a model have the same size, unless memory does not suffice
-(:meth:`.WorkingMemory.reserve`); what is missing is padded.  A row's features
-then have the same bits whatever else is in its batch and wherever it lies
-(torch picks kernels by the shape), so that they do not depend on who shares
-the worker.
+Micro-batches have the size of :func:`hapi_splitter.numerics.batch_size`,
+unless memory does not suffice (:meth:`.WorkingMemory.reserve`); what is
+missing is padded.  So a row's features do not depend on who shares the worker.
 """
 
 from __future__ import annotations
@@ -52,18 +50,3 @@ def num_passes(
     if backlog.quiet or backlog.waited_seconds >= linger_seconds:
         return full + 1
     return full
-
-
-def batch_size(largest: int, num_samples: int | None) -> int:
-    """Size of the micro-batches of a request, by itself alone.
-
-    Args:
-        largest: that suits device and model.
-        num_samples: samples of the request, where it is known.
-
-    Returns:
-        ``largest``, or the next power of two where fewer samples come.
-    """
-    if num_samples is None or num_samples >= largest:
-        return largest
-    return min(largest, 1 << max(num_samples - 1, 0).bit_length())
