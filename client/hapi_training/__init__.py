@@ -1,4 +1,35 @@
-"""Training loops on top of ``hapi_client``; imported by its commands only.
+"""Training on top of ``hapi_client``: virtual nodes and checkpoints.
 
-In: a ``TransferJob``. Out: a trained tail, checkpoint files.
+::
+
+    from hapi_training import VirtualNodes
+
+The names below are imported on first use, so that ``import hapi_training``
+stays quick.
 """
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hapi_training.virtual_nodes.step import Step
+    from hapi_training.virtual_nodes.virtual_nodes import VirtualNodes
+
+__all__ = ["Step", "VirtualNodes"]
+
+_HOMES = {
+    "Step": "hapi_training.virtual_nodes.step",
+    "VirtualNodes": "hapi_training.virtual_nodes.virtual_nodes",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

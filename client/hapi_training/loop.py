@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
+from torch.nn.functional import cross_entropy
 
 from hapi_client.job.transfer_job import TransferJob
 from hapi_protocol.errors import ClientError
@@ -20,6 +21,8 @@ from hapi_training.checkpoint_file import (
     random_state,
     set_random_state,
 )
+from hapi_training.virtual_nodes.step import Step
+from hapi_training.virtual_nodes.virtual_nodes import VirtualNodes
 
 MOMENTUM = 0.9
 _LOAD_ERRORS = (
@@ -82,8 +85,14 @@ def train_tail(
     on_samples: Callable[[int, int], None] = lambda number, samples: None,
     on_resume: Callable[[int, int], None] = lambda epochs, samples: None,
     checkpoint: Checkpoint | None = None,
+    num_nodes: int = 1,
+    seed: int = 0,
 ) -> History:
     """Trains ``job.tail`` with SGD and cross entropy.
+
+    On this worker alone, or on those of torchrun or of a rendezvous: see
+    :class:`.VirtualNodes`.  The first of them writes the checkpoint; each
+    that can read it resumes from it.
 
     Args:
         job: loads features and labels.
@@ -96,6 +105,8 @@ def train_tail(
             finished epochs and of samples in the unfinished one.
         checkpoint: is resumed from, and written at intervals, after each
             epoch and on an interrupt.
+        num_nodes: number of virtual nodes of all workers.
+        seed: seed of their random numbers.
 
     Returns:
         Results of all epochs, including those of the checkpoint.
@@ -113,12 +124,16 @@ def train_tail(
             "there is no parameter to train after the freeze point; freeze "
             "less of the model (freeze=, --freeze)",
         )
-    with _locked(checkpoint) as stop_requested:
-        run = _Run(job, learning_rate, checkpoint)
+    nodes = VirtualNodes(job.tail, num_nodes, seed=seed, strict=False)
+    with _locked(checkpoint, nodes) as stop_requested:
+        run = _Run(job, learning_rate, checkpoint, nodes)
         if run.is_resumed:
             on_resume(len(run.history.epochs), run.num_samples)
-        for epoch in range(len(run.history.epochs), epochs):
+        while (epoch := len(run.history.epochs)) < epochs:
             run.train_epoch(epoch, on_samples, stop_requested)
+            if nodes.is_behind:
+                # The results so far have come from the other workers.
+                continue
             on_epoch(epoch, run.history.epochs[-1])
             if stop_requested.is_set():
                 raise KeyboardInterrupt
@@ -126,12 +141,15 @@ def train_tail(
 
 
 @contextmanager
-def _locked(checkpoint: Checkpoint | None) -> Iterator[threading.Event]:
+def _locked(
+    checkpoint: Checkpoint | None, nodes: VirtualNodes
+) -> Iterator[threading.Event]:
     """Locks the checkpoint, and yields an event that an interrupt sets.
 
-    Without a checkpoint, interrupts are not deferred.
+    Without a checkpoint, interrupts are not deferred; nor with several
+    workers, which end one after another.
     """
-    if checkpoint is None:
+    if checkpoint is None or not nodes.is_alone:
         yield threading.Event()
         return
     with checkpoint.lock(), defer_interrupts() as stop_requested:
@@ -145,6 +163,7 @@ class _Run:
     job: TransferJob
     learning_rate: float
     checkpoint: Checkpoint | None
+    nodes: VirtualNodes
 
     def __post_init__(self) -> None:
         self._optimizer = torch.optim.SGD(
@@ -181,14 +200,20 @@ class _Run:
         self.job.tail.train()
         started = time.monotonic() - self._current.seconds
         self.job.train_loader.set_epoch(epoch)
-        for features, labels in self.job.train_loader:
-            self._take_step(features, labels)
+        state = {
+            "tail": self.job.tail,
+            "optimizer": self._optimizer,
+            "results": self,
+        }
+        for step in self.nodes.steps(self.job.train_loader, state):
+            self._take_step(step)
             self._current.seconds = time.monotonic() - started
             on_samples(epoch, self._current.num_samples)
             # After the last step the job is already in the next epoch.
             if self.job.epoch == epoch:
                 self._after_step(stop_requested)
-        self._finish_epoch()
+        if not self.nodes.is_behind:
+            self._finish_epoch()
 
     def _after_step(self, stop_requested: threading.Event) -> None:
         if stop_requested.is_set():
@@ -202,19 +227,33 @@ class _Run:
         self._current = EpochResult()
         self._save()
 
-    def _take_step(self, features: torch.Tensor, labels: torch.Tensor) -> None:
-        outputs = self.job.tail(features)
-        loss: Any = torch.nn.functional.cross_entropy(outputs, labels)
-        self._optimizer.zero_grad()
-        loss.backward()
+    def _take_step(self, step: Step) -> None:
+        for features, labels in step:
+            outputs = self.job.tail(features)
+            step.backward(cross_entropy(outputs, labels))
+            step.add((outputs.argmax(1) == labels).sum())
         self._optimizer.step()
-        correct = int((outputs.argmax(1) == labels).sum())
-        self._current.losses.append(float(loss.detach()))
-        self._current.num_correct += correct
-        self._current.num_samples += len(labels)
+        self._optimizer.zero_grad()
+        if step.num_samples:
+            self._current.losses.append(step.loss)
+        self._current.num_correct += int(step.added)
+        self._current.num_samples += step.num_samples
+
+    def state_dict(self) -> dict[str, Any]:
+        """Results so far, which other workers get with the tail."""
+        return {
+            "epochs": [asdict(epoch) for epoch in self.history.epochs],
+            "begun": asdict(self._current),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.history.epochs[:] = [
+            EpochResult(**epoch) for epoch in state["epochs"]
+        ]
+        self._current = EpochResult(**state["begun"])
 
     def _save(self) -> None:
-        if self.checkpoint is None:
+        if self.checkpoint is None or not self.nodes.is_first:
             return
         self.checkpoint.save(
             features=self.job.features_facts(),
@@ -222,8 +261,8 @@ class _Run:
             optimizer=self._optimizer.state_dict(),
             random=random_state(self._device),
             data=self.job.state_dict(),
-            epochs=[asdict(epoch) for epoch in self.history.epochs],
-            begun=asdict(self._current),
+            nodes=self.nodes.state_dict(),
+            **self.state_dict(),
         )
 
     def _restore(self, saved: Mapping[str, Any]) -> None:
@@ -232,10 +271,8 @@ class _Run:
             self.job.load_state_dict(saved["data"])
             self.job.tail.load_state_dict(saved["tail"])
             self._optimizer.load_state_dict(saved["optimizer"])
-            self.history.epochs += [
-                EpochResult(**epoch) for epoch in saved["epochs"]
-            ]
-            self._current = EpochResult(**saved["begun"])
+            self.nodes.load_state_dict(saved["nodes"])
+            self.load_state_dict(saved)
             set_random_state(self._device, saved["random"])
         except _LOAD_ERRORS as error:
             raise ClientError(
