@@ -97,3 +97,35 @@ def test_resumed_run_ends_in_the_same_model(cluster, data, tmp_path):
         torch.testing.assert_close(
             models[1][name], weight, rtol=1e-3, atol=1e-5
         )
+
+
+def test_ranks_of_torchrun_train_one_model(cluster, data, tmp_path):
+    """Each trained a model of its own before, without a word."""
+    environment = {**environment_of(cluster), "OMP_NUM_THREADS": "1"}
+    results = {}
+    for num_ranks in (1, 2):
+        folder = tmp_path / str(num_ranks)
+        folder.mkdir()
+        python, module, *rest = command(data, "--batch-size", "8")
+        torchrun = (
+            *("-m", "torch.distributed.run", "--standalone"),
+            f"--nproc-per-node={num_ranks}",
+        )
+        launched = (
+            [python, module, *rest, "--virtual-nodes", "8"]
+            if num_ranks == 1
+            else [python, *torchrun, module, *rest]
+        )
+        done = run_family(
+            launched, SECONDS, environment=environment, folder=folder
+        )
+        assert done.returncode == 0, done.stderr
+        # One rank prints.
+        assert done.stdout.count("accuracy") == 1
+        model = torch.load(folder / "model.pt")
+        facts = json.loads((folder / "run.json").read_text())
+        assert [e["samples"] for e in facts["epochs"]] == [32, 32]
+        results[num_ranks] = model, facts["losses"]
+    assert results[1][1] == results[2][1]
+    for name, weight in results[1][0].items():
+        assert torch.equal(weight, results[2][0][name])

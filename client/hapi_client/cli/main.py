@@ -21,6 +21,7 @@ from hapi_client.cli.info import info_command
 from hapi_client.cli.ls import ls_command
 from hapi_client.cli.options import command_with, option
 from hapi_client.cli.plan import plan_command
+from hapi_client.cli.rendezvous import rendezvous_command
 from hapi_client.cli.report import report_command
 from hapi_client.cli.train import train_command
 from hapi_client.cli.upload import index_command, upload_command
@@ -50,6 +51,7 @@ app.command("plan")(plan_command)
 app.command("train")(train_command)
 app.command("extract")(extract_command)
 app.command("report")(report_command)
+app.command("rendezvous")(rendezvous_command)
 app.command("demo")(demo_command)
 app.command("doctor")(doctor_command)
 app.add_typer(cache.app, name="cache")

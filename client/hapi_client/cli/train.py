@@ -41,6 +41,12 @@ def train_command(context: typer.Context, options: TrainOptions) -> None:
         hapi train --data photos/train --classes 10 --epochs 3
         --report run.html
 
+        torchrun --nproc-per-node 2 -m hapi_client.cli.main train
+        --data photos/train --classes 10 --batch-size 64
+
+    Under torchrun the ranks share each batch, and the first one prints and
+    writes files.
+
     A progress bar is shown on a terminal (HAPI_PROGRESS=0: never;
     HAPI_PROGRESS=1: always).
 
@@ -59,6 +65,8 @@ def train_command(context: typer.Context, options: TrainOptions) -> None:
         from hapi_client.cli import train_run
 
         result = train_run.train(options, connection, reporter)
+        if not train_run.is_first_rank():
+            return
         train_run.print_result(result)
     write_json(options.json_path, train_run.result_facts(result))
 

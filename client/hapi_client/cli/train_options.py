@@ -44,6 +44,20 @@ class TrainOptions(JobOptions):
         "Learning rate of SGD.", 0.01, TRAINING, names=("--lr",), min=0.0
     )
     batch_size: int = option("Samples per batch.", 32, TRAINING, min=1)
+    virtual_nodes: int | None = option(
+        "Virtual nodes that share each batch: the model has the same bits on "
+        "any number of workers up to this one. Default: 1, or 8 under "
+        "torchrun and with --rendezvous.",
+        None,
+        TRAINING,
+        min=1,
+    )
+    rendezvous: str | None = option(
+        "Address of 'hapi rendezvous': workers that name it train together, "
+        "and may come and go. Default: $HAPI_RENDEZVOUS.",
+        panel=TRAINING,
+        metavar="HOST:PORT",
+    )
     resume: Path | None = option(
         "Checkpoint file: resume from it, sample by sample, if it exists. It "
         "is written every 30 seconds, after each epoch and on Ctrl-C. Only "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -22,6 +23,7 @@ from hapi_client.model.torchvision_registry import build_model
 from hapi_client.progress import Reporter
 from hapi_client.reports.epoch_report import report_body
 from hapi_client.reports.run_tables import essentials
+from hapi_client.sampling.distributed import this_rank
 from hapi_client.swift.connection import Connection
 from hapi_protocol.headers import CACHE_OFF
 from hapi_splitter.inputs.augmentation import Augmentation
@@ -29,6 +31,11 @@ from hapi_splitter.planner.problem import mix_label
 from hapi_splitter.units import count_text
 from hapi_training.checkpoint_file import Checkpoint, save_atomically
 from hapi_training.loop import EpochResult, History, train_tail
+from hapi_training.membership import RENDEZVOUS_VARIABLE
+
+SHARED_NODES = 8
+"""Virtual nodes of several workers, unless given: as many as there are
+partitions of an epoch by default."""
 
 
 @dataclass(frozen=True)
@@ -155,13 +162,15 @@ def _train_job(
                 resumed_text(trained, samples, options.epochs)
             ),
             checkpoint=Checkpoint(options.resume) if options.resume else None,
+            num_nodes=num_nodes_of(options),
+            seed=options.seed,
         )
         # Before the report, whose writing may fail for lack of space.
-        if options.save:
+        if options.save and is_first_rank():
             save_atomically(network.state_dict(), options.save)
     finally:
         # Also after an error or interrupt.
-        if options.report is not None:
+        if options.report is not None and is_first_rank():
             title = f"{options.model} on {options.data}"
             job.write_report(options.report, title)
     if job.stats.samples:
@@ -173,6 +182,27 @@ def _train_job(
         if unused:
             reporter.note(unused)
     return history
+
+
+def is_first_rank() -> bool:
+    """True on the one of torchrun's ranks that prints and writes files."""
+    return this_rank(os.environ).rank == 0
+
+
+def num_nodes_of(options: TrainOptions) -> int:
+    """Returns the number of virtual nodes.
+
+    Raises:
+        ClientError: ``bad_configuration`` for wrong variables of torchrun.
+    """
+    if options.rendezvous:
+        os.environ[RENDEZVOUS_VARIABLE] = options.rendezvous
+    is_shared = (
+        this_rank(os.environ).world_size > 1
+        or RENDEZVOUS_VARIABLE in os.environ
+    )
+    default = SHARED_NODES if is_shared else 1
+    return options.virtual_nodes or default
 
 
 def num_bytes_of(network: Module) -> int:
