@@ -13,7 +13,7 @@ from hapi_splitter.inputs.array_transform import ArrayTransform
 from hapi_splitter.inputs.image_decode import decode_image
 from hapi_splitter.inputs.image_header import DEFAULT_MAX_PIXELS
 from hapi_splitter.inputs.sample_format import InputTransform, SampleForm
-from hapi_splitter.numerics import batch_size, exact_numerics
+from hapi_splitter.numerics import exact_numerics
 from hapi_splitter.package.reader import load_package
 from hapi_splitter.package.writer import package_bytes
 from hapi_splitter.profiling.memory_model import largest_sample_bytes
@@ -149,8 +149,13 @@ class ClientRegion:
         return transform.sample(image, key, training)
 
     def batch_samples(self, span_samples: int) -> int:
-        """Returns the size of the batches of a whole span's samples."""
-        return batch_size(self.forward_samples, span_samples)
+        """Returns the size of the batches of a span's samples.
+
+        The whole span makes equal batches: a span of 40 samples three of 14,
+        as two of 16 and one of 8 would have to be filled up more.
+        """
+        num_passes = -(-span_samples // self.forward_samples)
+        return -(-span_samples // num_passes)
 
     def run_suffix(
         self, cut: int, features: torch.Tensor, batch_samples: int

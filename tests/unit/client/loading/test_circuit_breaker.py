@@ -11,7 +11,7 @@ from hapi_client.loading.circuit_breaker import (
     PushdownCircuitBreaker,
     PushdownConcurrency,
 )
-from hapi_client.swift.retry import Backoff
+from hapi_client.swift.retry import Backoff, is_outage
 from hapi_protocol.errors import make_error
 
 
@@ -27,6 +27,20 @@ def test_retry_after_is_obeyed_with_jitter_above_it(asked, random):
     backoff = Backoff(max_retry_after_seconds=30)
     delay = backoff.delay_seconds(1, asked, random)
     assert min(asked, 30) <= delay <= min(asked, 30) * 1.25
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ("source_damaged", False),
+        ("service_unavailable", True),
+        ("not_connected", True),
+        ("too_slow", True),
+        ("not_found", False),
+    ],
+)
+def test_damaged_objects_are_no_outage(code, expected):
+    assert is_outage(make_error(code, "a message")) is expected
 
 
 @pytest.fixture

@@ -125,6 +125,12 @@ def test_sample_has_the_same_bits_in_each_slice_of_its_span():
     region = FrozenRegion(model, "avgpool", None, torch.device("cpu"))
     images = torch.randn(64, 3, 64, 64)
     size = region.batch_samples(64)
+    assert [region.batch_samples(n) for n in (64, 40, 16, 3)] == [
+        16,
+        14,
+        16,
+        3,
+    ]
     with torch.inference_mode():
         whole = region.run_suffix(0, images, size)
         for count in (1, 3, 5, 8, 13, 24):
