@@ -23,6 +23,7 @@ import json
 import logging
 import math
 import os
+import re
 import socket
 import threading
 import time
@@ -51,6 +52,7 @@ RENDEZVOUS_VARIABLE = "HAPI_RENDEZVOUS"
 POLL_SECONDS = 0.05
 PROBE_SECONDS = 1.0
 """Time that a member has to answer one question."""
+_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 PATIENCE = 10
 """Time limits after which the others go on without a member that answers, but
 does not come, as its loop may be waiting for data."""
@@ -157,6 +159,7 @@ class Membership:
             with reaching_others("the start"):
                 dist.init_process_group(**self._options)
             atexit.register(_leave_group)
+            _warn_of_shared_store()
 
     def begin(self) -> None:
         """Notes that a collective operation begins."""
@@ -510,6 +513,20 @@ def reaching_others(when: str) -> Iterator[None]:
             f"{str(error).splitlines()[0]}; look at its output, and start "
             "again from the last checkpoint",
         ) from error
+
+
+def _warn_of_shared_store() -> None:
+    """Warns if no further machine can join torchrun (pytorch #135712)."""
+    # "none" and a random UUID belong to runs of a fixed number of machines.
+    run = os.environ.get("TORCHELASTIC_RUN_ID", "none")
+    is_named = run != "none" and not _UUID.fullmatch(run)
+    variable = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
+    if is_named and os.environ.get(variable) != "1":
+        logger.warning(
+            "machines that join this torchrun later will fail with a "
+            "DistStoreError; if there may be any, set %s=1 before torchrun",
+            variable,
+        )
 
 
 def _leave_group() -> None:
