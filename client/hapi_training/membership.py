@@ -110,7 +110,7 @@ def open_membership(
     address = os.environ.get(RENDEZVOUS_VARIABLE)
     if address:
         return ElasticMembership(address, device, timeout_seconds, most)
-    return Membership(device, timeout_seconds)
+    return Membership(device)
 
 
 def open_store(address: str) -> TCPStore:
@@ -135,8 +135,6 @@ class Membership:
 
     Args:
         device: device of the training.
-        timeout_seconds: longest wait for another worker, if this makes the
-            group.
 
     Attributes:
         rank: rank of this process, and number of workers.
@@ -148,16 +146,15 @@ class Membership:
     done = 0
     is_ahead = False
 
-    def __init__(self, device: torch.device, timeout_seconds: float) -> None:
-        self._options: dict[str, Any] = {
-            # torch's default on a machine with a GPU has none for the CPU.
-            "backend": "gloo" if device.type == "cpu" else None,
-            "timeout": timedelta(seconds=timeout_seconds),
-        }
+    def __init__(self, device: torch.device) -> None:
+        # torch's default on a machine with a GPU has none for the CPU.
+        self._backend = "gloo" if device.type == "cpu" else None
         self.rank: Rank = this_rank(os.environ)
         if self.rank.world_size > 1 and not dist.is_initialized():
             with reaching_others("the start"):
-                dist.init_process_group(**self._options)
+                # With torch's time limit: torchrun itself ends the ranks if
+                # one is lost, and one may write a checkpoint for minutes.
+                dist.init_process_group(self._backend)
             atexit.register(_leave_group)
             _warn_of_shared_store()
 
@@ -195,10 +192,10 @@ class ElasticMembership(Membership):
                 "belongs to a group of torchrun or torch.distributed already; "
                 "start it with python, or unset the variable",
             )
-        super().__init__(device, timeout_seconds)
+        super().__init__(device)
         self._most = most
         self._address = address
-        self._timeout = timeout_seconds
+        self._timeout = self._limit = timeout_seconds
         self._began = time.monotonic()
         self._generation = -1
         self._members = Members()
@@ -336,10 +333,15 @@ class ElasticMembership(Membership):
                 f"not answer for {self._timeout:g} s; start it again to join "
                 "them",
             )
+        num_lost = len(set(members) - set(found.numbers))
+        if not num_lost:
+            # Else workers that are slow in each step would never take one.
+            self._limit = min(2 * self._limit, PATIENCE * self._timeout)
         logger.warning(
-            "%d of %d workers were lost; the others go on",
-            len(set(members) - set(found.numbers)),
+            "%s of %d workers lost; taking the step again, with %g s for each",
+            num_lost or "none",
             len(members),
+            self._limit,
         )
         self.is_ahead = found.done > self.done
         self._enter(following, found)
@@ -360,7 +362,8 @@ class ElasticMembership(Membership):
                     store=store,
                     rank=rank,
                     world_size=self.rank.world_size,
-                    **self._options,
+                    backend=self._backend,
+                    timeout=timedelta(seconds=self._limit),
                 )
 
     def _propose(self, generation: int, members: Members) -> None:
@@ -537,6 +540,10 @@ def _leave_group() -> None:
     """
     if dist.is_initialized():
         dist.destroy_process_group()
+    # A start that failed has counted up the number in the group's name, which
+    # would never be that of the others again (torch 2.15).
+    with suppress(AttributeError):
+        dist.distributed_c10d._world.group_count = 0
 
 
 def _host_and_port(address: str) -> tuple[str, int]:

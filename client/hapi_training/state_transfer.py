@@ -23,8 +23,8 @@ def saved(state: Mapping[str, Any]) -> bytes:
         name: value.state_dict() if hasattr(value, "state_dict") else value
         for name, value in state.items()
     }
-    data = _dumped(content)
     try:
+        data = _dumped(content)
         _loaded(data)
     except Exception as error:
         raise ClientError(

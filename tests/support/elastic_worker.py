@@ -31,8 +31,13 @@ def main(result: Path, epochs: int, hurry: Path) -> None:
     frozen, tail = split_model(Network(), "body", transform=small_transform())
     updates = optimizer_of(tail, "adamw")
     nodes = VirtualNodes(tail, 8, timeout_seconds=10)
-    losses: list[float] = []
-    state = {"tail": tail, "optimizer": updates, "losses": losses}
+    schedule = torch.optim.lr_scheduler.StepLR(updates, 5, 0.9)
+    state = {
+        "tail": tail,
+        "optimizer": updates,
+        "schedule": schedule,
+        "losses": [],
+    }
     begun = 0
     with FeatureDataset(DATA, frozen, batch_size=BATCH, cut="stream") as data:
         for epoch in range(epochs):
@@ -42,8 +47,13 @@ def main(result: Path, epochs: int, hurry: Path) -> None:
                     begun += 1
                     step.backward(cross_entropy(tail(features), labels))
                     step.add(len(labels))
-                updates.step()
-                updates.zero_grad()
+                # Gradients of two steps, with noise: a worker that joins gets
+                # gradients and random numbers, too.
+                if nodes.step % 2:
+                    for parameter in tail.parameters():
+                        parameter.grad += 1e-4 * torch.randn_like(parameter)
+                    updates.step()
+                    updates.zero_grad()
                 state["losses"].append(step.loss)
                 print(
                     json.dumps(
@@ -59,6 +69,7 @@ def main(result: Path, epochs: int, hurry: Path) -> None:
                 )
                 if not hurry.exists():
                     time.sleep(STEP_SECONDS)
+            schedule.step()
     facts = {
         "digest": digest(
             tail.state_dict(), updates.state_dict(), state["losses"]

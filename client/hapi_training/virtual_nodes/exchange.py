@@ -145,6 +145,9 @@ class Exchange:
                 torch.cat(flat.pop(number)).view(tensor.shape)
             )
             if number in flat
+            else torch.empty_like(tensor)
+            if not tensor.numel()
+            and any(t[number] for t in has_value.values())
             else None
             for number, tensor in enumerate(like)
         ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import zlib
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -73,6 +74,10 @@ class NodeBatches(Protocol):
         """Goes to a position; False if that is in another epoch."""
         ...
 
+    def skip(self) -> None:
+        """Passes over an epoch that others have trained."""
+        ...
+
 
 class FeatureBatches:
     """Features of a data set in Swift: a node is a batch partition.
@@ -117,6 +122,10 @@ class FeatureBatches:
     def move_to(self, position: Any) -> bool:
         self._owner.load_state_dict(position)
         return bool(position["epoch"] == self.epoch)
+
+    def skip(self) -> None:
+        # The order of an epoch follows from its number.
+        pass
 
 
 def _divided(
@@ -207,6 +216,10 @@ class GlobalBatches:
             next(self._iterator, None)
         self._taken = position["step"]
         return True
+
+    def skip(self) -> None:
+        # The order of the next pass may depend on this one's.
+        deque(self._iterator, maxlen=0)
 
 
 def _length_of(leaves: Sequence[Any]) -> int:

@@ -45,13 +45,16 @@ class _Buffer:
         Batch norm changes its statistics without raising their version.
         """
         now = self.value()
-        # Constants may be infinite, as those of masks.
-        return torch.where(now == self.start, 0, now - self.start)
+        # Constants may be infinite, as those of masks; and observers of
+        # quantisation begin with an infinite range.
+        change = torch.where(self.start.isfinite(), now - self.start, now)
+        return torch.where(now == self.start, 0, change)
 
     def add(self, change: torch.Tensor) -> None:
         """Adds a mean of differences; 0 keeps all bits."""
-        added = torch.where(change == 0, self.start, self.start + change)
-        self.tensor.copy_(added)
+        is_finite = self.start.isfinite()
+        value = torch.where(is_finite, self.start + change, change)
+        self.tensor.copy_(torch.where(change == 0, self.start, value))
 
 
 def _buffers_of(module: torch.nn.Module) -> list[_Buffer]:
@@ -84,6 +87,7 @@ class NodeSums:
     """
 
     def __init__(self, module: torch.nn.Module) -> None:
+        self._module = module
         self.parameters = [p for p in module.parameters() if p.requires_grad]
         self._earlier = [p.grad for p in self.parameters]
         buffers = _buffers_of(module)
@@ -134,7 +138,8 @@ class NodeSums:
         """Takes the values of a node: gradients, then buffers.
 
         Raises:
-            ClientError: ``bad_configuration`` for a sparse gradient.
+            ClientError: ``bad_configuration`` for a sparse gradient or a new
+                buffer.
         """
         gradients: Tensors = []
         for parameter in self.parameters:
@@ -148,6 +153,7 @@ class NodeSums:
             gradients.append(parameter.grad)
             parameter.grad = None
         if not self._has_ended:
+            self._check_buffers()
             self.integers = [b.value().clone() for b in self._copied]
             self.has_integers = any(
                 b.value() is not b.tensor or b.value()._version != b.version
@@ -157,6 +163,16 @@ class NodeSums:
         with torch.no_grad():
             changes = [buffer.change() for buffer in self._averaged]
         return [*gradients, *changes]
+
+    def _check_buffers(self) -> None:
+        num_buffers = len(self._averaged) + len(self._copied)
+        if len({id(b) for b in self._module.buffers()}) != num_buffers:
+            raise ClientError(
+                "bad_configuration",
+                "the module has got another buffer while it ran, which "
+                "virtual nodes do not share; run it once on a batch before "
+                "the first step",
+            )
 
     def put(
         self,

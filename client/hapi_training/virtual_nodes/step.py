@@ -46,8 +46,8 @@ class StepSettings:
         take_again: called after the loss of another worker; returns batch
             and exchange with which to take the step again, or None if others
             have gone on, so that the sums count.
-        finished: called when the module has the sums, with the seconds of
-            each worker.
+        finished: called when the module has the sums, with the exchange
+            that it used and the seconds of each worker.
     """
 
     number: int
@@ -57,7 +57,7 @@ class StepSettings:
     is_training: bool
     num_waiting: Callable[[], int]
     take_again: Callable[[WorkerLostError], tuple[NodeBatch, Exchange] | None]
-    finished: Callable[[list[float]], None]
+    finished: Callable[[Exchange, list[float]], None]
 
     def node_seed(self, node: int) -> int:
         """Seed of the random numbers of a node in this step."""
@@ -173,7 +173,7 @@ class Step:
                 return False
             assert means is not None, "no other worker can have passed before"
         sums.put(*means)
-        self._settings.finished(self._seconds)
+        self._settings.finished(self._exchange, self._seconds)
         return True
 
     def backward(

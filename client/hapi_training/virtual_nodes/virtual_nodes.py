@@ -15,6 +15,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from hapi_client.option_checks import check_integer
 from hapi_protocol.errors import ClientError
+from hapi_training.checkpoint_file import random_state, set_random_state
 from hapi_training.membership import (
     ElasticMembership,
     WorkerLostError,
@@ -70,15 +71,16 @@ class VirtualNodes:
     the conditions.
 
     The workers are this process alone, or the group of ``torchrun`` or
-    ``torch.distributed``.
+    ``torch.distributed``, or those that name a rendezvous
+    (``HAPI_RENDEZVOUS=HOST:PORT``), which may come and go.
 
     Args:
         module: what is trained, with all parameters of the optimizer; not
             wrapped for data parallelism.  It is on its device already.
         num_nodes: number of nodes; the batch size is a multiple of it.
         seed: seed of the random numbers of the nodes, as for dropout.
-        timeout_seconds: longest wait for another worker, if this makes the
-            group.
+        timeout_seconds: longest wait for a worker of a rendezvous that does
+            not answer.
         strict: False to warn where the bits could differ, instead of an
             error.
 
@@ -116,7 +118,7 @@ class VirtualNodes:
         self._epoch = 0
         self.is_behind = self._has_joined = self._has_state = False
         self._has_warned = False
-        self._joined_at: Any = None
+        self._joined = b""
         self._state: dict[str, Any] | None = None
         self._check_workers()
         self._assign(even(num_nodes, self._membership.rank.world_size))
@@ -176,10 +178,13 @@ class VirtualNodes:
             if not self.is_behind:
                 yield from self._evaluated(batches)
             return
-        self._epoch += 1
         self._batches, self._state = batches, state
+        self._check_optimizers()
         if self._begin():
             yield from self._trained(batches)
+        else:
+            batches.skip()
+        self._epoch += 1
 
     def _evaluated(self, batches: NodeBatches) -> Iterator[Step]:
         for batch in batches.batches(self.mine):
@@ -249,17 +254,40 @@ class VirtualNodes:
             self.seed,
             self._device,
             is_training,
-            self._membership.num_waiting,
+            self._waiting_now,
             take_again,
             self._finished,
         )
         return Step(self._module, batch, self._exchange, settings)
 
-    def _finished(self, seconds: list[float]) -> None:
+    def _finished(self, exchange: Exchange, seconds: list[float]) -> None:
         # Before the loop's body ends: it may save a state.
         self._membership.done += 1
-        self._seconds.append(seconds)
         self.step += 1
+        if exchange is self._exchange:
+            self._seconds.append(seconds)
+
+    def _check_optimizers(self) -> None:
+        """Refuses optimizers of parameters that nobody sums."""
+        known = {id(p) for p in self._module.parameters()}
+        for name, value in (self._state or {}).items():
+            groups = getattr(value, "param_groups", None)
+            if not isinstance(groups, list):
+                continue
+            unknown = [
+                tuple(p.shape)
+                for group in groups
+                for p in group["params"]
+                if id(p) not in known
+            ]
+            if unknown:
+                raise ClientError(
+                    "bad_configuration",
+                    f"the optimizer {name!r} has parameters that are not of "
+                    f"the module, of shapes {unknown[:3]}: their gradients "
+                    "would not be summed; give VirtualNodes a module with all "
+                    "of them, such as nn.ModuleList([tail, head])",
+                )
 
     def _begin(self) -> bool:
         """Begins a pass with all workers.
@@ -274,12 +302,19 @@ class VirtualNodes:
             # Only the first rank's counts.
             self._has_state = self.is_first
             self._share_state()
-        if self._joined_at is not None:
-            self.is_behind = self._batches.epoch < self._joined_at["epoch"]
+        if self._joined:
+            epoch, mine = self._load_joined(), self._batches.epoch
+            self.is_behind = mine < epoch
             if self.is_behind:
                 return False
-            self._batches.move_to(self._joined_at)
-            self._joined_at = None
+            self._joined = b""
+            if mine != epoch:
+                raise ClientError(
+                    "bad_state",
+                    f"this worker begins with epoch {mine}, but the others "
+                    f"are in epoch {epoch}; let it begin with what they have, "
+                    "without a checkpoint of its own",
+                )
             # The others are about to take this step.
             return True
         if membership.is_elastic and self._num_waiting():
@@ -297,8 +332,6 @@ class VirtualNodes:
         if self._has_joined:
             return
         self._has_joined = True
-        # Else the first worker would fail when the second one comes.
-        saved(self._state)
         facts = self._run_facts()
         check_equal(
             facts,
@@ -308,10 +341,21 @@ class VirtualNodes:
         )
         self._change_group(self._elastic.join)
 
+    def _waiting_now(self) -> int:
+        """Number of workers that wait; 0 if the state cannot be sent."""
+        number = self._membership.num_waiting()
+        if number:
+            try:
+                saved(self._own_state())
+            except ClientError as error:
+                logger.warning("nobody can join: %s", error.message)
+                return 0
+        return number
+
     def _num_waiting(self) -> int:
         """Number of workers that wait to join, equal on all workers."""
         while True:
-            number = torch.tensor(self._membership.num_waiting())
+            number = torch.tensor(self._waiting_now())
             try:
                 return int(self._reduced(number, dist.ReduceOp.MAX))
             except WorkerLostError:
@@ -341,34 +385,63 @@ class VirtualNodes:
         The position in the data is that before the next step.
         """
         membership = self._membership
-        size = membership.rank.world_size
+        size, rank = membership.rank.world_size, membership.rank.rank
         mine = membership.done if self._has_state else -1
+        if size > 1:
+            device = wire_device(self._device)
+            done = torch.full((size,), -1, device=device)
+            with reaching_others("the start of a group"):
+                dist.all_gather_into_tensor(
+                    done, torch.tensor([mine], device=device)
+                )
+                sender = int(done.argmax())
+                if int(done.min()) < 0:
+                    own = self._own_state()
+                    content = broadcast(
+                        saved(own) if rank == sender else None, sender, device
+                    )
+                    if mine < 0 and rank != sender:
+                        self._joined = content
+        # Not before it is here: the sender may be lost.
         self._has_state = True
-        if size == 1:
-            return
-        device = wire_device(self._device)
-        done = torch.full((size,), -1, device=device)
-        with reaching_others("the start of a group"):
-            dist.all_gather_into_tensor(
-                done, torch.tensor([mine], device=device)
+
+    def _own_state(self) -> dict[str, Any]:
+        """All that a worker needs to go on with the next step."""
+        return {
+            **(self._state or {"module": self._module}),
+            _OWN: [
+                self._batches.position(),
+                self.step,
+                self._membership.done,
+                [p.grad for p in self._module.parameters()],
+                random_state(self._device),
+            ],
+        }
+
+    def _load_joined(self) -> int:
+        """Loads the state that others have sent; returns their epoch.
+
+        In each epoch that this worker passes over: schedules and results may
+        have changed at its end.
+        """
+        own = self._own_state()
+        load(own, self._joined)
+        position, self.step, self._membership.done, gradients, random = (
+            own.pop(_OWN)
+        )
+        if self._state is not None:
+            # Values, which have been replaced.
+            self._state.update(own)
+        for parameter, gradient in zip(
+            self._module.parameters(), gradients, strict=True
+        ):
+            parameter.grad = (
+                None if gradient is None else gradient.to(parameter.device)
             )
-            if int(done.min()) >= 0:
-                return
-            sender = int(done.argmax())
-            is_sender = membership.rank.rank == sender
-            own: dict[str, Any] = {
-                **(self._state or {"module": self._module}),
-                _OWN: [self._batches.position(), self.step, membership.done],
-            }
-            content = broadcast(
-                saved(own) if is_sender else None, sender, device
-            )
-        if mine < 0 and not is_sender:
-            load(own, content)
-            self._joined_at, self.step, membership.done = own.pop(_OWN)
-            if self._state is not None:
-                # Values, which have been replaced.
-                self._state.update(own)
+        set_random_state(self._device, random)
+        if position["epoch"] == self._batches.epoch:
+            self._batches.move_to(position)
+        return int(position["epoch"])
 
     def sum(self, value: Number) -> Number:
         """Returns the sum over all workers, such as of correct answers.
@@ -385,10 +458,17 @@ class VirtualNodes:
         """
         if self.is_behind:
             return value
-        tensor = self._reduced(torch.as_tensor(value), dist.ReduceOp.SUM)
-        if isinstance(value, torch.Tensor):
-            return tensor.to(value.device)
-        return type(value)(tensor.item())
+        given = torch.as_tensor(value)
+        # Sums of bytes, or of numbers above 2**24, would lose digits.
+        if given.is_floating_point():
+            wide = torch.as_tensor(value, dtype=torch.float64)
+        else:
+            wide = given if given.is_complex() else given.long()
+        tensor = self._reduced(wide, dist.ReduceOp.SUM)
+        if not isinstance(value, torch.Tensor):
+            return tensor.item()  # type: ignore[return-value]
+        tensor = tensor.to(value.device)
+        return tensor.to(value.dtype) if value.is_floating_point() else tensor
 
     def _reduced(self, tensor: torch.Tensor, operation: Any) -> torch.Tensor:
         """Reduces a tensor over all workers: on all of them, or on none.
@@ -456,6 +536,7 @@ class VirtualNodes:
         return {
             "version": VERSION,
             "step": self.step,
+            "epoch": self._epoch,
             **self._facts(),
         }
 
@@ -479,7 +560,7 @@ class VirtualNodes:
         for name in ("num_nodes", "seed"):
             check_equal({name: facts[name]}, state, "in the state")
         check_equal(facts, state, "in the state", strict=self._strict)
-        self.step = state["step"]
+        self.step, self._epoch = state["step"], int(state["epoch"])
 
     def _facts(self) -> dict[str, Any]:
         return {

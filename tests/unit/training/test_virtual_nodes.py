@@ -413,3 +413,66 @@ def test_workers_that_differ_are_refused(function, code, message):
 def test_more_workers_than_nodes_are_refused():
     for error in run_ranks(3, partial(train, num_nodes=2)):
         assert "3 workers cannot share 2 virtual nodes" in str(error)
+
+
+class Observed(nn.Module):
+    """Has a running maximum, as observers of quantisation have."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(192, CLASSES)
+        self.register_buffer("most", torch.tensor([-torch.inf]))
+
+    def forward(self, images):
+        self.most.copy_(torch.maximum(self.most, images.max()))
+        return self.layer(images.flatten(1))
+
+
+def test_buffer_may_begin_with_an_infinite_value():
+    module, data = network(Observed), batches(2)
+    most = []
+    for step in VirtualNodes(module, 1).steps(data):
+        for images, labels in step:
+            most.append(images.max().item())
+            step.backward(cross_entropy(module(images), labels))
+    assert module.most.item() == pytest.approx(max(most))
+
+
+class Late(Plain):
+    def forward(self, images):
+        if not hasattr(self, "late"):
+            self.register_buffer("late", torch.zeros(1))
+        return super().forward(images)
+
+
+def test_buffer_that_is_made_in_a_step_is_refused():
+    module = network(Late)
+
+    def run():
+        for step in VirtualNodes(module, 2).steps(batches(1)):
+            for images, labels in step:
+                step.backward(cross_entropy(module(images), labels))
+
+    with pytest.raises(ClientError, match="run it once on a batch"):
+        run()
+
+
+def test_optimizer_of_other_parameters_is_refused():
+    module, other = network(Plain), nn.Linear(2, 2)
+    updates = torch.optim.SGD([*module.parameters(), *other.parameters()])
+    nodes = VirtualNodes(module, 2)
+    with pytest.raises(ClientError, match="that are not of the module"):
+        next(nodes.steps(batches(1), {"optimizer": updates}))
+
+
+def _sums(rank):
+    nodes = VirtualNodes(network(Plain), 2)
+    sums = [nodes.sum(value) for value in (3, True, 0.1, 16777217.0)]
+    of_bytes = nodes.sum(torch.tensor([200], dtype=torch.uint8))
+    return [*sums, of_bytes.tolist()]
+
+
+def test_sum_of_all_workers_loses_no_digits():
+    for sums in run_ranks(2, _sums):
+        assert sums == [6, 2, 0.2, 33554434.0, [400]]
+        assert type(sums[1]) is int
