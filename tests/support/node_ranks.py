@@ -25,7 +25,6 @@ from hapi_client import (
     split_model,
 )
 from hapi_client.caching.pool import POOL
-from hapi_splitter.numerics import batch_size
 from hapi_training import VirtualNodes
 from hapi_training.virtual_nodes.assignment import divided
 from networks import small_transform
@@ -70,7 +69,6 @@ def train(
     directory: str | None = None,
     augment: bool = False,
     threads: int = 1,
-    pads: bool = True,
     restart_at: int | None = None,
     forget_at: int | None = None,
 ) -> dict[str, Any]:
@@ -85,14 +83,11 @@ def train(
         directory: of the cache on disk.
         augment: crop and flip images at random.
         threads: torch's threads.
-        pads: False for batches of any size, as a control.
         restart_at: step after which a new job goes on.
         forget_at: epoch before which the caches are lost.
     """
     POOL.clear()
     torch.set_num_threads(threads)
-    if not pads:
-        _leave_batches_short()
     torch.manual_seed(0)
     frozen, tail = split_model(
         Network(),
@@ -158,19 +153,6 @@ def _run(
             if restart_at is not None and len(losses) > restart_at:
                 return False
     return True
-
-
-def _leave_batches_short() -> None:
-    """A control: batches as large as there are samples."""
-    from hapi_client.model.client_region import ClientRegion
-
-    run = ClientRegion.run_suffix
-
-    def short(self: Any, cut: int, features: Any, size: int) -> Any:
-        parts = features.split(batch_size(self.forward_samples, None))
-        return torch.cat([run(self, cut, p, len(p) or 1) for p in parts])
-
-    ClientRegion.run_suffix = short  # type: ignore[method-assign]
 
 
 def main(result: Path, runs: str) -> None:
