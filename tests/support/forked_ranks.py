@@ -14,6 +14,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from hapi_training import VirtualNodes
+
 SECONDS = 100
 
 
@@ -30,9 +32,9 @@ def run_ranks(
     Returns:
         The results of all ranks, or the exception of each that failed.
     """
-    # Forks of a server that has torch, but has not used its threads.
+    # Forks of a server that has imported all, but has not used its threads.
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch.distributed"])
+    context.set_forkserver_preload([VirtualNodes.__module__])
     with tempfile.TemporaryDirectory() as folder:
         queue = context.SimpleQueue()
         children = [
@@ -76,6 +78,8 @@ def _run(
                 world_size=num_ranks,
                 timeout=timedelta(seconds=SECONDS),
             )
+            # One that ended before would leave others connecting to it.
+            dist.barrier()
         result = function(rank)
     except BaseException as error:
         traceback.print_exc()
