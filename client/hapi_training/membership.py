@@ -88,7 +88,7 @@ class Members:
         return json.dumps([self.numbers, self.admitted, self.done])
 
     @classmethod
-    def from_json(cls, text: bytes | str) -> Members:
+    def from_json(cls, text: str) -> Members:
         numbers, admitted, done = json.loads(text)
         return cls(tuple(numbers), admitted, done)
 
@@ -289,8 +289,7 @@ class ElasticMembership(Membership):
             last = self._store.add("waiting", 0)
         while ticket < last and len(numbers) < self._most:
             ticket += 1
-            with self._asking_the_store():
-                number = int(self._store.get(f"waiting/{ticket}"))
+            number = int(self._get(f"waiting/{ticket}"))
             if number not in numbers and lives.of(number) is Life.ALIVE:
                 numbers.append(number)
         return Members(tuple(numbers), ticket, self.done)
@@ -314,7 +313,7 @@ class ElasticMembership(Membership):
                 if number == self._number or lives.of(number) is not Life.ENDED
             ]
             done = [
-                int(self._store.get(f"{key}/{number}"))
+                int(self._get(f"{key}/{number}"))
                 for number in left
                 if self._has(f"{key}/{number}")
             ]
@@ -376,20 +375,21 @@ class ElasticMembership(Membership):
     def _latest(self) -> int:
         if not self._has("latest"):
             return -1
-        with self._asking_the_store():
-            latest = int(self._store.get("latest"))
+        latest = int(self._get("latest"))
         # Its writer may have been slower than the next one's.
         while self._has(f"members/{latest + 1}"):
             latest += 1
         return latest
 
     def _read(self, generation: int) -> Members:
-        with self._asking_the_store():
-            return Members.from_json(self._store.get(f"members/{generation}"))
+        return Members.from_json(self._get(f"members/{generation}"))
 
     def _address_of(self, number: int) -> str:
+        return self._get(f"address/{number}")
+
+    def _get(self, key: str) -> str:
         with self._asking_the_store():
-            return self._store.get(f"address/{number}").decode()
+            return str(self._store.get(key), "utf-8")
 
     def _has(self, key: str) -> bool:
         with self._asking_the_store():

@@ -26,10 +26,13 @@ def saved(state: Mapping[str, Any]) -> bytes:
     try:
         data = _dumped(content)
         _loaded(data)
-    except Exception as error:
+    except Exception as error:  # of pickle, torch or a value's own methods
+        refused = _refused(content)
+        if not refused:
+            raise
         raise ClientError(
             "bad_configuration",
-            f"the state of steps() cannot be sent, for {_culprits(content)}; "
+            f"the state of steps() cannot be sent, for {refused}; "
             "give objects with state_dict, tensors, numbers, texts, and lists "
             "and mappings of them",
         ) from error
@@ -80,7 +83,8 @@ def _loaded(data: bytes) -> Any:
     return torch.load(file, map_location="cpu", weights_only=True)
 
 
-def _culprits(content: Mapping[str, Any]) -> str:
+def _refused(content: Mapping[str, Any]) -> str:
+    """Names the values that cannot be sent, whatever they raise."""
     refused = []
     for name, value in content.items():
         try:
