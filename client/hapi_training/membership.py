@@ -1,133 +1,31 @@
-"""The workers that train together, and their process group.
+"""The process group of the workers that train together.
 
-Three kinds: this process alone; the group of ``torchrun``; and the workers
-that name a rendezvous (``HAPI_RENDEZVOUS=HOST:PORT``), which may come and go.
-For these, keys of a ``TCPStore`` say who they are:
-
-``members/<generation>``
-    numbers of the members in the order of their ranks, and how many of the
-    waiting workers they have admitted.  Whoever writes it first decides.
-``waiting/<ticket>``
-    number of a worker that waits to be admitted between two steps.
-``arrived/<generation>/<number>``
-    after a loss: steps that this member has taken.
-
-A member that has ended refuses connections to its address.  One that is
-stopped or cut off does not answer, and is given up after a time limit.
+This process alone, or the group of ``torchrun``; :mod:`.rendezvous` has that
+of workers that come and go.
 """
 
 from __future__ import annotations
 
 import atexit
-import json
 import logging
-import math
 import os
 import re
-import socket
-import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from datetime import timedelta
-from enum import Enum
-from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import (  # type: ignore[attr-defined]
-    PrefixStore,
-    TCPStore,
-)
 
 from hapi_client.sampling.distributed import Rank, this_rank
 from hapi_protocol.errors import ClientError
 
 logger = logging.getLogger(__name__)
 
-RENDEZVOUS_VARIABLE = "HAPI_RENDEZVOUS"
-# Chosen: nothing next to a step, and a request each to a store that answers
-# thousands in a second.
-POLL_SECONDS = 0.05
-PROBE_SECONDS = 1.0
-"""Time that a member has to answer one question."""
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-PATIENCE = 10
-"""Time limits after which the others go on without a member that answers, but
-does not come, as its loop may be waiting for data."""
 
 
 class WorkerLostError(ClientError):
     """Another worker is lost; those that are left may go on."""
-
-
-class Life(Enum):
-    """State of another worker, as far as it is known."""
-
-    ALIVE = "alive"
-    ENDED = "ended"
-    SILENT = "silent"
-
-
-@dataclass(frozen=True)
-class Members:
-    """A generation of workers.
-
-    Attributes:
-        numbers: number of each worker, in the order of their ranks.
-        admitted: tickets of waiting workers that were looked at so far.
-        done: collective operations that at least one of them has done.
-    """
-
-    numbers: tuple[int, ...] = ()
-    admitted: int = 0
-    done: int = 0
-
-    def to_json(self) -> str:
-        return json.dumps([self.numbers, self.admitted, self.done])
-
-    @classmethod
-    def from_json(cls, text: str) -> Members:
-        numbers, admitted, done = json.loads(text)
-        return cls(tuple(numbers), admitted, done)
-
-
-def open_membership(
-    device: torch.device, timeout_seconds: float, most: int
-) -> Membership:
-    """Returns the workers of this process's run.
-
-    Args:
-        device: device of the training.
-        timeout_seconds: longest wait for an answer of another worker.
-        most: largest number of workers that train at a time.
-
-    Raises:
-        ClientError: ``bad_configuration`` for a wrong ``HAPI_RENDEZVOUS``;
-            ``worker_lost`` if nobody answers.
-    """
-    address = os.environ.get(RENDEZVOUS_VARIABLE)
-    if address:
-        return ElasticMembership(address, device, timeout_seconds, most)
-    return Membership(device)
-
-
-def open_store(address: str) -> TCPStore:
-    """Returns a store that listens on an address.
-
-    Raises:
-        ClientError: ``bad_configuration`` if that is not possible.
-    """
-    host, port = _host_and_port(address)
-    try:
-        return TCPStore(host, port, is_master=True, wait_for_workers=False)
-    except (dist.DistError, RuntimeError) as error:
-        raise ClientError(
-            "bad_configuration",
-            f"cannot listen on {address}: {str(error).splitlines()[0]}; give "
-            "an address of this machine and a free port",
-        ) from error
 
 
 class Membership:
@@ -155,7 +53,7 @@ class Membership:
                 # With torch's time limit: torchrun itself ends the ranks if
                 # one is lost, and one may write a checkpoint for minutes.
                 dist.init_process_group(self._backend)
-            atexit.register(_leave_group)
+            atexit.register(leave_group)
             _warn_of_shared_store()
 
     def begin(self) -> None:
@@ -164,335 +62,6 @@ class Membership:
     def num_waiting(self) -> int:
         """Number of workers that wait to be admitted; on rank 0 only."""
         return 0
-
-
-class ElasticMembership(Membership):
-    """Workers that may come between steps, and go at any time.
-
-    Args:
-        address: ``HOST:PORT`` of the store, of ``hapi rendezvous``.
-        device: device of the training.
-        timeout_seconds: longest wait for an answer of another worker.
-        most: largest number of workers; more wait until one ends.
-    """
-
-    is_elastic = True
-
-    def __init__(
-        self,
-        address: str,
-        device: torch.device,
-        timeout_seconds: float,
-        most: int,
-    ) -> None:
-        if dist.is_initialized() or "WORLD_SIZE" in os.environ:
-            raise ClientError(
-                "bad_configuration",
-                f"{RENDEZVOUS_VARIABLE} is {address!r}, but this process "
-                "belongs to a group of torchrun or torch.distributed already; "
-                "start it with python, or unset the variable",
-            )
-        super().__init__(device)
-        self._most = most
-        self._address = address
-        self._timeout = self._limit = timeout_seconds
-        self._began = time.monotonic()
-        self._generation = -1
-        self._members = Members()
-        self._sees_waiting = True
-        host, port = _host_and_port(address)
-        with self._asking_the_store():
-            self._store = TCPStore(
-                host,
-                port,
-                is_master=False,
-                timeout=timedelta(seconds=timeout_seconds),
-            )
-            self._number = self._store.add("numbers", 1)
-        self._answering = _Answering(str(self._number), host, port)
-        self._set(f"address/{self._number}", self._answering.address)
-        atexit.register(_leave_group)
-
-    def begin(self) -> None:
-        """Notes that a collective operation begins."""
-        self._began = time.monotonic()
-
-    def facts(self, mine: Any) -> Any:
-        """Returns the facts of the run's first worker, fit for JSON."""
-        with self._asking_the_store():
-            text = self._store.compare_set("facts", "", json.dumps(mine))
-        return json.loads(text)
-
-    def join(self) -> None:
-        """Waits until the others admit this worker, between two steps."""
-        ticket = self._wait_for_admission()
-        self.begin()
-        # Members may take long over a step, or evaluate.
-        lives, noted = self._lives(math.inf), time.monotonic()
-        while True:
-            latest = self._latest()
-            members = self._read(latest) if latest >= 0 else Members()
-            if self._number in members.numbers:
-                return self._enter(latest, members)
-            if all(lives.of(n) is Life.ENDED for n in members.numbers):
-                first = Members((self._number,), members.admitted)
-                self._propose(latest + 1, first)
-            elif members.admitted >= ticket:
-                # It did not answer when it was its turn.
-                ticket = self._wait_for_admission()
-            elif time.monotonic() - noted > self._timeout:
-                noted = time.monotonic()
-                logger.info("waiting for a step of the other workers to end")
-            time.sleep(POLL_SECONDS)
-
-    def _wait_for_admission(self) -> int:
-        """Gets in line with the others that wait; returns the ticket."""
-        with self._asking_the_store():
-            ticket = self._store.add("waiting", 1)
-        self._set(f"waiting/{ticket}", str(self._number))
-        return ticket
-
-    def num_waiting(self) -> int:
-        """Number of workers that wait to be admitted; on rank 0 only."""
-        is_full = self.rank.world_size >= self._most
-        if self.rank.rank or not self._sees_waiting or is_full:
-            return 0
-        try:
-            return self._store.add("waiting", 0) - self._members.admitted
-        except RuntimeError as error:
-            self._sees_waiting = False
-            logger.warning(
-                "the rendezvous at %s does not answer: %s; training goes on, "
-                "but nobody can join, and a lost worker ends it",
-                self._address,
-                error,
-            )
-            return 0
-
-    def admit(self) -> None:
-        """Makes the group of all members and those that wait."""
-        self.begin()
-        following, members = self._generation + 1, self._members.numbers
-        lives = self._lives()
-        if not self.rank.rank:
-            self._propose(following, self._with_waiting(lives))
-        while not self._has(f"members/{following}"):
-            if lives.of(members[0]) is Life.ENDED:
-                return self.regroup()
-            time.sleep(POLL_SECONDS)
-        self._enter(following, self._read(following))
-
-    def _with_waiting(self, lives: _Lives) -> Members:
-        """Returns the members and as many that wait as there is room for."""
-        numbers, ticket = list(self._members.numbers), self._members.admitted
-        with self._asking_the_store():
-            last = self._store.add("waiting", 0)
-        while ticket < last and len(numbers) < self._most:
-            ticket += 1
-            number = int(self._get(f"waiting/{ticket}"))
-            if number not in numbers and lives.of(number) is Life.ALIVE:
-                numbers.append(number)
-        return Members(tuple(numbers), ticket, self.done)
-
-    def regroup(self) -> None:
-        """Makes the group of the members that are left, after a loss.
-
-        Raises:
-            ClientError: ``worker_lost`` if the others have gone on without
-                this worker.
-        """
-        _leave_group()
-        following, members = self._generation + 1, self._members.numbers
-        key = f"arrived/{following}"
-        self._set(f"{key}/{self._number}", str(self.done))
-        lives = self._lives()
-        while not self._has(f"members/{following}"):
-            left = [
-                number
-                for number in members
-                if number == self._number or lives.of(number) is not Life.ENDED
-            ]
-            done = [
-                int(self._get(f"{key}/{number}"))
-                for number in left
-                if self._has(f"{key}/{number}")
-            ]
-            if len(done) == len(left) and left[0] == self._number:
-                admitted = self._members.admitted
-                self._propose(
-                    following, Members(tuple(left), admitted, max(done))
-                )
-            else:
-                time.sleep(POLL_SECONDS)
-        found = self._read(following)
-        if self._number not in found.numbers:
-            raise ClientError(
-                "worker_lost",
-                "the other workers have gone on without this one, which did "
-                f"not answer for {self._timeout:g} s; start it again to join "
-                "them",
-            )
-        num_lost = len(set(members) - set(found.numbers))
-        if not num_lost:
-            # Else workers that are slow in each step would never take one.
-            self._limit = min(2 * self._limit, PATIENCE * self._timeout)
-        logger.warning(
-            "%s of %d workers lost; taking the step again, with %g s for each",
-            num_lost or "none",
-            len(members),
-            self._limit,
-        )
-        self.is_ahead = found.done > self.done
-        self._enter(following, found)
-
-    def _lives(self, patience: float = PATIENCE) -> _Lives:
-        return _Lives(self._address_of, self._timeout, self._began, patience)
-
-    def _enter(self, generation: int, members: Members) -> None:
-        """Makes the process group of a generation."""
-        _leave_group()
-        self._generation, self._members = generation, members
-        rank = members.numbers.index(self._number)
-        self.rank = Rank(rank, len(members.numbers))
-        if self.rank.world_size > 1:
-            store = PrefixStore(f"group/{generation}", self._store)
-            with reaching_others("the start of a group"):
-                dist.init_process_group(
-                    store=store,
-                    rank=rank,
-                    world_size=self.rank.world_size,
-                    backend=self._backend,
-                    timeout=timedelta(seconds=self._limit),
-                )
-
-    def _propose(self, generation: int, members: Members) -> None:
-        with self._asking_the_store():
-            self._store.compare_set(
-                f"members/{generation}", "", members.to_json()
-            )
-            self._store.set("latest", str(generation))
-
-    def _latest(self) -> int:
-        if not self._has("latest"):
-            return -1
-        latest = int(self._get("latest"))
-        # Its writer may have been slower than the next one's.
-        while self._has(f"members/{latest + 1}"):
-            latest += 1
-        return latest
-
-    def _read(self, generation: int) -> Members:
-        return Members.from_json(self._get(f"members/{generation}"))
-
-    def _address_of(self, number: int) -> str:
-        return self._get(f"address/{number}")
-
-    def _get(self, key: str) -> str:
-        with self._asking_the_store():
-            return str(self._store.get(key), "utf-8")
-
-    def _has(self, key: str) -> bool:
-        with self._asking_the_store():
-            return self._store.check([key])
-
-    def _set(self, key: str, value: str) -> None:
-        with self._asking_the_store():
-            self._store.set(key, value)
-
-    @contextmanager
-    def _asking_the_store(self) -> Iterator[None]:
-        try:
-            yield
-        except (dist.DistError, RuntimeError) as error:
-            raise ClientError(
-                "worker_lost",
-                f"the rendezvous at {self._address} does not answer: "
-                f"{str(error).splitlines()[0]}; start it with 'hapi "
-                "rendezvous', or check HAPI_RENDEZVOUS",
-            ) from error
-
-
-class _Answering:
-    """Answers the question whether this process is alive, in a thread.
-
-    Args:
-        answer: the answer.
-        host: host of the store, by whose route the others reach this one.
-        port: its port.
-    """
-
-    def __init__(self, answer: str, host: str, port: int) -> None:
-        with socket.create_connection((host, port)) as reached:
-            family, mine = reached.family, reached.getsockname()[0]
-        self._server = socket.create_server((mine, 0), family=family)
-        self._answer = answer.encode()
-        self.address = json.dumps([mine, self._server.getsockname()[1]])
-        threading.Thread(
-            target=self._run, name="hapi-alive", daemon=True
-        ).start()
-
-    def _run(self) -> None:
-        while True:
-            connection, _ = self._server.accept()
-            with connection, suppress(OSError):
-                connection.sendall(self._answer)
-
-
-class _Lives:
-    """States of other workers, which are asked now and then.
-
-    Args:
-        address_of: returns the address of a worker.
-        timeout_seconds: time after which a silent one counts as ended.
-        began: since when this one waits for them.
-        patience: time limits after which one that answers counts as ended.
-    """
-
-    def __init__(
-        self,
-        address_of: Callable[[int], str],
-        timeout_seconds: float,
-        began: float,
-        patience: float,
-    ) -> None:
-        self._address_of = address_of
-        self._timeout = timeout_seconds
-        self._began = began
-        self._patience_seconds = patience * timeout_seconds
-        self._heard: dict[int, float] = {}
-        self._ended: set[int] = set()
-
-    def of(self, number: int) -> Life:
-        if number in self._ended:
-            return Life.ENDED
-        life = _ask(json.loads(self._address_of(number)), number)
-        now = time.monotonic()
-        if life is Life.ALIVE:
-            self._heard[number] = now
-        silent_seconds = now - self._heard.get(number, self._began)
-        if (
-            silent_seconds > self._timeout
-            or now - self._began > self._patience_seconds
-        ):
-            life = Life.ENDED
-        if life is Life.ENDED:
-            self._ended.add(number)
-        return life
-
-
-def _ask(address: Sequence[Any], number: int) -> Life:
-    """Asks a worker whether it is alive."""
-    try:
-        with socket.create_connection(
-            tuple(address), timeout=PROBE_SECONDS
-        ) as connection:
-            answer = connection.recv(64)
-    except (ConnectionRefusedError, ConnectionResetError):
-        return Life.ENDED
-    except OSError:
-        return Life.SILENT
-    # Another process may have got the port since.
-    return Life.ALIVE if answer == str(number).encode() else Life.ENDED
 
 
 @contextmanager
@@ -518,21 +87,7 @@ def reaching_others(when: str) -> Iterator[None]:
         ) from error
 
 
-def _warn_of_shared_store() -> None:
-    """Warns if no further machine can join torchrun (pytorch #135712)."""
-    # "none" and a random UUID belong to runs of a fixed number of machines.
-    run = os.environ.get("TORCHELASTIC_RUN_ID", "none")
-    is_named = run != "none" and not _UUID.fullmatch(run)
-    variable = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
-    if is_named and os.environ.get(variable) != "1":
-        logger.warning(
-            "machines that join this torchrun later will fail with a "
-            "DistStoreError; if there may be any, set %s=1 before torchrun",
-            variable,
-        )
-
-
-def _leave_group() -> None:
+def leave_group() -> None:
     """Ends the process group: gloo's threads must not outlive Python.
 
     One that ends after Python aborts the process (1 of 17 runs of plain
@@ -546,12 +101,15 @@ def _leave_group() -> None:
         dist.distributed_c10d._world.group_count = 0
 
 
-def _host_and_port(address: str) -> tuple[str, int]:
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 1 << 16:
-        raise ClientError(
-            "bad_configuration",
-            f"the rendezvous is {address!r}; give HOST:PORT of 'hapi "
-            "rendezvous', as in HAPI_RENDEZVOUS=trainer-1:29400",
+def _warn_of_shared_store() -> None:
+    """Warns if no further machine can join torchrun (pytorch #135712)."""
+    # "none" and a random UUID belong to runs of a fixed number of machines.
+    run = os.environ.get("TORCHELASTIC_RUN_ID", "none")
+    is_named = run != "none" and not _UUID.fullmatch(run)
+    variable = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
+    if is_named and os.environ.get(variable) != "1":
+        logger.warning(
+            "machines that join this torchrun later will fail with a "
+            "DistStoreError; if there may be any, set %s=1 before torchrun",
+            variable,
         )
-    return host.strip("[]"), int(port)

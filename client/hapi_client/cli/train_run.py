@@ -31,7 +31,7 @@ from hapi_splitter.planner.problem import mix_label
 from hapi_splitter.units import count_text
 from hapi_training.checkpoint_file import Checkpoint, save_atomically
 from hapi_training.loop import EpochResult, History, train_tail
-from hapi_training.membership import RENDEZVOUS_VARIABLE
+from hapi_training.rendezvous import RENDEZVOUS_VARIABLE
 
 SHARED_NODES = 8
 """Virtual nodes of several workers, unless given: as many as there are

@@ -16,12 +16,8 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from hapi_client.option_checks import check_integer
 from hapi_protocol.errors import ClientError
 from hapi_training.checkpoint_file import random_state, set_random_state
-from hapi_training.membership import (
-    ElasticMembership,
-    WorkerLostError,
-    open_membership,
-    reaching_others,
-)
+from hapi_training.membership import WorkerLostError, reaching_others
+from hapi_training.rendezvous import ElasticMembership, open_membership
 from hapi_training.state_transfer import broadcast, load, saved
 from hapi_training.virtual_nodes.assignment import (
     Assignment,
