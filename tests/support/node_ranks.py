@@ -110,7 +110,7 @@ def train(
         )
         nodes = VirtualNodes(tail, num_nodes)
         if counts:
-            nodes._assign(divided(num_nodes, counts))
+            nodes._group.assign(divided(num_nodes, counts))
         if saved:
             data.load_state_dict(saved["data"])
             nodes.load_state_dict(saved["nodes"])

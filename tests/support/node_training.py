@@ -111,7 +111,7 @@ def train(
     updates = optimizer_of(module, optimizer)
     nodes = VirtualNodes(module, num_nodes, seed=1)
     if counts:
-        nodes._assign(divided(num_nodes, counts))
+        nodes._group.assign(divided(num_nodes, counts))
     losses = []
     for number, step in enumerate(nodes.steps(data or batches(last=13))):
         for images, labels in step:
@@ -121,7 +121,7 @@ def train(
         updates.zero_grad()
         losses.append(step.loss)
         if number == balance_at:
-            nodes._assign(
+            nodes._group.assign(
                 divided(num_nodes, [num_nodes - 1, 1])
                 if dist.get_rank() >= 0
                 else ()
