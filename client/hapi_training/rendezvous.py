@@ -18,9 +18,13 @@ import json
 import logging
 import math
 import os
+import socket
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -148,12 +152,7 @@ class ElasticMembership(Membership):
         self._sees_waiting = True
         host, port = _host_and_port(address)
         with self._asking_the_store():
-            self._store = TCPStore(
-                host,
-                port,
-                is_master=False,
-                timeout=timedelta(seconds=timeout_seconds),
-            )
+            self._store = _connected(host, port, timeout_seconds)
             self._number = self._store.add("numbers", 1)
         self._answering = Answering(str(self._number), host, port)
         self._set(f"address/{self._number}", self._answering.address)
@@ -361,6 +360,66 @@ class ElasticMembership(Membership):
                 f"{str(error).splitlines()[0]}; start it with 'hapi "
                 "rendezvous', or check HAPI_RENDEZVOUS",
             ) from error
+
+
+def _connected(host: str, port: int, timeout_seconds: float) -> TCPStore:
+    """Connects to a store.
+
+    Raises:
+        RuntimeError: there is none, or it does not answer in time.
+    """
+    _wait_for_listener(host, port, timeout_seconds)
+    made: Future[TCPStore] = Future()
+
+    def connect() -> None:
+        try:
+            limit = timedelta(seconds=timeout_seconds)
+            made.set_result(
+                TCPStore(host, port, is_master=False, timeout=limit)
+            )
+        except BaseException as error:
+            made.set_exception(error)
+
+    # In a thread, as torch waits for ever for a server of another kind.
+    thread = threading.Thread(target=connect, name="hapi-store", daemon=True)
+    thread.start()
+    try:
+        return made.result(timeout_seconds)
+    except FutureTimeoutError as error:
+        # A thread that is left in torch aborts the process at its end.
+        _shut_down(host, port)
+        thread.join(timeout_seconds)
+        raise RuntimeError(
+            f"no answer of a store in {timeout_seconds:g} s"
+        ) from error
+
+
+def _wait_for_listener(host: str, port: int, timeout_seconds: float) -> None:
+    """Waits until something listens: torch waits for twice its limit."""
+    deadline = time.monotonic() + timeout_seconds
+    while True:
+        try:
+            socket.create_connection((host, port), timeout_seconds).close()
+            return
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise RuntimeError(str(error)) from error
+            time.sleep(POLL_SECONDS)
+
+
+def _shut_down(host: str, port: int) -> None:
+    """Ends this process's connections to an address, torch's included."""
+    addresses = {
+        info[4][:2]
+        for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    }
+    for name in os.listdir("/proc/self/fd"):
+        with (
+            suppress(OSError),
+            socket.socket(fileno=os.dup(int(name))) as ours,
+        ):
+            if ours.getpeername()[:2] in addresses:
+                ours.shutdown(socket.SHUT_RDWR)
 
 
 def _host_and_port(address: str) -> tuple[str, int]:
