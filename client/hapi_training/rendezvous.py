@@ -19,6 +19,7 @@ import logging
 import math
 import os
 import socket
+import stat
 import threading
 import time
 from collections.abc import Iterator
@@ -414,12 +415,12 @@ def _shut_down(host: str, port: int) -> None:
         for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     }
     for name in os.listdir("/proc/self/fd"):
-        with (
-            suppress(OSError),
-            socket.socket(fileno=os.dup(int(name))) as ours,
-        ):
-            if ours.getpeername()[:2] in addresses:
-                ours.shutdown(socket.SHUT_RDWR)
+        with suppress(OSError):
+            if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                continue
+            with socket.socket(fileno=os.dup(int(name))) as ours:
+                if ours.getpeername()[:2] in addresses:
+                    ours.shutdown(socket.SHUT_RDWR)
 
 
 def _host_and_port(address: str) -> tuple[str, int]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from hapi_protocol.errors import ClientError
-from hapi_training.virtual_nodes.exchange import Tensors
+from hapi_training.virtual_nodes.exchange import Tensors, add_tensors
 
 
 @dataclass(eq=False)
@@ -88,6 +88,7 @@ class NodeSums:
 
     def __init__(self, module: torch.nn.Module) -> None:
         self._module = module
+        self._before: Tensors | None = None
         self.parameters = [p for p in module.parameters() if p.requires_grad]
         self._earlier = [p.grad for p in self.parameters]
         buffers = _buffers_of(module)
@@ -126,16 +127,25 @@ class NodeSums:
         table: list[list[bool]] = flags.view(len(sums), -1).tolist()
         return table
 
-    def start_node(self) -> None:
-        """Prepares the module for a node."""
+    def start_node(self, earlier: Tensors | None) -> None:
+        """Prepares the module for a node.
+
+        Args:
+            earlier: values to which the node's are added; None for none.
+                autograd adds gradients to what is there, which takes less
+                memory and time than a sum of two of them.
+        """
+        self._before = earlier
         with torch.no_grad():
             for buffer in (*self._averaged, *self._copied):
                 buffer.restore()
-        for parameter in self.parameters:
-            parameter.grad = None
+        for number, parameter in enumerate(self.parameters):
+            parameter.grad = earlier[number] if earlier else None
 
     def end_node(self) -> Tensors:
         """Takes the values of a node: gradients, then buffers.
+
+        With the earlier ones of :meth:`start_node`.
 
         Raises:
             ClientError: ``bad_configuration`` for a sparse gradient or a new
@@ -161,7 +171,10 @@ class NodeSums:
             )
         self._has_ended = True
         with torch.no_grad():
-            changes = [buffer.change() for buffer in self._averaged]
+            changes: Tensors = [buffer.change() for buffer in self._averaged]
+            if self._before:
+                earlier = self._before[self.num_parameters :]
+                changes = add_tensors(earlier, changes)
         return [*gradients, *changes]
 
     def _check_buffers(self) -> None:

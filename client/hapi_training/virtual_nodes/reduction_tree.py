@@ -122,6 +122,14 @@ class PartialSums(Generic[Value]):
             self._parents[part] = tree, part == parts[-1]
             self._note_parents(part)
 
+    def take_earlier(self, node: int) -> Value | None:
+        """Takes the sum to which a node's value is added first, if any.
+
+        Who takes it puts the node's value together with it.
+        """
+        parent = self._parents.get(Subtree(self._num_nodes, node))
+        return self._waiting.pop(parent[0], None) if parent else None
+
     def put(self, node: int, value: Value) -> None:
         """Adds a node's value; nodes come in :func:`node_order`."""
         tree = Subtree(self._num_nodes, node)

@@ -244,7 +244,7 @@ class Step:
         """Yields the samples of a node, and takes its gradients."""
         if node.size:
             if sums is not None:
-                sums.start_node()
+                sums.start_node(self._partial.take_earlier(node.node))
             self._node, self._weight = node, None
             torch.manual_seed(self._settings.node_seed(node.node))
             yield tree_map(
