@@ -1,4 +1,4 @@
-"""Cost of virtual nodes: seconds, bytes on the wire, saved activations.
+"""Cost of virtual nodes, and what balancing them gains.
 
     python -m benchmarks.nodes --json nodes.json
 
@@ -13,19 +13,26 @@ features, with one thread.
                a network namespace; the control gathers all partial sums
   activations  bytes that autograd saves at a time, without weights, with 8
                nodes over those with one
+  balance      seconds of a step of two workers, one of which shares its core
+               with another process, with four nodes each, over those with the
+               nodes that balance() gives
 
 Keys of the JSON: seconds (features, over_accumulation, over_batch), wire
-(workers, ratio, control), activations (ratio), goals.
+(workers, ratio, control), activations (ratio), balance (ratio, expected),
+goals.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +53,7 @@ from benchmarks.command_line import (
 from benchmarks.ratios import ratio, rotated
 from benchmarks.record import write_results
 from hapi_training import VirtualNodes
+from hapi_training.virtual_nodes.assignment import even
 
 BATCH, NODES, ROUNDS = 64, 8, 7
 SIZES = (10, 14, 4)
@@ -53,6 +61,10 @@ SIZES = (10, 14, 4)
 pixels."""
 WORKERS = (2, 4)
 MAX_OVER_ACCUMULATION, MAX_WIRE, MAX_ACTIVATIONS = 1.10, 1.02, 0.2
+MIN_BALANCE = 1.25
+BALANCE_SIZE = 14
+BALANCE_STEPS = 4
+"""Steps that are timed together, with each map of nodes."""
 LOOPBACK = Path("/proc/self/net/dev")
 """Counters of this process's namespace, unlike those of /sys."""
 
@@ -146,16 +158,30 @@ def measure_activations() -> float:
 
 def measure_wire(num_workers: int) -> dict[str, float]:
     """Starts workers in a network namespace, whose bytes it counts."""
-    command = [
+    namespace = [
         *("unshare", "--net", "--map-root-user", "sh", "-c"),
         'ip link set lo up && exec "$@"',
         "sh",
-        *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-        *(f"--nproc-per-node={num_workers}", "-m", "benchmarks.nodes"),
-        "--worker",
     ]
+    ring, ours, control = run_workers(num_workers, ["wire"], namespace)
+    return {
+        "workers": num_workers,
+        "ratio": ours / ring,
+        "control": control / ring,
+    }
+
+
+def run_workers(
+    num_workers: int, what: Sequence[str], before: Sequence[str] = ()
+) -> list[float]:
+    """Returns the numbers that the workers of torchrun print."""
     done = subprocess.run(
-        command,
+        [
+            *before,
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+            *(f"--nproc-per-node={num_workers}", "-m", "benchmarks.nodes"),
+            *("--worker", *what),
+        ],
         capture_output=True,
         text=True,
         check=False,
@@ -163,11 +189,18 @@ def measure_wire(num_workers: int) -> dict[str, float]:
     )
     if done.returncode:
         raise OSError(f"workers failed: {done.stderr[-2000:]}")
-    ring, ours, control = map(float, done.stdout.split()[-3:])
+    numbers: list[float] = json.loads(done.stdout)
+    return numbers
+
+
+def measure_balance(rounds: int, size: int) -> dict[str, Any]:
+    """Two workers on a core each; another process runs on the second."""
+    numbers = run_workers(
+        2, ["balance", "--rounds", str(rounds), "--size", str(size)]
+    )
     return {
-        "workers": num_workers,
-        "ratio": ours / ring,
-        "control": control / ring,
+        "ratio": ratio(numbers[::3], numbers[1::3]),
+        "expected": statistics.median(numbers[2::3]),
     }
 
 
@@ -177,10 +210,8 @@ def bytes_sent() -> int:
     return int(line.partition(":")[2].split()[8])
 
 
-def worker() -> None:
-    """Prints the bytes of an all-reduce, of a step and of the control."""
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
+def wire_worker() -> list[float]:
+    """Returns the bytes of an all-reduce, of a step and of the control."""
     tail, batch = Tail().eval(), batch_of(SIZES[-1])
     nodes = VirtualNodes(tail, NODES)
     flat = torch.cat([p.detach().reshape(-1) for p in tail.parameters()])
@@ -196,23 +227,66 @@ def worker() -> None:
         return bytes_sent() - before
 
     with_nodes(nodes, tail, batch)
-    counts = [
+    return [
         sent(lambda: dist.all_reduce(flat)),
         sent(lambda: with_nodes(nodes, tail, batch)),
         sent(lambda: dist.all_gather_into_tensor(gathered, flat)),
     ]
+
+
+def balance_worker(rounds: int, size: int) -> list[float]:
+    """Returns seconds with equal and balanced nodes, and the expected gain.
+
+    One after the other for each round.
+    """
+    tail, batch = Tail(), batch_of(size)
+    nodes = VirtualNodes(tail, NODES)
+    rank, num_ranks = dist.get_rank(), dist.get_world_size()
+    core = sorted(os.sched_getaffinity(0))[rank]
+    os.sched_setaffinity(0, {core})
+
+    def seconds() -> float:
+        dist.barrier()
+        started = time.monotonic()
+        for _ in range(BALANCE_STEPS):
+            with_nodes(nodes, tail, batch)
+        return time.monotonic() - started
+
+    numbers = []
+    # On the core of the worker that starts it.
+    busy = [sys.executable, "-c", "while True: pass"]
+    with subprocess.Popen(busy) if rank else nullcontext() as process:
+        for _ in range(rounds):
+            nodes._group.assign(even(NODES, num_ranks))
+            equal = seconds()
+            gain = nodes.balance()
+            numbers += [equal, seconds(), gain]
+        if process is not None:
+            process.kill()
+    return numbers
+
+
+def worker(options: argparse.Namespace) -> None:
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    numbers = (
+        wire_worker()
+        if options.worker == "wire"
+        else balance_worker(options.rounds, options.size)
+    )
     if dist.get_rank() == 0:
-        print(*counts)
+        print(json.dumps(numbers))
     dist.destroy_process_group()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = parser_of("nodes", __doc__)
     add_rounds(parser, ROUNDS)
-    parser.add_argument("--worker", action="store_true", help="internal")
+    parser.add_argument("--worker", help="internal")
+    parser.add_argument("--size", type=int, help="internal")
     options = parse(parser, argv)
     if options.worker:
-        worker()
+        worker(options)
         return 0
     return exit_status("nodes", lambda: _run(options))
 
@@ -226,6 +300,9 @@ def _run(options: argparse.Namespace) -> int:
         measure_wire(count) for count in (WORKERS[:1] if quick else WORKERS)
     ]
     activations = measure_activations()
+    balance = measure_balance(
+        options.rounds, SIZES[-1] if quick else BALANCE_SIZE
+    )
     goals = {
         f"seconds at most {MAX_OVER_ACCUMULATION} of accumulation": all(
             row["over_accumulation"]["median"] <= MAX_OVER_ACCUMULATION
@@ -236,6 +313,9 @@ def _run(options: argparse.Namespace) -> int:
         ),
         f"saved activations at most {MAX_ACTIVATIONS}": (
             activations <= MAX_ACTIVATIONS
+        ),
+        f"balanced nodes at least {MIN_BALANCE} times as fast": (
+            balance["ratio"]["median"] >= MIN_BALANCE
         ),
     }
     print_table(
@@ -263,6 +343,10 @@ def _run(options: argparse.Namespace) -> int:
         ],
     )
     print(f"saved activations with 8 nodes over one: {activations:.3f}")
+    print(
+        "speed-up by balance() with a worker on half a core: "
+        f"{balance['ratio']['median']:.2f}, expected {balance['expected']:.2f}"
+    )
     print_goals(goals)
     write_results(
         options.json,
@@ -272,6 +356,7 @@ def _run(options: argparse.Namespace) -> int:
             "seconds": seconds,
             "wire": wire,
             "activations": {"ratio": activations},
+            "balance": balance,
             "goals": goals,
         },
     )

@@ -6,15 +6,18 @@ import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import threading
+from itertools import chain, groupby
 from pathlib import Path
 
 import pytest
 import torch.distributed as dist
 
 from as_user import environment_of
+from children import family
 from hapi_client.swift.swift_url import parse_location
 from hapi_training.rendezvous import RENDEZVOUS_VARIABLE
 from jobs import upload_shards
@@ -22,33 +25,36 @@ from photos import shards_of
 from waiting import until
 
 EPOCHS = 40
+SHARDS = (40, 16, 33, 23)
 STEPS = 5 * EPOCHS
+NODES = set(map(str, range(8)))
 KILLS = int(os.environ.get("HAPI_KILLS", "3"))
 SECONDS = 200
 SCRIPT = Path(__file__).parent.parent / "support" / "elastic_worker.py"
+TORCHRUN = (
+    *("-m", "torch.distributed.run", "--nnodes", "1:2"),
+    *("--rdzv-backend", "c10d", "--max-restarts", "100"),
+    # A restart waits for more machines: 30 s by default.
+    *("--rdzv-conf", "last_call_timeout=2"),
+)
+"""Also for one worker of a machine, which is the default."""
 
 
 @pytest.fixture(scope="module")
 def data(connection):
-    shards = shards_of((40, 16, 33, 23), size=120)
+    shards = shards_of(SHARDS, size=120)
     upload_shards(connection, parse_location("swift://nodes/train"), shards)
 
 
 class Worker:
     """A worker process, and the steps that it has printed."""
 
-    def __init__(self, environment, result, hurry):
+    def __init__(self, environment, result, command):
         self.result = result
         self.steps = []
         self.errors = []
         self.process = subprocess.Popen(
-            [
-                sys.executable,
-                str(SCRIPT),
-                str(result),
-                str(EPOCHS),
-                str(hurry),
-            ],
+            [sys.executable, *map(str, command)],
             env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -82,29 +88,36 @@ class Worker:
         return json.loads(self.result.read_text())
 
     def kill(self, signum=signal.SIGKILL):
-        self.process.send_signal(signum)
+        """Ends it with its children: torchrun and the worker."""
+        for process in family(self.process.pid):
+            process.send(signum)
 
 
 @pytest.fixture
 def start(cluster, data, tmp_path):
-    """Starts workers of a rendezvous; None for one alone."""
+    """Starts workers: of a rendezvous, alone, or under torchrun."""
     workers = []
     store = dist.TCPStore(
         "127.0.0.1", 0, is_master=True, wait_for_workers=False
     )
 
-    def start(*, alone=False):
+    def start(*state, alone=False, torchrun=(), epochs=EPOCHS):
         environment = {**environment_of(cluster), "OMP_NUM_THREADS": "1"}
-        if not alone:
+        if torchrun:
+            environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+        elif not alone:
             environment[RENDEZVOUS_VARIABLE] = f"127.0.0.1:{store.port}"
-        result = tmp_path / f"{len(workers)}.json"
-        hurry = tmp_path if alone else tmp_path / "hurry"
-        workers.append(Worker(environment, result, hurry))
+        result = tmp_path / f"{0 if torchrun else len(workers)}.json"
+        is_fast = alone and not state
+        hurry = tmp_path if is_fast else tmp_path / "hurry"
+        command = [*torchrun, SCRIPT, result, epochs, hurry, *state]
+        workers.append(Worker(environment, result, command))
         return workers[-1]
 
+    start.workers = workers
     yield start
     for worker in workers:
-        worker.process.kill()
+        worker.kill()
         worker.process.wait()
 
 
@@ -115,8 +128,29 @@ def digests():
 
 def reference(start, digests):
     if not digests:
-        digests["alone"] = start(alone=True).end()
+        worker = start(alone=True)
+        digests["alone"] = worker.end()
+        check_each_sample_once([worker])
     return digests["alone"]
+
+
+def check_each_sample_once(workers, steps=STEPS):
+    """From what all workers have printed."""
+    lines = [line for worker in workers for line in worker.steps]
+    lines.sort(key=lambda line: line["step"])
+    seen = {}
+    for number, same in groupby(lines, key=lambda line: line["step"]):
+        nodes = {}
+        for line in same:
+            # A step that was taken again has the same samples.
+            for node, samples in line["samples"].items():
+                assert nodes.setdefault(node, samples) == samples
+        assert nodes.keys() == NODES, number
+        epoch = seen.setdefault((number - 1) // 5, [])
+        epoch += chain.from_iterable(nodes.values())
+    assert sum(map(len, seen.values())) == steps // 5 * sum(SHARDS)
+    assert all(set(samples) == set(seen[0]) for samples in seen.values())
+    assert all(len(samples) == len(set(samples)) for samples in seen.values())
 
 
 @pytest.mark.timeout(400)
@@ -142,9 +176,7 @@ def test_workers_join_and_are_killed(start, digests, tmp_path):
     result = first.end()
     assert result["digest"] == expected["digest"]
     assert len(result["losses"]) == STEPS
-    assert [s["samples"] for s in first.steps if s["step"] % 5] == [
-        24.0
-    ] * sum(bool(s["step"] % 5) for s in first.steps)
+    check_each_sample_once(start.workers[1:])
 
 
 @pytest.mark.timeout(400)
@@ -161,3 +193,38 @@ def test_stopped_worker_is_given_up_and_ends(start, digests, tmp_path):
     until(lambda: "gone on without this one" in "".join(second.errors), 10)
     (tmp_path / "hurry").touch()
     assert first.end()["digest"] == expected["digest"]
+
+
+@pytest.mark.timeout(400)
+def test_machines_of_torchrun_are_killed_and_come_again(
+    start, digests, tmp_path
+):
+    expected = reference(start, digests)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        endpoint = f"127.0.0.1:{server.getsockname()[1]}"
+    torchrun = (*TORCHRUN, "--rdzv-endpoint", endpoint)
+    state = tmp_path / "state.pt"
+    first = start(state, torchrun=torchrun)
+    first.wait_for(1)
+    kills = max(1, KILLS // 3)
+    for _ in range(kills):
+        second = start(state, torchrun=torchrun)
+        second.wait_for(first.step + 2)
+        second.kill()
+        first.wait_for(first.step + 3)
+    (tmp_path / "hurry").touch()
+    result = first.end()
+    assert result["digest"] == expected["digest"]
+    check_each_sample_once(start.workers[-1 - kills :])
+
+
+def test_control_state_of_another_step_is_noticed(start, tmp_path):
+    state = tmp_path / "state.pt"
+    first = start(state, "late", alone=True, epochs=3)
+    first.wait_for(3)
+    first.kill()
+    (tmp_path / "hurry").touch()
+    second = start(state, "late", alone=True, epochs=3)
+    second.end()
+    with pytest.raises(AssertionError):
+        check_each_sample_once([first, second], steps=15)

@@ -120,6 +120,12 @@ def test_model_has_the_same_bits_after_a_restart_elsewhere(train, alone):
 
 
 @pytest.mark.timeout(300)
+def test_model_has_the_same_bits_in_loops_of_other_tools(train, alone):
+    runs = [{**RUNS[0], "tool": tool} for tool in ("lightning", "accelerate")]
+    assert digests_of(train(2, *runs)) == alone[:1] * 2
+
+
+@pytest.mark.timeout(300)
 def test_other_threads_give_other_bits(train, alone):
     """A control; those of sums and of batches are unit tests."""
     (threads,) = train(1, {**RUNS[0], "threads": 2})

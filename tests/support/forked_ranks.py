@@ -11,23 +11,32 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 
 from hapi_training import VirtualNodes
+from hapi_training.rendezvous import RENDEZVOUS_VARIABLE
 
 SECONDS = 100
 
 
-def run_ranks(
-    num_ranks: int, function: Callable[[int], Any], threads: int = 1
-) -> list[Any]:
+def run_workers(num_workers: int, function: Callable[[int], Any]) -> list[Any]:
+    """Calls a function in workers of a rendezvous, which join one by one."""
+    store = dist.TCPStore(
+        "127.0.0.1", 0, is_master=True, wait_for_workers=False
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(RENDEZVOUS_VARIABLE, f"127.0.0.1:{store.port}")
+        return run_ranks(num_workers, function)
+
+
+def run_ranks(num_ranks: int, function: Callable[[int], Any]) -> list[Any]:
     """Calls a function with each rank, in a process and a gloo group.
 
     Args:
         num_ranks: number of processes; one has no group.
         function: can be pickled.
-        threads: torch's threads in each.
 
     Returns:
         The results of all ranks, or the exception of each that failed.
@@ -45,7 +54,7 @@ def run_ranks(
                     num_ranks,
                     Path(folder) / "store",
                     function,
-                    threads,
+                    os.environ.get(RENDEZVOUS_VARIABLE),
                     queue,
                 ),
             )
@@ -65,12 +74,15 @@ def _run(
     num_ranks: int,
     store: Path,
     function: Callable[[int], Any],
-    threads: int,
+    rendezvous: str | None,
     queue: Any,
 ) -> None:
-    torch.set_num_threads(threads)
+    torch.set_num_threads(1)
     try:
-        if num_ranks > 1:
+        if rendezvous:
+            # The server of forks has the variables of its start.
+            os.environ[RENDEZVOUS_VARIABLE] = rendezvous
+        elif num_ranks > 1:
             dist.init_process_group(
                 "gloo",
                 store=dist.FileStore(str(store), num_ranks),

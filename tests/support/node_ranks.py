@@ -71,6 +71,7 @@ def train(
     threads: int = 1,
     restart_at: int | None = None,
     forget_at: int | None = None,
+    tool: str | None = None,
 ) -> dict[str, Any]:
     """Trains some epochs; returns digests and counters.
 
@@ -85,6 +86,7 @@ def train(
         threads: torch's threads.
         restart_at: step after which a new job goes on.
         forget_at: epoch before which the caches are lost.
+        tool: ``lightning`` or ``accelerate``, which runs the loop.
     """
     POOL.clear()
     torch.set_num_threads(threads)
@@ -115,9 +117,19 @@ def train(
             data.load_state_dict(saved["data"])
             nodes.load_state_dict(saved["nodes"])
         with data:
-            done = _run(
-                data, nodes, tail, updates, losses, restart_at, forget_at
-            )
+            if tool == "lightning":
+                from node_lightning import fit
+
+                fit(data, nodes, tail, updates, losses, EPOCHS)
+                done = True
+            else:
+                if tool == "accelerate":
+                    from accelerate import Accelerator
+
+                    updates = Accelerator(cpu=True).prepare(updates)
+                done = _run(
+                    data, nodes, tail, updates, losses, restart_at, forget_at
+                )
             saved = {"data": data.state_dict(), "nodes": nodes.state_dict()}
             stats["local_hits"] += data.stats.local_hits
             stats["fallbacks"] += data.stats.fallbacks

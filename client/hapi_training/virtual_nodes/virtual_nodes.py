@@ -374,7 +374,7 @@ class VirtualNodes:
             raise ClientError(
                 "bad_configuration",
                 f"step {step.number} was left before its last virtual node; "
-                "leave the loop over steps instead",
+                "leave the loop over steps instead, and fetch no step ahead",
             )
 
 
