@@ -252,6 +252,7 @@ def balance_worker(rounds: int, size: int) -> list[float]:
             with_nodes(nodes, tail, batch)
         return time.monotonic() - started
 
+    with_nodes(nodes, tail, batch)
     numbers = []
     # On the core of the worker that starts it.
     busy = [sys.executable, "-c", "while True: pass"]

@@ -34,6 +34,7 @@ FOLDER = Path(__file__).parent
 TEMPLATES = FOLDER / "rendering"
 MODELS = FOLDER / "results" / "models.csv"
 CLUSTER = FOLDER / "results" / "cluster.json"
+NODES = FOLDER / "results" / "nodes.json"
 
 
 def environment() -> Environment:
@@ -116,6 +117,7 @@ def write_rst(record: Record, source: Path, page: Path, images: Path) -> None:
             tiers=TIERS,
             models=models(),
             cluster=json.loads(CLUSTER.read_text()),
+            nodes=json.loads(NODES.read_text()),
             processors=sorted({x["processor"] for x in record["begun"]}),
         )
     )

@@ -9,6 +9,8 @@ Keys of a ``TCPStore`` say who they are:
     number of a worker that waits to be admitted between two steps.
 ``arrived/<generation>/<number>``
     after a loss: steps that this member has taken.
+``entered/<generation>/<number>``
+    this member is about to make the group.
 """
 
 from __future__ import annotations
@@ -42,6 +44,7 @@ from hapi_protocol.errors import ClientError
 from hapi_training.liveness import Answering, Liveness
 from hapi_training.membership import (
     Membership,
+    WorkerLostError,
     leave_group,
     reaching_others,
 )
@@ -306,6 +309,7 @@ class ElasticMembership(Membership):
         rank = members.numbers.index(self._number)
         self.rank = Rank(rank, len(members.numbers))
         if self.rank.world_size > 1:
+            self._wait_for_members(f"entered/{generation}")
             store = PrefixStore(f"group/{generation}", self._store)
             with reaching_others("the start of a group"):
                 dist.init_process_group(
@@ -315,6 +319,23 @@ class ElasticMembership(Membership):
                     backend=self._backend,
                     timeout=timedelta(seconds=self._limit),
                 )
+
+    def _wait_for_members(self, key: str) -> None:
+        """Waits for all members, so that torch does not wait for a lost one.
+
+        Raises:
+            WorkerLostError: one of them has ended.
+        """
+        self._set(f"{key}/{self._number}", "")
+        self.begin()
+        others = self._others()
+        for number in self._members.numbers:
+            while not self._has(f"{key}/{number}"):
+                if others.has_ended(number):
+                    raise WorkerLostError(
+                        "worker_lost", f"worker {number} has ended"
+                    )
+                time.sleep(POLL_SECONDS)
 
     def _propose(self, generation: int, members: Members) -> None:
         with self._asking_the_store():

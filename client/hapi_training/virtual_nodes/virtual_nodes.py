@@ -307,7 +307,7 @@ class VirtualNodes:
                 zip(*self._group.seconds, strict=True), counts, strict=True
             )
         ]
-        best = balanced_counts(self.num_nodes, costs)
+        best = balanced_counts(self.num_nodes, costs, MIN_GAIN)
         gain = step_seconds(counts, costs) / step_seconds(best, costs)
         if gain < MIN_GAIN:
             logger.info("virtual nodes stay as they are: %s", counts)

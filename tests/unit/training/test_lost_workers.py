@@ -39,7 +39,7 @@ def losing(worker, *, ends=True, waits=True):
                 store.set("test", "has sums")
             store.wait(["test"])
             if rank.rank == 1:
-                raise WorkerLostError("the test ends a connection")
+                raise WorkerLostError("worker_lost", "a test")
             if rank.rank == 2:
                 raise Ended
         return result

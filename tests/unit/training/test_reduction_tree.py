@@ -98,3 +98,10 @@ def test_balanced_nodes_are_as_good_as_the_best(seconds, more):
     assert sum(found) == num_nodes
     assert step_seconds(found, seconds) == best
     assert [len(nodes) for nodes in divided(num_nodes, found)] == found
+
+
+def test_balanced_nodes_have_few_subtrees_to_exchange():
+    # 5 and 3 nodes are two subtrees each.
+    assert balanced_counts(8, [1.0, 2.05], 1.05) == [6, 2]
+    assert balanced_counts(8, [1.0, 1.95], 1.05) == [6, 2]
+    assert balanced_counts(8, [1.0, 1.95], 1.01) == [5, 3]
