@@ -7,11 +7,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from torch import nn
 
 from as_user import environment_of
 from children import run_family
+from hapi_client.loading.feature_fetcher import FeatureFetcher
 from hapi_client.swift.swift_url import parse_location
-from jobs import upload_shards
+from hapi_protocol.errors import make_error
+from hapi_training import VirtualNodes
+from jobs import small_job, upload_shards
 from photos import shards_of
 
 # The last batch has two samples or more for each node: batch norm needs them.
@@ -123,6 +127,36 @@ def test_model_has_the_same_bits_after_a_restart_elsewhere(train, alone):
 def test_model_has_the_same_bits_in_loops_of_other_tools(train, alone):
     runs = [{**RUNS[0], "tool": tool} for tool in ("lightning", "accelerate")]
     assert digests_of(train(2, *runs)) == alone[:1] * 2
+
+
+@pytest.mark.usefixtures("train")
+def test_what_may_give_other_bits_is_warned_of(
+    connection, caplog, monkeypatch
+):
+    load = FeatureFetcher.load
+
+    def fail_once(fetcher, span, training=None):
+        monkeypatch.setattr(FeatureFetcher, "load", load)
+        raise make_error("too_slow", "a test")
+
+    def train(cut):
+        caplog.clear()
+        options = {"connection": connection, "batch_size": 24, "cut": cut}
+        with small_job("swift://nodes/train", **options) as job:
+            for step in VirtualNodes(job.tail, 8).steps(job.train_loader):
+                for features, labels in step:
+                    loss = nn.functional.cross_entropy(
+                        job.tail(features), labels
+                    )
+                    step.backward(loss)
+        return [r.message for r in caplog.records if "bits" in r.message]
+
+    assert train("freeze") == []
+    (message,) = train("auto")
+    assert "cut='auto' chooses by measurements" in message
+    monkeypatch.setattr(FeatureFetcher, "load", fail_once)
+    (message,) = train("freeze")
+    assert "1 spans of epoch 0 were read raw" in message
 
 
 @pytest.mark.timeout(300)

@@ -47,7 +47,7 @@ class Module(lightning.LightningModule):
 
 
 class Steps:
-    """What Lightning iterates over."""
+    """Gives Lightning the steps of an epoch."""
 
     def __init__(self, nodes: VirtualNodes, data: FeatureDataset) -> None:
         self._nodes, self._data = nodes, data

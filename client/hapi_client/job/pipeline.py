@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +21,7 @@ from hapi_client.loading.loader_factory import LoaderFactory, open_host_cache
 from hapi_client.loading.loader_plan import EmptySteps
 from hapi_client.loading.sample_dataset import DatasetConfig, SampleDataset
 from hapi_client.metrics.events import JobStats
-from hapi_client.model.frozen_region import FrozenRegion
+from hapi_client.model.frozen_region import AUTO, FrozenRegion
 from hapi_client.planning.cache_tracker import CacheTracker
 from hapi_client.progress import progress_wanted
 from hapi_client.reports.epoch_history import EpochHistory
@@ -30,6 +31,8 @@ from hapi_client.sampling.epochs import ReaderShare
 from hapi_client.sampling.partition import Reader
 from hapi_protocol.errors import ClientError
 from hapi_splitter.planner.problem import RAW_ROUTE
+
+logger = logging.getLogger(__name__)
 
 
 class FeaturePipeline:
@@ -94,7 +97,7 @@ class FeaturePipeline:
             lambda: self.plan.planner,
         )
         self._read_whole: set[str] = set()
-        self._is_closed = False
+        self._is_closed = self._has_warned = False
         self._pid = os.getpid()
         try:
             self.plan.start(opened, self._factory, self._augmented)
@@ -205,6 +208,14 @@ class FeaturePipeline:
             split: name of the split.
             reader: reader of the share, whose ranks are virtual nodes.
         """
+        is_trained = epoch is not None and reader.num_ranks > 1
+        if is_trained and self._config.cut == AUTO and not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "cut='auto' chooses by measurements, and features of client "
+                "and worker differ in their last bits: the trained model will "
+                "too; for equal bits choose cut='freeze', 'stream' or a number"
+            )
         return self.loader_of_share(
             share,
             epoch,

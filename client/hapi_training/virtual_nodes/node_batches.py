@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,6 +20,8 @@ from hapi_client.job.transfer_job import EpochLoader, TransferJob
 from hapi_client.loading.feature_loader import FeatureLoader
 from hapi_client.sampling.partition import Reader
 from hapi_protocol.errors import ClientError
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -101,7 +104,9 @@ class FeatureBatches:
 
     def batches(self, nodes: Sequence[int]) -> Iterator[NodeBatch]:
         reader = Reader(tuple(nodes), self._num_nodes, unit="virtual nodes")
-        batch_size = self._owner.pipeline.data.options.batch_size
+        pipeline = self._owner.pipeline
+        batch_size = pipeline.data.options.batch_size
+        before = pipeline.stats.fallbacks
         with closing(self._data.node_loader(reader)) as loader:
             for features, labels in loader:
                 self._has_begun = True
@@ -111,6 +116,15 @@ class FeatureBatches:
                     batch_size / self._num_nodes,
                     zlib.crc32(json.dumps(state, sort_keys=True).encode()),
                 )
+        count = pipeline.stats.fallbacks - before
+        if self.is_training and self._num_nodes > 1 and count:
+            logger.warning(
+                "%d spans of epoch %d were read raw, as the storage side did "
+                "not compute them; their features, and the trained model, may "
+                "differ in their last bits from those of another run",
+                count,
+                self.epoch,
+            )
 
     def position(self) -> Any:
         state = self._owner.state_dict()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
@@ -100,7 +101,7 @@ class VirtualNodes:
             module, num_nodes, seed, timeout_seconds, strict=strict
         )
         self._epoch = 0
-        self._has_warned = False
+        self._warned: set[str] = set()
 
     @property
     def step(self) -> int:
@@ -201,6 +202,14 @@ class VirtualNodes:
             step = self._step(batch, take_again, is_training=True)
             yield step
             self._check_finished(step)
+            if step.num_samples and not math.isfinite(step.loss):
+                self._warn(
+                    "step %d has the loss %f, of which the gradients are left "
+                    "as they are; lower the learning rate, or look for inputs "
+                    "that are not finite",
+                    step.number,
+                    step.loss,
+                )
             num_samples += step.num_samples
             if after["epoch"] != batches.epoch:
                 # The loader has only to end its report.
@@ -355,19 +364,22 @@ class VirtualNodes:
         self._epoch = int(state["epoch"])
 
     def _warn_of_single_samples(self, batch: NodeBatch) -> None:
-        is_single = any(node.size == 1 for node in batch.nodes)
-        if is_single and not self._has_warned:
-            self._has_warned = any(
-                isinstance(module, _BatchNorm) and module.training
-                for module in self._module.modules()
+        if any(node.size == 1 for node in batch.nodes) and any(
+            isinstance(module, _BatchNorm) and module.training
+            for module in self._module.modules()
+        ):
+            self._warn(
+                "a virtual node has one sample of step %d, of which batch "
+                "norm cannot compute a variance; leave out the short last "
+                "batch (drop_last=True), or use other batches",
+                self.step,
             )
-            if self._has_warned:
-                logger.warning(
-                    "a virtual node has one sample of step %d, of which batch "
-                    "norm cannot compute a variance; leave out the short last "
-                    "batch (drop_last=True), or use other batches",
-                    self.step,
-                )
+
+    def _warn(self, message: str, *values: object) -> None:
+        """Warns once."""
+        if message not in self._warned:
+            self._warned.add(message)
+            logger.warning(message, *values)
 
     def _check_finished(self, step: Step) -> None:
         if not step.is_finished:

@@ -415,6 +415,19 @@ def test_more_workers_than_nodes_are_refused():
         assert "3 workers cannot share 2 virtual nodes" in str(error)
 
 
+def test_loss_that_is_not_finite_is_named_once(caplog):
+    module = network(Plain)
+    (images, labels), *_ = data = batches(3)
+    data[1] = (images * torch.nan, labels)
+    data[2] = (images * torch.nan, labels)
+    for step in VirtualNodes(module, 4).steps(data):
+        for some, targets in step:
+            step.backward(cross_entropy(module(some), targets))
+    assert caplog.text.count("step 1 has the loss nan") == 1
+    assert "step 2" not in caplog.text
+    assert all(p.grad.isnan().any() for p in module.parameters())
+
+
 class Observed(nn.Module):
     """Has a running maximum, as observers of quantisation have."""
 
