@@ -21,19 +21,11 @@ from hapi_training.checkpoint_file import (
     random_state,
     set_random_state,
 )
+from hapi_training.state_transfer import LOAD_ERRORS
 from hapi_training.virtual_nodes.step import Step
 from hapi_training.virtual_nodes.virtual_nodes import VirtualNodes
 
 MOMENTUM = 0.9
-_LOAD_ERRORS = (
-    AttributeError,
-    IndexError,
-    KeyError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-)
-"""Errors of loading state with missing parts or other shapes."""
 
 
 @dataclass
@@ -274,7 +266,7 @@ class _Run:
             self.nodes.load_state_dict(saved["nodes"])
             self.load_state_dict(saved)
             set_random_state(self._device, saved["random"])
-        except _LOAD_ERRORS as error:
+        except LOAD_ERRORS as error:
             raise ClientError(
                 "bad_state",
                 "the checkpoint belongs to another model or release: "

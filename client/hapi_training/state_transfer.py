@@ -1,4 +1,4 @@
-"""Sends the state of a run to workers that have just joined."""
+"""The state of a run, for other workers and for checkpoints."""
 
 from __future__ import annotations
 
@@ -8,49 +8,75 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.utils._pytree import keystr, tree_leaves_with_path, tree_map_only
 
 from hapi_protocol.errors import ClientError
 
+LOAD_ERRORS = (
+    AttributeError,
+    IndexError,
+    KeyError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+"""Errors of loading state with missing parts or other shapes."""
 
-def saved(state: Mapping[str, Any]) -> bytes:
+
+def values_of(state: Mapping[str, Any], what: str) -> dict[str, Any]:
     """Returns the content of objects with ``state_dict``, and of values.
 
+    Args:
+        state: objects and values, by name.
+        what: the state, for the message.
+
     Raises:
-        ClientError: ``bad_configuration`` naming a value that
-            ``torch.load(weights_only=True)`` refuses.
+        ClientError: ``bad_configuration`` naming the values that
+            ``torch.load(weights_only=True)`` refuses, by their paths.
     """
     content = {
         name: value.state_dict() if hasattr(value, "state_dict") else value
         for name, value in state.items()
     }
+    # The bytes of tensors do not matter.
+    small = tree_map_only(torch.Tensor, lambda t: t.new_empty(0), content)
     try:
-        data = _dumped(content)
-        _loaded(data)
+        loaded(dumped(small))
     except Exception as error:  # of pickle, torch or a value's own methods
-        refused = _refused(content)
+        refused = [
+            f"{keystr(path)} of type {type(value).__name__}"
+            for path, value in tree_leaves_with_path(small)
+            if not _is_loadable(value)
+        ]
         if not refused:
             raise
         raise ClientError(
             "bad_configuration",
-            f"the state of steps() cannot be sent, for {refused}; "
+            f"{what} cannot be loaded again, for {' and '.join(refused[:5])}; "
             "give objects with state_dict, tensors, numbers, texts, and lists "
             "and mappings of them",
         ) from error
-    return data
+    return content
 
 
-def load(state: MutableMapping[str, Any], content: bytes) -> None:
-    """Gives objects and values the content of another worker.
+def load_values(
+    state: MutableMapping[str, Any], values: Mapping[str, Any], whose: str
+) -> None:
+    """Gives objects and values the content of another worker or run.
+
+    Args:
+        state: objects and values, by name.
+        values: what :func:`values_of` has returned.
+        whose: the owner of the values, for the message.
 
     Raises:
         ClientError: ``bad_configuration`` for other names.
     """
-    values = _loaded(content)
     if values.keys() != state.keys():
         raise ClientError(
             "bad_configuration",
-            f"the state of steps() has {sorted(state)}, but that of the other "
-            f"workers has {sorted(values)}; give the same names",
+            f"the state has {sorted(state)}, but that of {whose} has "
+            f"{sorted(values)}; give the same names",
         )
     for name, value in values.items():
         if hasattr(state[name], "load_state_dict"):
@@ -72,23 +98,22 @@ def broadcast(
     return data.cpu().numpy().tobytes()
 
 
-def _dumped(content: Any) -> bytes:
+def _is_loadable(value: Any) -> bool:
+    try:
+        loaded(dumped(value))
+    except Exception:  # as above
+        return False
+    return True
+
+
+def dumped(content: Any) -> bytes:
+    """Returns the bytes of ``torch.save``."""
     file = io.BytesIO()
     torch.save(content, file)
     return file.getvalue()
 
 
-def _loaded(data: bytes) -> Any:
+def loaded(data: bytes) -> Any:
+    """Returns the content of bytes, on the CPU."""
     file = io.BytesIO(data)
     return torch.load(file, map_location="cpu", weights_only=True)
-
-
-def _refused(content: Mapping[str, Any]) -> str:
-    """Names the values that cannot be sent, whatever they raise."""
-    refused = []
-    for name, value in content.items():
-        try:
-            _loaded(_dumped(value))
-        except Exception:
-            refused.append(f"{name!r} of type {type(value).__name__}")
-    return " and ".join(refused)

@@ -69,7 +69,8 @@ def digest(*values: Any) -> str:
 
     def add(value: Any) -> None:
         if isinstance(value, torch.Tensor):
-            sha.update(value.detach().cpu().contiguous().numpy().tobytes())
+            flat = value.detach().cpu().flatten()
+            sha.update(flat.view(torch.uint8).numpy().tobytes())
         elif isinstance(value, dict):
             for name, item in value.items():
                 sha.update(str(name).encode())

@@ -15,7 +15,13 @@ from hapi_protocol.errors import ClientError
 from hapi_training.checkpoint_file import random_state, set_random_state
 from hapi_training.membership import WorkerLostError, reaching_others
 from hapi_training.rendezvous import ElasticMembership, open_membership
-from hapi_training.state_transfer import broadcast, load, saved
+from hapi_training.state_transfer import (
+    broadcast,
+    dumped,
+    load_values,
+    loaded,
+    values_of,
+)
 from hapi_training.virtual_nodes.assignment import Assignment, even
 from hapi_training.virtual_nodes.exchange import Exchange, wire_device
 from hapi_training.virtual_nodes.node_batches import NodeBatches
@@ -201,7 +207,7 @@ class WorkerGroup:
         number = self._membership.num_waiting() if self._is_open else 0
         if number:
             try:
-                saved(self._own_state())
+                self._sent_state()
             except ClientError as error:
                 self._is_open, number = False, 0
                 logger.warning("nobody can join any more: %s", error.message)
@@ -251,14 +257,18 @@ class WorkerGroup:
                 )
                 sender = int(done.argmax())
                 if int(done.min()) < 0:
-                    own = self._own_state()
                     content = broadcast(
-                        saved(own) if rank == sender else None, sender, device
+                        dumped(self._sent_state()) if rank == sender else None,
+                        sender,
+                        device,
                     )
                     if mine < 0 and rank != sender:
                         self._joined = content
         # Not before it is here: the sender may be lost.
         self._has_state = True
+
+    def _sent_state(self) -> dict[str, Any]:
+        return values_of(self._own_state(), "the state of steps()")
 
     def _own_state(self) -> dict[str, Any]:
         """All that a worker needs to go on with the next step."""
@@ -280,7 +290,7 @@ class WorkerGroup:
         have changed at its end.
         """
         own = self._own_state()
-        load(own, self._joined)
+        load_values(own, loaded(self._joined), "the other workers")
         position, self.step, self._membership.done, gradients, random = (
             own.pop(_OWN)
         )

@@ -1,0 +1,243 @@
+"""A folder of checkpoints, which several processes write together.
+
+``step-000000000012.pt`` is whole: it was written as ``….part``, synced and
+renamed.  Writers tell each other by empty files that their part is there, so
+that processes of any hosts that share the folder can write one checkpoint.
+``run.json`` names the run that the folder belongs to.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from uuid import uuid4
+
+from hapi_protocol.errors import ClientError
+from hapi_training.checkpoints.direct_write import (
+    aligned,
+    reserve,
+    write_range,
+)
+from hapi_training.checkpoints.torch_file import FileBytes
+
+VERSION = 1
+MIN_RANGE_BYTES = 8 << 20
+"""Least bytes of a writer: smaller ones cost more than they gain."""
+POLL_SECONDS = 0.01
+_NAME = re.compile(r"step-(\d{12})\.pt")
+
+
+class Folder:
+    """A folder of one run's checkpoints.
+
+    Args:
+        path: the folder; it is made if needed.
+
+    Raises:
+        ClientError: ``bad_configuration`` if that is not possible.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ClientError(
+                "bad_configuration",
+                f"the folder {path} cannot be made: {error}; give another "
+                "one as local=",
+            ) from error
+
+    def file(self, step: int) -> Path:
+        return self.path / f"step-{step:012}.pt"
+
+    def steps(self) -> list[int]:
+        """Steps of which there is a checkpoint, the newest first."""
+        names = (_NAME.fullmatch(name) for name in os.listdir(self.path))
+        return sorted((int(name[1]) for name in names if name), reverse=True)
+
+    def owner(self, run: str) -> dict[str, str]:
+        """Returns the run that the folder belongs to, and the folder's id.
+
+        Args:
+            run: the run, if the folder belongs to none yet.
+
+        Raises:
+            ClientError: ``bad_state`` for a folder of another version.
+        """
+        path = self.path / "run.json"
+        with suppress(FileExistsError):
+            # Whole at once, for all processes that look.
+            new = self.path / f"run.{uuid4().hex}.new"
+            facts = {"version": VERSION, "run": run, "folder": uuid4().hex}
+            new.write_text(json.dumps(facts))
+            try:
+                os.link(new, path)
+            finally:
+                new.unlink()
+        try:
+            facts = json.loads(path.read_text())
+            if facts["version"] == VERSION:
+                return {name: str(facts[name]) for name in ("run", "folder")}
+            reason = f"its version is {facts['version']!r}"
+        except (ValueError, KeyError, TypeError) as error:
+            reason = f"{type(error).__name__}: {error}"
+        raise ClientError(
+            "bad_state",
+            f"{path} is not of version {VERSION} ({reason}); give another "
+            "folder as local=, or the release that has written it",
+        )
+
+    def remove(self, step: int) -> None:
+        self.file(step).unlink(missing_ok=True)
+
+    def clean(self, before: float = math.inf) -> None:
+        """Removes what writers that were killed have left.
+
+        Args:
+            before: only of earlier steps.
+        """
+        for path in self.path.glob("step-*.pt.*"):
+            name = _NAME.match(path.name)
+            if name and int(name[1]) < before:
+                path.unlink(missing_ok=True)
+
+
+class SharedWrite:
+    """One checkpoint, written by some processes.
+
+    Args:
+        folder: the folder.
+        step: step of the checkpoint.
+        attempt: text that is equal for all writers, and for no other write.
+        writer: number of this writer; the first one commits.
+        num_writers: number of processes that share the folder.
+        timeout_seconds: longest wait for the other writers.
+    """
+
+    def __init__(
+        self,
+        folder: Folder,
+        step: int,
+        attempt: str,
+        writer: int,
+        num_writers: int,
+        timeout_seconds: float,
+    ) -> None:
+        self._folder = folder
+        self._final = folder.file(step)
+        self._part = self._final.with_name(
+            f"{self._final.name}.{attempt}.part"
+        )
+        self.writer, self._num_writers = writer, num_writers
+        self._timeout = timeout_seconds
+
+    def write(self, data: FileBytes) -> None:
+        """Writes this process's range.
+
+        Raises:
+            ClientError: ``bad_configuration`` if it cannot be written;
+                ``worker_lost``.
+        """
+        with self._failing():
+            if self.writer == 0:
+                new = self._part.with_suffix(".new")
+                reserve(new, data.size)
+                new.rename(self._part)
+            else:
+                self._wait(self._part.exists)
+            start, stop = self._range(data.size)
+            if start < stop:
+                write_range(self._part, start, stop, data.copy_to)
+            self._marker(self.writer).touch()
+
+    def commit(self, size: int) -> None:
+        """Gives the file its name, when all have written their ranges.
+
+        Args:
+            size: length of the file in bytes.
+
+        Raises:
+            ClientError: as of :meth:`write`.
+        """
+        with self._failing():
+            if self.writer:
+                # The first writer has renamed it.
+                self._wait(lambda: not self._part.exists())
+                return
+            for writer in range(1, self._num_writers):
+                self._wait(self._marker(writer).exists)
+            with self._part.open("r+b") as file:
+                file.truncate(size)
+                os.fsync(file.fileno())
+            self._part.rename(self._final)
+            _sync_folder(self._folder.path)
+            self._remove_markers()
+
+    def _range(self, size: int) -> tuple[int, int]:
+        """First byte and end of what this process writes."""
+        count = max(1, min(self._num_writers, size // MIN_RANGE_BYTES))
+        length = aligned(-(-size // count))
+        start = min(size, self.writer * length)
+        return start, min(size, start + length)
+
+    def _marker(self, name: object) -> Path:
+        return self._part.with_suffix(f".{name}")
+
+    def _wait(self, holds: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + self._timeout
+        while not holds():
+            if self._marker("failed").exists():
+                raise ClientError(
+                    "worker_lost",
+                    f"another process could not write its part of "
+                    f"{self._final}; look at its output",
+                )
+            if time.monotonic() > deadline:
+                raise ClientError(
+                    "worker_lost",
+                    f"another process has not written its part of "
+                    f"{self._final} in {self._timeout:g} s; look at its "
+                    "output",
+                )
+            time.sleep(POLL_SECONDS)
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        """Tells the other writers of an error."""
+        try:
+            yield
+        except BaseException as error:
+            if self._num_writers > 1:
+                with suppress(OSError):
+                    self._marker("failed").touch()
+            if not self.writer:
+                with suppress(OSError):
+                    self._part.with_suffix(".new").unlink(missing_ok=True)
+                    self._part.unlink(missing_ok=True)
+            if not isinstance(error, OSError):
+                raise
+            raise ClientError(
+                "bad_configuration",
+                f"{self._final} cannot be written: {error}; make room, or "
+                "choose another folder; the checkpoints before it are whole",
+            ) from error
+
+    def _remove_markers(self) -> None:
+        for writer in range(self._num_writers):
+            self._marker(writer).unlink(missing_ok=True)
+
+
+def _sync_folder(path: Path) -> None:
+    """Waits until names of files are on the disk."""
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
