@@ -254,7 +254,7 @@ def _probe(connection: Connection, container: str) -> Iterator[str]:
             name,
             io.BytesIO(data),
             len(data),
-            expires_seconds=EXPIRES_SECONDS,
+            headers={"X-Delete-After": str(EXPIRES_SECONDS)},
         )
 
     try:

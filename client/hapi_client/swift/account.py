@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
@@ -176,6 +176,8 @@ class SwiftAccount(AccountSession):
         name: str,
         *,
         if_match: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        query: Mapping[str, str] | None = None,
         seconds: float | None = None,
         reading: Callable[[], AbstractContextManager[None]] = nullcontext,
         ending: Callable[[], None] = lambda: None,
@@ -186,6 +188,8 @@ class SwiftAccount(AccountSession):
             container: container of the object.
             name: name of the object.
             if_match: ETag of the version, without quotes; None for any.
+            headers: further headers, such as ``X-Newest``.
+            query: parameters of the URL, such as ``multipart-manifest``.
             seconds: see :meth:`get_range` for this and all others.
             reading: makes a context.
             ending: called at the end.
@@ -197,7 +201,7 @@ class SwiftAccount(AccountSession):
                 its ETag.
         """
         with self._open_version(
-            container, name, if_match, {}, seconds
+            container, name, if_match, headers or {}, seconds, query
         ) as body:
             with reading():
                 data = body.read_whole()
@@ -253,14 +257,15 @@ class SwiftAccount(AccountSession):
         container: str,
         name: str,
         etag: str | None,
-        headers: dict[str, str],
+        headers: Mapping[str, str],
         seconds: float | None,
+        query: Mapping[str, str] | None = None,
     ) -> ResponseBody:
         if etag is not None:
             headers = {**headers, "If-Match": f'"{etag}"'}
         try:
             return self._open_object(
-                "GET", container, name, headers, seconds=seconds
+                "GET", container, name, headers, query=query, seconds=seconds
             )
         except HapiError as error:
             if etag is None:
@@ -276,7 +281,8 @@ class SwiftAccount(AccountSession):
         *,
         md5: str | None = None,
         content_type: str = "application/octet-stream",
-        expires_seconds: int | None = None,
+        headers: Mapping[str, str] | None = None,
+        query: Mapping[str, str] | None = None,
     ) -> str:
         """Stores an object and returns its ETag.
 
@@ -288,21 +294,30 @@ class SwiftAccount(AccountSession):
             length_bytes: number of bytes to send.
             md5: hex digest that Swift checks (422 if it differs).
             content_type: type of the object.
-            expires_seconds: lifetime, after which Swift deletes the object.
+            headers: further headers, such as ``If-None-Match``.
+            query: parameters of the URL, such as ``multipart-manifest``.
         """
-        headers = {
+        sent = {
+            **(headers or {}),
             "Content-Type": content_type,
             "Content-Length": str(length_bytes),
         }
         if md5 is not None:
-            headers["ETag"] = md5
-        if expires_seconds is not None:
-            headers["X-Delete-After"] = str(expires_seconds)
+            sent["ETag"] = md5
         body = RequestBody(source, length_bytes, self.traffic)
         response = headers_of(
-            self._open_object("PUT", container, name, headers, source=body)
+            self._open_object(
+                "PUT", container, name, sent, query=query, source=body
+            )
         )
         return response.get("ETag", "").strip('"')
 
-    def delete(self, container: str, name: str) -> None:
-        headers_of(self._open_object("DELETE", container, name))
+    def delete(
+        self,
+        container: str,
+        name: str,
+        *,
+        query: Mapping[str, str] | None = None,
+    ) -> None:
+        """Deletes an object; with ``multipart-manifest``, its segments too."""
+        headers_of(self._open_object("DELETE", container, name, query=query))

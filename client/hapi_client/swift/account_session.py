@@ -154,12 +154,14 @@ class AccountSession:
         headers: Mapping[str, str] | None = None,
         *,
         account: str | None = None,
+        query: Mapping[str, str] | None = None,
         **options: Any,
     ) -> ResponseBody:
         """Sends a request for an object; see :meth:`HttpClient.open`."""
+        url = self._url(container, name, account=account)
         return self._open(
             method,
-            self._url(container, name, account=account),
+            f"{url}?{urlencode(query)}" if query else url,
             headers,
             object_name=f"{container}/{name}",
             **options,

@@ -13,9 +13,10 @@ import math
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 from hapi_protocol.errors import ClientError
@@ -30,7 +31,12 @@ VERSION = 1
 MIN_RANGE_BYTES = 8 << 20
 """Least bytes of a writer: smaller ones cost more than they gain."""
 POLL_SECONDS = 0.01
-_NAME = re.compile(r"step-(\d{12})\.pt")
+_FACTS = ("version", "run", "folder")
+FILE_NAME = re.compile(r"step-(\d{12})\.pt")
+
+
+def file_name(step: int) -> str:
+    return f"step-{step:012}.pt"
 
 
 class Folder:
@@ -55,36 +61,49 @@ class Folder:
             ) from error
 
     def file(self, step: int) -> Path:
-        return self.path / f"step-{step:012}.pt"
+        return self.path / file_name(step)
 
     def steps(self) -> list[int]:
         """Steps of which there is a checkpoint, the newest first."""
-        names = (_NAME.fullmatch(name) for name in os.listdir(self.path))
+        names = (FILE_NAME.fullmatch(name) for name in os.listdir(self.path))
         return sorted((int(name[1]) for name in names if name), reverse=True)
 
-    def owner(self, run: str) -> dict[str, str]:
+    def owner(self, run: str) -> dict[str, Any]:
         """Returns the run that the folder belongs to, and the folder's id.
 
         Args:
-            run: the run, if the folder belongs to none yet.
+            run: the run, if the folder has no checkpoints yet.
 
         Raises:
             ClientError: ``bad_state`` for a folder of another version.
         """
         path = self.path / "run.json"
-        with suppress(FileExistsError):
-            # Whole at once, for all processes that look.
-            new = self.path / f"run.{uuid4().hex}.new"
-            facts = {"version": VERSION, "run": run, "folder": uuid4().hex}
-            new.write_text(json.dumps(facts))
-            try:
-                os.link(new, path)
-            finally:
-                new.unlink()
+        facts = {"version": VERSION, "run": run, "folder": uuid4().hex}
+        with suppress(FileExistsError), self._written(facts) as new:
+            os.link(new, path)
+        facts = self._facts(path)
+        if facts["run"] != run and not self.steps():
+            # Of a run that was killed before its first checkpoint.
+            facts["run"] = run
+            with self._written(facts) as new:
+                new.replace(path)
+        return facts
+
+    @contextmanager
+    def _written(self, facts: Mapping[str, Any]) -> Iterator[Path]:
+        """Makes a file that gets its name when it is whole."""
+        new = self.path / f"run.{uuid4().hex}.new"
+        new.write_text(json.dumps(facts))
+        try:
+            yield new
+        finally:
+            new.unlink(missing_ok=True)
+
+    def _facts(self, path: Path) -> dict[str, Any]:
         try:
             facts = json.loads(path.read_text())
             if facts["version"] == VERSION:
-                return {name: str(facts[name]) for name in ("run", "folder")}
+                return {name: facts[name] for name in _FACTS}
             reason = f"its version is {facts['version']!r}"
         except (ValueError, KeyError, TypeError) as error:
             reason = f"{type(error).__name__}: {error}"
@@ -104,7 +123,7 @@ class Folder:
             before: only of earlier steps.
         """
         for path in self.path.glob("step-*.pt.*"):
-            name = _NAME.match(path.name)
+            name = FILE_NAME.match(path.name)
             if name and int(name[1]) < before:
                 path.unlink(missing_ok=True)
 

@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from uuid import uuid4
 
@@ -22,6 +23,8 @@ from typing_extensions import Self
 
 from hapi_client.atomic_file import file_lock
 from hapi_client.option_checks import check_integer
+from hapi_client.swift.connection import Connection
+from hapi_client.swift.swift_url import parse_location
 from hapi_protocol.errors import ClientError
 from hapi_training.checkpoint_file import (
     check_features_match,
@@ -29,7 +32,13 @@ from hapi_training.checkpoint_file import (
     set_random_state,
 )
 from hapi_training.checkpoints import ranks
-from hapi_training.checkpoints.folder import VERSION, Folder, SharedWrite
+from hapi_training.checkpoints.folder import (
+    VERSION,
+    Folder,
+    SharedWrite,
+    file_name,
+)
+from hapi_training.checkpoints.swift_folder import SwiftFolder
 from hapi_training.checkpoints.torch_file import FileBytes, layout_of
 from hapi_training.rendezvous import RENDEZVOUS_VARIABLE
 from hapi_training.state_transfer import (
@@ -56,11 +65,39 @@ class CheckpointStats:
         seconds_blocked: seconds that the loop has waited, in ``save`` and in
             steps of its optimizers.
         seconds_written: seconds in which this rank's part was written.
+        uploaded: checkpoints whose part of this rank is in Swift.
+        seconds_uploaded: seconds of these.
+        dropped: checkpoints that were not uploaded, as newer ones came
+            before the upload of an earlier one had ended.
     """
 
     saved: int = 0
     seconds_blocked: float = 0.0
     seconds_written: float = 0.0
+    uploaded: int = 0
+    seconds_uploaded: float = 0.0
+    dropped: int = 0
+
+
+class _Upload:
+    """A file of a checkpoint, to be uploaded by all ranks."""
+
+    def __init__(self, step: int, attempt: str, size: int) -> None:
+        self.step, self.attempt, self.size = step, attempt, size
+        self.rank, self.num_ranks = ranks.rank(), ranks.size()
+        self._file: int | None = None
+
+    def open(self, path: Path) -> None:
+        self._file = os.open(path, os.O_RDONLY)
+
+    def read(self, offset: int, length: int) -> bytes:
+        assert self._file is not None
+        return os.pread(self._file, length, offset)
+
+    def close(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
 
 
 class CheckpointManager:
@@ -68,7 +105,8 @@ class CheckpointManager:
 
     ::
 
-        with CheckpointManager(state, local="run") as checkpoints:
+        remote = "swift://runs/pets"
+        with CheckpointManager(state, remote=remote) as checkpoints:
             checkpoints.restore()
             for epoch in range(data.epoch, 5):
                 ...
@@ -88,11 +126,16 @@ class CheckpointManager:
         state: what is saved, by name: objects with ``state_dict`` and
             ``load_state_dict``, such as tail, optimizer, data and virtual
             nodes, or values, which :meth:`restore` replaces in this mapping.
-        local: folder of this run's checkpoints.
+        local: folder of this run's checkpoints; None for a temporary one
+            (``TMPDIR``), of which nothing is left at the end.
+        remote: ``swift://container/prefix``, to which they are uploaded
+            behind the loop; one at a time, and then the newest.
         every: number of calls of :meth:`save` for each checkpoint.
         keep: number of checkpoints that are kept.
         verify: write digests of all tensors, which :meth:`restore` compares;
             takes the time of reading them in each :meth:`save`.
+        connection: connection to the account of ``remote``; None for one
+            by the environment.
         timeout_seconds: longest wait for another rank that does not write.
 
     Attributes:
@@ -106,37 +149,64 @@ class CheckpointManager:
         self,
         state: MutableMapping[str, Any],
         *,
-        local: str | os.PathLike[str],
+        local: str | os.PathLike[str] | None = None,
+        remote: str | None = None,
         every: int = 1,
         keep: int = 2,
         verify: bool = False,
+        connection: Connection | None = None,
         timeout_seconds: float = 30.0,
     ) -> None:
         check_integer("every", every, 1)
         check_integer("keep", keep, 1)
+        self._closing = ExitStack()
+        if local is None:
+            if remote is None:
+                raise ClientError(
+                    "bad_configuration",
+                    "checkpoints have no place; give a folder as local=, "
+                    "swift://container/prefix as remote=, or both",
+                )
+            local = self._closing.enter_context(
+                TemporaryDirectory(prefix="hapi-checkpoints-")
+            )
         self._state = state
         self._folder = Folder(Path(local))
+        self._remote: SwiftFolder | None = None
+        if remote is not None:
+            location = parse_location(remote)
+            if connection is None:
+                connection = self._closing.enter_context(Connection())
+            self._remote = SwiftFolder(connection, location)
         self._every, self._keep = every, keep
         self._verify, self._timeout = verify, timeout_seconds
         self._run = uuid4().hex
         self._num_calls = 0
         self._superseded: list[int] = []
+        self._superseded_there: list[int] = []
         self._is_locked = False
-        self._closing = ExitStack()
         self._written: Future[None] | None = None
-        self._committed: Future[None] | None = None
+        self._committed: Future[_Upload] | None = None
+        self._uploading: Future[None] | None = None
+        self._waiting: Future[_Upload] | None = None
         self._writer = ThreadPoolExecutor(1, "hapi-checkpoint")
+        self._uploader = ThreadPoolExecutor(1, "hapi-upload")
         self.stats = CheckpointStats()
         for optimizer in self._optimizers():
             hook = optimizer.register_step_pre_hook(self._before_step)
             self._closing.callback(hook.remove)
         self._closing.callback(self._writer.shutdown)
+        self._closing.callback(self._uploader.shutdown)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         with self._closing:
+            if kind is not None and ranks.size() > 1 and self._remote:
+                # Others may have ended, and upload nothing any more.
+                self._waiting = None
+                self._remote.deadline_seconds = self._timeout
             try:
                 self.wait()
             except ClientError as error:
@@ -158,22 +228,37 @@ class CheckpointManager:
         if self._num_calls % self._every:
             return
         began = time.monotonic()
-        self._finish()
         content = self._content()
-        write, data = self._planned(content)
+        write, data, attempt, is_uploaded = self._planned(content)
         self._written = self._writer.submit(self._write, write, data)
-        self._committed = self._writer.submit(
-            self._commit, write, data.size, self._step, self._written
+        upload = _Upload(self._step, attempt, data.size)
+        self._committed = committed = self._writer.submit(
+            self._commit, write, upload, self._written
         )
+        if self._remote is not None:
+            self._drop_waiting()
+            if is_uploaded:
+                self._uploading = self._uploader.submit(
+                    self._upload, committed
+                )
+            else:
+                self._waiting = committed
         self.stats.seconds_blocked += time.monotonic() - began
 
     def wait(self) -> None:
-        """Waits until the last checkpoint is whole.
+        """Waits until the last checkpoint is whole, and in Swift.
 
         Raises:
-            ClientError: as of :meth:`save`.
+            HapiError: as of :meth:`save`.
         """
         self._finish()
+        if self._uploading is not None:
+            self._uploading.result()
+        if self._waiting is not None:
+            waiting, self._waiting = self._waiting, None
+            self._uploading = self._uploader.submit(self._upload, waiting)
+            self._uploading.result()
+        self._uploading = None
 
     @property
     def _step(self) -> int:
@@ -203,16 +288,28 @@ class CheckpointManager:
             self.stats.seconds_blocked += time.monotonic() - began
 
     def _finish(self) -> None:
+        """Waits for the write; raises its error, and that of an upload."""
         committed, self._committed, self._written = self._committed, None, None
-        if committed is None:
-            return
+        uploading = self._uploading
         try:
-            committed.result()
+            if committed is not None:
+                if committed.exception() is not None:
+                    self._waiting = None
+                committed.result()
+            if uploading is not None and uploading.done():
+                self._uploading = None
+                uploading.result()
         except ClientError as error:
             is_elastic = RENDEZVOUS_VARIABLE in os.environ
             if error.code != "worker_lost" or not is_elastic:
                 raise
             logger.warning("a checkpoint is missing: %s", error.message)
+
+    def _drop_waiting(self) -> None:
+        if self._waiting is not None:
+            self._waiting.result().close()
+            self._waiting = None
+            self.stats.dropped += 1
 
     def _write(self, write: SharedWrite, data: FileBytes) -> None:
         began = time.monotonic()
@@ -220,21 +317,47 @@ class CheckpointManager:
         self.stats.seconds_written += time.monotonic() - began
 
     def _commit(
-        self, write: SharedWrite, size: int, step: int, written: Future[None]
-    ) -> None:
+        self, write: SharedWrite, upload: _Upload, written: Future[None]
+    ) -> _Upload:
         written.result()
-        write.commit(size)
+        write.commit(upload.size)
         self.stats.saved += 1
-        if write.writer:
-            return
-        for other in self._superseded:
-            # Of a run that began again before them.
-            if other > step:
+        if self._remote is not None:
+            # Open: the next ones may delete it.
+            upload.open(self._folder.file(upload.step))
+        if not write.writer:
+            for other in self._superseded:
+                # Of a run that began again before them.
+                if other > upload.step:
+                    self._folder.remove(other)
+            self._superseded = []
+            self._folder.clean(upload.step)
+            for other in self._folder.steps()[self._keep :]:
                 self._folder.remove(other)
-        self._superseded = []
-        self._folder.clean(step)
-        for other in self._folder.steps()[self._keep :]:
-            self._folder.remove(other)
+        return upload
+
+    def _upload(self, committed: Future[_Upload]) -> None:
+        upload, began = committed.result(), time.monotonic()
+        assert self._remote is not None
+        try:
+            self._remote.upload(
+                upload.step,
+                upload.attempt,
+                upload.size,
+                upload.read,
+                upload.rank,
+                upload.num_ranks,
+            )
+        finally:
+            upload.close()
+        if not upload.rank:
+            self._remote.commit(upload.step, upload.attempt, upload.size)
+            self._remote.prune(upload.step, self._keep, self._superseded_there)
+            self._superseded_there = []
+            if not self.stats.uploaded:
+                self._remote.collect(upload.step)
+        self.stats.uploaded += 1
+        self.stats.seconds_uploaded += time.monotonic() - began
 
     def _content(self) -> dict[str, Any]:
         values = values_of(self._state, "the state of the checkpoint")
@@ -288,46 +411,88 @@ class CheckpointManager:
         """
         self.wait()
         steps = ranks.gathered(self._folder.steps())
+        # With those in Swift behind those of the ranks.
+        (*_, there) = steps = [*steps, self._steps_there()]
         reasons: list[str] = []
         for step in sorted(set(chain.from_iterable(steps)), reverse=True):
             owner = next(r for r, own in enumerate(steps) if step in own)
             content = self._read(step, owner, reasons)
+            if content is None and owner < ranks.size() and step in there:
+                content = self._read(step, ranks.size(), reasons)
             if content is not None:
                 self._load(content)
+                newest = content["step"]
+                self._superseded = [
+                    s for s in self._folder.steps() if s > newest
+                ]
+                self._superseded_there = [s for s in there if s > newest]
                 return True
         if reasons:
             raise ClientError(
                 "bad_state",
-                f"no checkpoint in {self._folder.path} can be loaded: "
-                f"{'; '.join(reasons)}; delete them to start from the "
-                "beginning",
+                f"no checkpoint can be loaded: {'; '.join(reasons)}; delete "
+                "them to start from the beginning",
             )
+        if self._remote is not None:
+            # A run may have been killed before its first checkpoint.
+            self._run = self._remote.run() or self._run
         return False
+
+    def _steps_there(self) -> list[int]:
+        """Steps of the checkpoints in Swift, equal on all ranks."""
+
+        def steps() -> list[int]:
+            if self._remote is None or ranks.rank():
+                return []
+            self._remote.known = self._remote.pointer()
+            return self._remote.steps()
+
+        return ranks.together(steps)[0]
 
     def _read(
         self, step: int, owner: int, reasons: list[str]
     ) -> dict[str, Any] | None:
-        """Returns a checkpoint on all ranks; None if it is damaged."""
-        rank, path = ranks.rank(), self._folder.file(step)
-        data: bytes | None = None
-        reason = ""
-        if rank == owner:
-            try:
-                data = path.read_bytes()
-                _check(loaded(data))
-            except MemoryError:
-                raise
-            except Exception as error:  # the file may contain anything
-                reason = f"{path.name}: {type(error).__name__}: {error}"
-        reason = ranks.gathered(reason)[owner]
-        if reason:
-            reasons.append(reason)
-            logger.warning("passing over a checkpoint: %s", reason)
+        """Returns a checkpoint on all ranks; None if it is damaged.
+
+        Args:
+            step: its step.
+            owner: rank that has it; the number of ranks for that in Swift.
+            reasons: gets the reason.
+        """
+        if owner == ranks.size():
+            data, where = self._downloaded(step), str(self._remote)
+        else:
+            is_mine, path = ranks.rank() == owner, self._folder.file(step)
+            pieces = ranks.together(
+                lambda: path.read_bytes() if is_mine else b""
+            )
+            data, where = pieces[owner], str(path.parent)
+        try:
+            content: dict[str, Any] = loaded(data)
+            _check(content)
+        except MemoryError:
+            raise
+        except Exception as error:  # the file may contain anything
+            reasons.append(
+                f"{file_name(step)} in {where}: {type(error).__name__}: "
+                f"{error}"
+            )
+            logger.warning("passing over a checkpoint: %s", reasons[-1])
             return None
-        data = ranks.broadcast(data, owner)
-        assert data is not None, "its owner has read it"
-        content: dict[str, Any] = loaded(data)
         return content
+
+    def _downloaded(self, step: int) -> bytes:
+        """Reads a checkpoint in Swift by ranges that the ranks share."""
+        remote = self._remote
+        assert remote is not None
+        rank, size = ranks.rank(), ranks.size()
+        etag, length = ranks.together(lambda: remote.version(step))[0]
+        part = -(-length // size)
+        start = min(length, rank * part)
+        stop = min(length, start + part)
+        return b"".join(
+            ranks.together(lambda: remote.read(step, etag, start, stop))
+        )
 
     def _load(self, content: dict[str, Any]) -> None:
         values = content["state"]
@@ -344,38 +509,38 @@ class CheckpointManager:
             ) from error
         set_random_state(_device_of(values), content["random"])
         self._run, self._num_calls = content["run"], content["calls"]
-        newest = content["step"]
-        self._superseded = [s for s in self._folder.steps() if s > newest]
 
     def _planned(
         self, content: dict[str, Any]
-    ) -> tuple[SharedWrite, FileBytes]:
-        """Agrees with the other ranks on a file, and on who writes what."""
+    ) -> tuple[SharedWrite, FileBytes, str, bool]:
+        """Agrees with the other ranks on a file, and on who writes what.
+
+        Returns:
+            The write, its bytes, its name among all attempts, and whether it
+            is uploaded.
+        """
+        rank, size = ranks.rank(), ranks.size()
         layout, storages = layout_of(content)
-        if ranks.size() > 1:
-            if not ranks.rank():
+        if size > 1:
+            if not rank:
                 layout = layout.filled(storages, _SMALL_BYTES)
             storages = [s for s in storages if s.nbytes() > _SMALL_BYTES]
-        self._run, attempt, layout = ranks.broadcast(
-            (self._run, uuid4().hex, layout)
+        is_idle = self._uploading is None or self._uploading.done()
+        self._run, attempt, layout, is_idle = ranks.broadcast(
+            (self._run, uuid4().hex, layout, is_idle)
         )
-        # All ranks fail, or none.
-        error, folder = "", ""
-        try:
-            folder = self._opened()
+
+        def opened() -> str:
+            self._finish()
             if not layout.fits(storages):
-                error = "its state has other tensors than that of rank 0"
-        except ClientError as caught:
-            error = caught.message
-        facts = ranks.gathered((folder, error))
-        for rank, (_, text) in enumerate(facts):
-            if text:
-                where = f"rank {rank}: " if len(facts) > 1 else ""
-                raise ClientError("bad_state", where + text)
-        writers = [
-            rank for rank, fact in enumerate(facts) if fact[0] == folder
-        ]
-        writer = writers.index(ranks.rank())
+                raise ClientError(
+                    "bad_state", "its state has other tensors than rank 0's"
+                )
+            return self._opened()
+
+        folders = ranks.together(opened)
+        writers = [r for r in range(size) if folders[r] == folders[rank]]
+        writer = writers.index(rank)
         if not writer:
             self._lock()
         write = SharedWrite(
@@ -386,7 +551,7 @@ class CheckpointManager:
             len(writers),
             self._timeout,
         )
-        return write, FileBytes(layout, storages)
+        return write, FileBytes(layout, storages), attempt, is_idle
 
     def _lock(self) -> None:
         """Keeps other runs from using the folder; those of a rendezvous may.
@@ -408,7 +573,10 @@ class CheckpointManager:
                 "run; call restore() to go on with it, or give another folder "
                 "as local=",
             )
-        return owner["folder"]
+        if self._remote is not None and not ranks.rank():
+            self._remote.claim(self._run)
+        folder: str = owner["folder"]
+        return folder
 
 
 def _tensors_of(values: Any) -> list[torch.Tensor]:

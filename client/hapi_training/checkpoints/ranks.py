@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch.distributed as dist
 
+from hapi_protocol.errors import HapiError, make_error
 from hapi_training.membership import reaching_others
 
 Value = TypeVar("Value")
@@ -31,6 +33,30 @@ def gathered(value: Value) -> list[Value]:
     with reaching_others("a checkpoint"):
         dist.all_gather_object(values, value)
     return values
+
+
+def together(function: Callable[[], Value]) -> list[Value]:
+    """Calls a function on all ranks; if one fails, all of them do.
+
+    Returns:
+        What all ranks have returned.
+
+    Raises:
+        HapiError: that of the first rank that has failed.
+    """
+    if size() == 1:
+        return [function()]
+    value, failure = None, None
+    try:
+        value = function()
+    except HapiError as error:
+        failure = error.code, error.message
+    outcomes = gathered((value, failure))
+    for number, (_, failure) in enumerate(outcomes):
+        if failure:
+            code, message = failure
+            raise make_error(code, f"rank {number}: {message}")
+    return [value for value, _ in outcomes]  # type: ignore[misc]
 
 
 def broadcast(value: Value, sender: int = 0) -> Value:

@@ -150,13 +150,23 @@ def mappings(rank):
     return digest(module.state_dict())
 
 
-@pytest.mark.parametrize(
-    "loop", [tied, masks, bfloat16, compiled, scaled, accumulated, mappings]
-)
-def test_loop_gives_the_same_bits_on_two_ranks(loop):
-    (alone,) = run_ranks(1, loop)
-    assert isinstance(alone, str), alone
-    assert run_ranks(2, loop) == [alone, alone]
+LOOPS = [tied, masks, bfloat16, compiled, scaled, accumulated, mappings]
+
+
+def all_loops(rank):
+    return {loop.__name__: loop(rank) for loop in LOOPS}
+
+
+@pytest.fixture(scope="module")
+def digests():
+    """Of each loop: alone, and on two ranks."""
+    return [*run_ranks(1, all_loops), *run_ranks(2, all_loops)]
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_loop_gives_the_same_bits_on_two_ranks(digests, loop):
+    alone, *others = [by_name[loop.__name__] for by_name in digests]
+    assert others == [alone, alone]
 
 
 def unequal(rank):

@@ -624,7 +624,7 @@ class Loading:
         return not self._thread.is_alive()
 
     def join(self):
-        self._thread.join(5)
+        self._thread.join(60)
         assert self.ended
 
     def _load(self, package):

@@ -1,0 +1,389 @@
+"""Checkpoints in Swift: static large objects that all ranks upload.
+
+``<prefix>/step-000000000012.pt`` is the file itself, byte for byte: a
+manifest, written when all segments are there, so that it is never half
+uploaded.  ``<prefix>/latest`` is written last and names it.  Segments are in
+``<container>_segments/<prefix>/<step>/<attempt>/``.  They have no
+``X-Delete-After``: after that time the whole object would be damaged.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from hapi_client.swift.connection import Connection
+from hapi_client.swift.swift_url import Location
+from hapi_protocol.errors import (
+    ClientError,
+    NotFoundError,
+    SourceChangedError,
+)
+from hapi_protocol.headers import ByteRange
+from hapi_training.checkpoints.folder import FILE_NAME, VERSION, file_name
+
+logger = logging.getLogger(__name__)
+
+# Chosen: large enough that its request costs nothing, small enough that four
+# of a checkpoint of 64 MiB are sent at once.
+SEGMENT_BYTES = 16 << 20
+NUM_THREADS = 4
+"""Segments that a rank sends or reads at once."""
+POLL_SECONDS = 0.2
+_NEW = {"If-None-Match": "*"}
+
+
+@dataclass(frozen=True)
+class Pointer:
+    """What ``latest`` names.
+
+    Attributes:
+        step: step of the newest whole checkpoint.
+        name: name of its object.
+        size: its length, in bytes.
+        etag: its ETag, without quotes.
+    """
+
+    step: int
+    name: str
+    size: int
+    etag: str
+
+
+@dataclass(frozen=True)
+class _Segment:
+    name: str
+    etag: str
+    size: int
+
+
+class SwiftFolder:
+    """A prefix of a container with the checkpoints of one run.
+
+    Args:
+        connection: connection to the account.
+        location: container and prefix.
+        deadline_seconds: longest wait for segments of other ranks.
+
+    Attributes:
+        location: as given.
+        deadline_seconds: as given; may be changed.
+        known: what ``latest`` named last, as far as this process knows.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        location: Location,
+        deadline_seconds: float = 300.0,
+    ) -> None:
+        self._connection = connection
+        self.location = location
+        self._container = location.container
+        self._segments = f"{location.container}_segments"
+        self.deadline_seconds = deadline_seconds
+        self._is_open = False
+        self.known: Pointer | None = None
+
+    def claim(self, run: str) -> None:
+        """Notes that the prefix belongs to a run.
+
+        Raises:
+            ClientError: ``bad_state`` if it belongs to another one.
+        """
+        if self._is_open:
+            return
+        for container in (self._container, self._segments):
+            self._connection.put_container(container)
+        facts = json.dumps({"version": VERSION, "run": run}).encode()
+        try:
+            self._put("run.json", facts, headers=_NEW)
+        except SourceChangedError as error:
+            owner = self.run()
+            if owner != run:
+                raise ClientError(
+                    "bad_state",
+                    f"{self.location} belongs to another run, {owner}; call "
+                    "restore() to go on with it, or give another prefix as "
+                    "remote=",
+                ) from error
+        self._is_open = True
+
+    def run(self) -> str | None:
+        """Returns the run that the prefix belongs to; None if to none.
+
+        Raises:
+            ClientError: ``bad_state`` for one of another version.
+        """
+        try:
+            facts = json.loads(self._read("run.json"))
+            if facts["version"] == VERSION:
+                return str(facts["run"])
+            reason = f"its version is {facts['version']!r}"
+        except NotFoundError:
+            return None
+        except (ValueError, KeyError, TypeError) as error:
+            reason = f"{type(error).__name__}: {error}"
+        raise ClientError(
+            "bad_state",
+            f"{self.location}/run.json is not of version {VERSION} "
+            f"({reason}); give another prefix as remote=, or the release that "
+            "has written it",
+        )
+
+    def pointer(self) -> Pointer | None:
+        """Returns what ``latest`` names; None without it.
+
+        Raises:
+            ClientError: ``bad_state`` if it is no pointer.
+        """
+        try:
+            return Pointer(**json.loads(self._read("latest")))
+        except NotFoundError:
+            return None
+        except (ValueError, TypeError) as error:
+            raise ClientError(
+                "bad_state",
+                f"{self.location}/latest is no pointer to a checkpoint: "
+                f"{error}; delete it, or give another prefix",
+            ) from error
+
+    def steps(self) -> list[int]:
+        """Steps of which there is a checkpoint, the newest first."""
+        prefix = self.location.object_name("")
+        try:
+            names = [
+                FILE_NAME.fullmatch(info.name[len(prefix) :])
+                for info in self._connection.list(self._container, prefix)
+            ]
+        except NotFoundError:
+            return []
+        steps = {int(name[1]) for name in names if name}
+        # Listings lag behind.
+        pointer = self.pointer()
+        return sorted(steps | ({pointer.step} if pointer else set()))[::-1]
+
+    def upload(
+        self,
+        step: int,
+        attempt: str,
+        size: int,
+        read: Callable[[int, int], bytes],
+        rank: int,
+        num_ranks: int,
+    ) -> None:
+        """Uploads this rank's segments of a checkpoint.
+
+        Args:
+            step: step of the checkpoint.
+            attempt: text that is equal for all ranks, and for no other
+                upload.
+            size: length of the file, in bytes.
+            read: returns a number of bytes of the file from an offset on.
+            rank: this rank.
+            num_ranks: ranks that upload.
+
+        Raises:
+            HapiError: of Swift.
+        """
+
+        def send(number: int) -> None:
+            start = number * SEGMENT_BYTES
+            data = read(start, min(SEGMENT_BYTES, size - start))
+            self._connection.put(
+                self._segments,
+                self._segment_name(step, attempt, number),
+                io.BytesIO(data),
+                len(data),
+                md5=hashlib.md5(data, usedforsecurity=False).hexdigest(),
+            )
+
+        _in_parallel(send, range(rank, _num_segments(size), num_ranks))
+
+    def commit(self, step: int, attempt: str, size: int) -> None:
+        """Makes the checkpoint, when all segments are there; then names it.
+
+        Raises:
+            ClientError: ``worker_lost`` if segments are missing for too
+                long; ``bad_state`` if another process writes there, too.
+            HapiError: of Swift.
+        """
+        began = time.monotonic()
+        segments = [
+            self._wait_for(self._segment_name(step, attempt, number), began)
+            for number in range(_num_segments(size))
+        ]
+        etags = "".join(segment.etag for segment in segments)
+        etag = hashlib.md5(etags.encode(), usedforsecurity=False).hexdigest()
+        manifest = json.dumps(
+            [
+                {
+                    "path": f"/{self._segments}/{segment.name}",
+                    "etag": segment.etag,
+                    "size_bytes": segment.size,
+                }
+                for segment in segments
+            ]
+        ).encode()
+        latest = self.pointer()
+        if latest not in (None, self.known):
+            raise ClientError(
+                "bad_state",
+                f"another process has written {latest} to {self.location}; "
+                "end one of them, or give another prefix as remote=",
+            )
+        name, query = file_name(step), {"multipart-manifest": "put"}
+        garbage: Iterable[str] = ()
+        try:
+            self._put(name, manifest, headers=_NEW, query=query)
+        except SourceChangedError:
+            # Of before a restore from an earlier step.
+            info = self._connection.head(self._container, self._name(name))
+            if info is not None and info.etag == etag:
+                garbage = [segment.name for segment in segments]
+            else:
+                garbage = self._segments_of(name)
+                self._put(name, manifest, query=query)
+        self.known = Pointer(step, name, size, etag)
+        self._put("latest", json.dumps(asdict(self.known)).encode())
+        for segment in garbage:
+            self._delete_segment(segment)
+
+    def prune(self, step: int, keep: int, superseded: Sequence[int]) -> None:
+        """Deletes old checkpoints, and segments that belong to none.
+
+        Args:
+            step: step of the newest checkpoint.
+            keep: number of checkpoints that are kept.
+            superseded: later steps of what the run was before a restore.
+        """
+        kept = [other for other in self.steps() if other <= step][:keep]
+        for other in self.steps():
+            if (other < step and other not in kept) or (
+                other > step and other in superseded
+            ):
+                self.remove(other)
+
+    def remove(self, step: int) -> None:
+        """Deletes a checkpoint and its segments."""
+        try:
+            self._connection.delete(
+                self._container,
+                self._name(file_name(step)),
+                query={"multipart-manifest": "delete"},
+            )
+        except NotFoundError:
+            logger.info("%s is deleted already", file_name(step))
+
+    def collect(self, before: int) -> None:
+        """Deletes segments of earlier steps that no checkpoint has.
+
+        A run that was killed has left them.
+        """
+        used = {
+            name
+            for step in self.steps()
+            for name in self._segments_of(file_name(step))
+        }
+        prefix = self.location.object_name("")
+        for info in self._connection.list(self._segments, prefix):
+            step = info.name[len(prefix) :].partition("/")[0]
+            is_ours = step.isdecimal() and int(step) < before
+            if is_ours and info.name not in used:
+                self._delete_segment(info.name)
+
+    def version(self, step: int) -> tuple[str, int]:
+        """Returns the ETag and the length of a checkpoint.
+
+        Raises:
+            NotFoundError: there is none.
+        """
+        name = self._name(file_name(step))
+        info = self._connection.head(self._container, name)
+        if info is None:
+            raise NotFoundError("not_found", f"{self._container}/{name}")
+        return info.etag, info.length_bytes
+
+    def read(self, step: int, etag: str, start: int, stop: int) -> bytes:
+        """Reads bytes of one version of a checkpoint."""
+        name = self._name(file_name(step))
+
+        def get(first: int) -> bytes:
+            last = min(stop, first + SEGMENT_BYTES) - 1
+            return self._connection.get_range(
+                self._container, name, ByteRange(first, last), if_match=etag
+            )
+
+        return b"".join(_in_parallel(get, range(start, stop, SEGMENT_BYTES)))
+
+    def _segments_of(self, name: str) -> list[str]:
+        """Names of the segments of a checkpoint; none if it is gone."""
+        query = {"multipart-manifest": "get", "format": "raw"}
+        try:
+            entries = json.loads(self._read(name, query=query))
+        except NotFoundError:
+            return []
+        start = len(f"/{self._segments}/")
+        return [entry["path"][start:] for entry in entries]
+
+    def _wait_for(self, name: str, began: float) -> _Segment:
+        while True:
+            info = self._connection.head(self._segments, name)
+            if info is not None:
+                return _Segment(name, info.etag, info.length_bytes)
+            if time.monotonic() - began > self.deadline_seconds:
+                raise ClientError(
+                    "worker_lost",
+                    f"another rank has not uploaded {self._segments}/{name} "
+                    f"in {self.deadline_seconds:g} s; look at its output",
+                )
+            time.sleep(POLL_SECONDS)
+
+    def _segment_name(self, step: int, attempt: str, number: int) -> str:
+        return self._name(f"{step:012}/{attempt}/{number:06}")
+
+    def _delete_segment(self, name: str) -> None:
+        try:
+            self._connection.delete(self._segments, name)
+        except NotFoundError:
+            logger.info("%s is deleted already", name)
+
+    def _name(self, name: str) -> str:
+        return self.location.object_name(name)
+
+    def _read(self, name: str, **options: Any) -> bytes:
+        # Replicas may be old.
+        headers = {"X-Newest": "true"}
+        return self._connection.get_object(
+            self._container, self._name(name), headers=headers, **options
+        )
+
+    def _put(self, name: str, data: bytes, **options: Any) -> None:
+        self._connection.put(
+            self._container,
+            self._name(name),
+            io.BytesIO(data),
+            len(data),
+            content_type="application/json"
+            if "query" not in options
+            else "application/octet-stream",
+            **options,
+        )
+
+
+def _num_segments(size: int) -> int:
+    return -(-size // SEGMENT_BYTES)
+
+
+def _in_parallel(
+    function: Callable[[int], Any], numbers: Iterable[int]
+) -> list[Any]:
+    with ThreadPoolExecutor(NUM_THREADS, "hapi-segment") as executor:
+        return list(executor.map(function, numbers))

@@ -1,0 +1,216 @@
+"""Checkpoints of each step on disks and in a real Swift, through kills."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from as_user import environment_of
+from children import family, run_family
+from hapi_client.swift.swift_url import parse_location
+from hapi_training.checkpoints.swift_folder import SwiftFolder
+
+STEPS = 8
+KILLS = int(os.environ.get("HAPI_KILLS", "3"))
+SECONDS = 200
+SCRIPT = Path(__file__).parent.parent / "support" / "checkpoint_trainer.py"
+
+
+@pytest.fixture
+def train(cluster, tmp_path):
+    """Trains to the end on some ranks."""
+
+    def train(num_ranks=1, steps=STEPS, **options):
+        result = tmp_path / "result.json"
+        command = command_of(num_ranks, result, steps, options)
+        environment = {**environment_of(cluster), "OMP_NUM_THREADS": "1"}
+        done = run_family(command, SECONDS, environment=environment)
+        assert done.returncode == 0, done.stderr
+        facts = json.loads(result.read_text())
+        facts["restored"] = json.loads(done.stdout.splitlines()[0])["restored"]
+        return facts
+
+    return train
+
+
+def command_of(num_ranks, result, steps, options):
+    ranks = ["-m", "torch.distributed.run", "--standalone"]
+    ranks += [f"--nproc-per-node={num_ranks}"]
+    return [
+        sys.executable,
+        *(ranks if num_ranks > 1 else []),
+        *(str(SCRIPT), str(result), str(steps), json.dumps(options)),
+    ]
+
+
+@pytest.fixture
+def remote(connection, request):
+    name = f"swift://runs/{request.node.name}".replace("[", "-").strip("]")
+    return SwiftFolder(connection, parse_location(name))
+
+
+@pytest.fixture
+def names(connection, remote):
+    """Names of objects and of segments behind their prefix."""
+
+    def names():
+        location = remote.location
+        return [
+            sorted(
+                info.name.removeprefix(f"{location.prefix}/")
+                for info in connection.list(container, f"{location.prefix}/")
+            )
+            for container in ("runs", "runs_segments")
+        ]
+
+    return names
+
+
+def test_run_goes_on_from_swift(train, remote, names, connection, tmp_path):
+    expected = train(local=str(tmp_path / "whole"))["digest"]
+    place = str(remote.location)
+    first = train(steps=5, remote=place, keep=2)
+    stats = first["stats"]
+    assert stats["saved"] == 5 == stats["uploaded"] + stats["dropped"]
+    pointer = remote.pointer()
+    assert pointer.step == 5
+    objects, segments = names()
+    # Of the last two that were uploaded.
+    files = [name for name in objects if name.startswith("step-")]
+    assert pointer.name in files
+    assert objects == ["latest", "run.json", *files]
+    assert 1 <= len(files) <= 2
+    assert {int(name.partition("/")[0]) for name in segments} == {
+        int(name[5:17]) for name in files
+    }
+    path = tmp_path / "file.pt"
+    path.write_bytes(
+        connection.get_object("runs", f"{remote.location.prefix}/{files[-1]}")
+    )
+    assert torch.load(path, weights_only=True, mmap=True)["step"] == 5
+    again = train(remote=place)
+    assert again["restored"] == 5
+    assert again["digest"] == expected
+
+
+@pytest.mark.timeout(300)
+def test_other_machines_go_on_from_swift(train, remote, tmp_path):
+    """Four ranks save each step; the machine is lost; two go on elsewhere."""
+    expected = train(local=str(tmp_path / "whole"))["digest"]
+    place, folder = str(remote.location), tmp_path / "run"
+    train(4, steps=5, remote=place, local=str(folder), keep=1)
+    shutil.rmtree(folder)
+    committed = remote.pointer().step
+    assert committed == 5
+    result = train(2, remote=place, local=str(tmp_path / "elsewhere"))
+    assert result["restored"] == committed
+    assert result["digest"] == expected
+
+
+class Observer:
+    """Loads whatever the pointer names, as soon as it names it."""
+
+    def __init__(self, remote, connection):
+        self._remote, self._connection = remote, connection
+        self.steps, self.errors = [], []
+        self._ends = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._ends.set()
+        self._thread.join()
+
+    def _run(self):
+        while not self._ends.wait(0.005):
+            pointer = self._remote.pointer()
+            if pointer is None or self.steps[-1:] == [pointer.step]:
+                continue
+            try:
+                data = self._remote.read(
+                    pointer.step, pointer.etag, 0, pointer.size
+                )
+                content = torch.load(io.BytesIO(data), weights_only=True)
+                assert content["step"] == pointer.step
+                self.steps.append(pointer.step)
+            except Exception as error:
+                # Replaced and deleted meanwhile: the pointer has moved on.
+                if self._remote.pointer() == pointer:
+                    self.errors.append(error)
+
+
+@pytest.mark.parametrize(
+    ("place", "num_ranks"),
+    [("local", 2), ("remote", 1), ("local", 1), ("remote", 2)][: KILLS - 1],
+)
+@pytest.mark.timeout(100 + 60 * KILLS)
+def test_killed_runs_go_on_from_whole_checkpoints(
+    train, remote, connection, cluster, tmp_path, num_ranks, place
+):
+    dice = random.Random(num_ranks)
+    options = {
+        "local": {"local": str(tmp_path / "run")},
+        "remote": {"remote": str(remote.location)},
+    }[place]
+    environment = {**environment_of(cluster), "OMP_NUM_THREADS": "1"}
+    steps = 10 + 8 * KILLS
+    restored = []
+    with Observer(remote, connection) as observer:
+        for _ in range(KILLS):
+            whole = committed(remote, tmp_path / "run", place)
+            with subprocess.Popen(
+                command_of(
+                    num_ranks,
+                    tmp_path / "result.json",
+                    steps,
+                    {**options, "seconds": 0.1},
+                ),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+                env=environment,
+            ) as child:
+                lines = (json.loads(line) for line in child.stdout)
+                restored.append(next(lines)["restored"])
+                assert restored[-1] >= whole
+                last = restored[-1] + dice.randint(1, 8)
+                for line in lines:
+                    if line.get("whole", 0) >= last:
+                        break
+                # One rank, which torchrun follows with the others, or all.
+                group = family(child.pid)
+                some = group[-1:] if dice.random() < 0.5 else group
+                for process in some:
+                    process.send(signal.SIGKILL)
+                child.communicate(timeout=SECONDS)
+        result = train(num_ranks, steps, **options)
+    assert result["restored"] >= restored[-1]
+    assert not observer.errors
+    if place == "remote":
+        assert observer.steps[-1] == steps
+        assert observer.steps == sorted(observer.steps)
+    whole_run = train(steps=steps, local=str(tmp_path / "whole"))
+    assert result["digest"] == whole_run["digest"]
+
+
+def committed(remote, folder, place):
+    """Step of the newest checkpoint that is whole."""
+    if place == "local":
+        steps = [int(p.name[5:17]) for p in folder.glob("step-*.pt")]
+        return max(steps, default=0)
+    pointer = remote.pointer()
+    return pointer.step if pointer else 0

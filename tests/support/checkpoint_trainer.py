@@ -1,0 +1,77 @@
+"""Trains with virtual nodes and a checkpoint at each step, for tests.
+
+    python checkpoint_trainer.py RESULT STEPS OPTIONS
+
+``OPTIONS`` is JSON: arguments of ``CheckpointManager``, and ``seconds`` that a
+step takes at least.  Prints the step at which it begins, and each one that a
+whole checkpoint has; ``RESULT`` gets the digest of the run and the counters.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.functional import cross_entropy
+
+from hapi_training import VirtualNodes
+from hapi_training.checkpoints import folder, swift_folder
+from hapi_training.checkpoints.manager import CheckpointManager
+from node_training import batches, digest, network, optimizer_of
+
+
+def print_first(nodes: VirtualNodes, **facts: int) -> None:
+    if nodes.is_first:
+        print(json.dumps(facts), flush=True)
+
+
+def main(
+    result: Path, num_steps: int, *, seconds: float = 0.0, **options: Any
+) -> None:
+    torch.set_num_threads(1)
+    torch.manual_seed(5)
+    # Files of 100 kB have several ranges and segments.
+    folder.MIN_RANGE_BYTES = swift_folder.SEGMENT_BYTES = 16 << 10
+    module = network()
+    updates = optimizer_of(module, "adamw")
+    nodes = VirtualNodes(module, 8)
+    state: dict[str, Any] = {
+        "module": module,
+        "optimizer": updates,
+        "nodes": nodes,
+        "losses": [],
+    }
+    data = batches(num_steps)
+    with CheckpointManager(state, **options) as checkpoints:
+        checkpoints.restore()
+        print_first(nodes, restored=nodes.step)
+        for step in nodes.steps(data[nodes.step :], state):
+            for images, labels in step:
+                step.backward(cross_entropy(module(images), labels))
+            for parameter in module.parameters():
+                if parameter.grad is not None:
+                    parameter.grad += 1e-4 * torch.randn_like(parameter)
+            updates.step()
+            updates.zero_grad()
+            state["losses"].append(step.loss)
+            checkpoints.save()
+            # The one before is whole by now.
+            print_first(nodes, whole=nodes.step - 1)
+            time.sleep(seconds)
+    facts = {
+        "digest": digest(
+            module.state_dict(), updates.state_dict(), state["losses"]
+        ),
+        "stats": asdict(checkpoints.stats),
+    }
+    if nodes.is_first:
+        result.write_text(json.dumps(facts))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), **json.loads(sys.argv[3]))
