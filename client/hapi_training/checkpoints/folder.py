@@ -113,6 +113,20 @@ class Folder:
             "folder as local=, or the release that has written it",
         )
 
+    def read(self, step: int) -> bytes:
+        """Reads a checkpoint.
+
+        Raises:
+            ClientError: ``bad_configuration`` if it cannot be read.
+        """
+        path = self.file(step)
+        try:
+            return path.read_bytes()
+        except OSError as error:
+            raise ClientError(
+                "bad_configuration", f"{path} cannot be read: {error}"
+            ) from error
+
     def remove(self, step: int) -> None:
         self.file(step).unlink(missing_ok=True)
 

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import copy
-import hashlib
 import logging
 import os
 import time
-from collections.abc import Iterator, MutableMapping
+from collections.abc import MutableMapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 from uuid import uuid4
 
-import torch
-from torch.utils._pytree import keystr, tree_leaves, tree_leaves_with_path
 from typing_extensions import Self
 
 from hapi_client.atomic_file import file_lock
@@ -26,78 +21,23 @@ from hapi_client.option_checks import check_integer
 from hapi_client.swift.connection import Connection
 from hapi_client.swift.swift_url import parse_location
 from hapi_protocol.errors import ClientError
-from hapi_training.checkpoint_file import (
-    check_features_match,
-    random_state,
-    set_random_state,
-)
 from hapi_training.checkpoints import ranks
-from hapi_training.checkpoints.folder import (
-    VERSION,
-    Folder,
-    SharedWrite,
-    file_name,
-)
+from hapi_training.checkpoints.content import RunState, checked
+from hapi_training.checkpoints.folder import Folder, SharedWrite, file_name
 from hapi_training.checkpoints.swift_folder import SwiftFolder
 from hapi_training.checkpoints.torch_file import FileBytes, layout_of
-from hapi_training.rendezvous import RENDEZVOUS_VARIABLE
-from hapi_training.state_transfer import (
-    LOAD_ERRORS,
-    load_values,
-    loaded,
-    values_of,
+from hapi_training.checkpoints.uploads import (
+    CheckpointStats,
+    CommittedFile,
+    Uploads,
 )
-from hapi_training.virtual_nodes.virtual_nodes import VirtualNodes
+from hapi_training.rendezvous import RENDEZVOUS_VARIABLE
 
 logger = logging.getLogger(__name__)
 
 _SMALL_BYTES = 8 << 10
 """Storages up to which the first rank's bytes are those of the checkpoint:
 random numbers and counters may differ between ranks."""
-
-
-@dataclass
-class CheckpointStats:
-    """What checkpoints have cost so far, on this rank.
-
-    Attributes:
-        saved: whole checkpoints.
-        seconds_blocked: seconds that the loop has waited, in ``save`` and in
-            steps of its optimizers.
-        seconds_written: seconds in which this rank's part was written.
-        uploaded: checkpoints whose part of this rank is in Swift.
-        seconds_uploaded: seconds of these.
-        dropped: checkpoints that were not uploaded, as newer ones came
-            before the upload of an earlier one had ended.
-    """
-
-    saved: int = 0
-    seconds_blocked: float = 0.0
-    seconds_written: float = 0.0
-    uploaded: int = 0
-    seconds_uploaded: float = 0.0
-    dropped: int = 0
-
-
-class _Upload:
-    """A file of a checkpoint, to be uploaded by all ranks."""
-
-    def __init__(self, step: int, attempt: str, size: int) -> None:
-        self.step, self.attempt, self.size = step, attempt, size
-        self.rank, self.num_ranks = ranks.rank(), ranks.size()
-        self._file: int | None = None
-
-    def open(self, path: Path) -> None:
-        self._file = os.open(path, os.O_RDONLY)
-
-    def read(self, offset: int, length: int) -> bytes:
-        assert self._file is not None
-        return os.pread(self._file, length, offset)
-
-    def close(self) -> None:
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
 
 
 class CheckpointManager:
@@ -120,7 +60,7 @@ class CheckpointManager:
     the next ``step`` of an optimizer in ``state`` waits until they are
     written.  Who changes them otherwise calls :meth:`wait` before.
 
-    All ranks call the methods at the same steps.
+    All ranks call the methods at the same steps; if one fails, all do.
 
     Args:
         state: what is saved, by name: objects with ``state_dict`` and
@@ -170,43 +110,39 @@ class CheckpointManager:
             local = self._closing.enter_context(
                 TemporaryDirectory(prefix="hapi-checkpoints-")
             )
-        self._state = state
+        self.stats = CheckpointStats()
+        self._state = RunState(state, uuid4().hex, verify=verify)
         self._folder = Folder(Path(local))
-        self._remote: SwiftFolder | None = None
+        self._uploads: Uploads | None = None
         if remote is not None:
             location = parse_location(remote)
             if connection is None:
                 connection = self._closing.enter_context(Connection())
-            self._remote = SwiftFolder(connection, location)
+            self._uploads = Uploads(
+                SwiftFolder(connection, location), keep, self.stats
+            )
+            self._closing.callback(self._uploads.close)
         self._every, self._keep = every, keep
-        self._verify, self._timeout = verify, timeout_seconds
-        self._run = uuid4().hex
-        self._num_calls = 0
+        self._timeout = timeout_seconds
         self._superseded: list[int] = []
-        self._superseded_there: list[int] = []
         self._is_locked = False
         self._written: Future[None] | None = None
-        self._committed: Future[_Upload] | None = None
-        self._uploading: Future[None] | None = None
-        self._waiting: Future[_Upload] | None = None
+        self._committed: Future[CommittedFile] | None = None
         self._writer = ThreadPoolExecutor(1, "hapi-checkpoint")
-        self._uploader = ThreadPoolExecutor(1, "hapi-upload")
-        self.stats = CheckpointStats()
-        for optimizer in self._optimizers():
+        for optimizer in self._state.optimizers():
             hook = optimizer.register_step_pre_hook(self._before_step)
             self._closing.callback(hook.remove)
         self._closing.callback(self._writer.shutdown)
-        self._closing.callback(self._uploader.shutdown)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         with self._closing:
-            if kind is not None and ranks.size() > 1 and self._remote:
+            if kind is not None and ranks.size() > 1 and self._uploads:
                 # Others may have ended, and upload nothing any more.
-                self._waiting = None
-                self._remote.deadline_seconds = self._timeout
+                self._uploads.forget_waiting()
+                self._uploads.folder.deadline_seconds = self._timeout
             try:
                 self.wait()
             except ClientError as error:
@@ -224,25 +160,17 @@ class CheckpointManager:
                 folder of another run.  The checkpoints before are whole, and
                 training may go on.
         """
-        self._num_calls += 1
-        if self._num_calls % self._every:
+        self._state.num_calls += 1
+        if self._state.num_calls % self._every:
             return
         began = time.monotonic()
-        content = self._content()
-        write, data, attempt, is_uploaded = self._planned(content)
+        write, data, file, is_uploaded = self._planned(self._state.content())
         self._written = self._writer.submit(self._write, write, data)
-        upload = _Upload(self._step, attempt, data.size)
-        self._committed = committed = self._writer.submit(
-            self._commit, write, upload, self._written
+        self._committed = self._writer.submit(
+            self._commit, write, file, self._written
         )
-        if self._remote is not None:
-            self._drop_waiting()
-            if is_uploaded:
-                self._uploading = self._uploader.submit(
-                    self._upload, committed
-                )
-            else:
-                self._waiting = committed
+        if self._uploads is not None:
+            self._uploads.add(self._committed, now=is_uploaded)
         self.stats.seconds_blocked += time.monotonic() - began
 
     def wait(self) -> None:
@@ -252,64 +180,33 @@ class CheckpointManager:
             HapiError: as of :meth:`save`.
         """
         self._finish()
-        if self._uploading is not None:
-            self._uploading.result()
-        if self._waiting is not None:
-            waiting, self._waiting = self._waiting, None
-            self._uploading = self._uploader.submit(self._upload, waiting)
-            self._uploading.result()
-        self._uploading = None
-
-    @property
-    def _step(self) -> int:
-        nodes = self._nodes
-        return self._num_calls if nodes is None else nodes.step
-
-    @property
-    def _nodes(self) -> VirtualNodes | None:
-        return next(
-            (v for v in self._state.values() if isinstance(v, VirtualNodes)),
-            None,
-        )
-
-    def _optimizers(self) -> Iterator[torch.optim.Optimizer]:
-        for value in self._state.values():
-            # Those of accelerate wrap another one.
-            inner = getattr(value, "optimizer", value)
-            if isinstance(inner, torch.optim.Optimizer):
-                yield inner
+        if self._uploads is not None:
+            self._uploads.wait()
 
     def _before_step(self, *_: object) -> None:
         """Waits until the parameters are written, before they change."""
         if self._written is not None:
             began = time.monotonic()
-            self._written.result()
+            # An error is raised by the next save(), on all ranks.
+            self._written.exception()
             self._written = None
             self.stats.seconds_blocked += time.monotonic() - began
 
     def _finish(self) -> None:
         """Waits for the write; raises its error, and that of an upload."""
         committed, self._committed, self._written = self._committed, None, None
-        uploading = self._uploading
         try:
             if committed is not None:
-                if committed.exception() is not None:
-                    self._waiting = None
+                if self._uploads and committed.exception() is not None:
+                    self._uploads.forget_waiting()
                 committed.result()
-            if uploading is not None and uploading.done():
-                self._uploading = None
-                uploading.result()
+            if self._uploads is not None:
+                self._uploads.check()
         except ClientError as error:
             is_elastic = RENDEZVOUS_VARIABLE in os.environ
             if error.code != "worker_lost" or not is_elastic:
                 raise
             logger.warning("a checkpoint is missing: %s", error.message)
-
-    def _drop_waiting(self) -> None:
-        if self._waiting is not None:
-            self._waiting.result().close()
-            self._waiting = None
-            self.stats.dropped += 1
 
     def _write(self, write: SharedWrite, data: FileBytes) -> None:
         began = time.monotonic()
@@ -317,86 +214,26 @@ class CheckpointManager:
         self.stats.seconds_written += time.monotonic() - began
 
     def _commit(
-        self, write: SharedWrite, upload: _Upload, written: Future[None]
-    ) -> _Upload:
+        self,
+        write: SharedWrite,
+        file: CommittedFile,
+        written: Future[None],
+    ) -> CommittedFile:
         written.result()
-        write.commit(upload.size)
+        write.commit(file.size)
         self.stats.saved += 1
-        if self._remote is not None:
-            # Open: the next ones may delete it.
-            upload.open(self._folder.file(upload.step))
+        if self._uploads is not None:
+            file.open(self._folder.file(file.step))
         if not write.writer:
             for other in self._superseded:
                 # Of a run that began again before them.
-                if other > upload.step:
+                if other > file.step:
                     self._folder.remove(other)
             self._superseded = []
-            self._folder.clean(upload.step)
+            self._folder.clean(file.step)
             for other in self._folder.steps()[self._keep :]:
                 self._folder.remove(other)
-        return upload
-
-    def _upload(self, committed: Future[_Upload]) -> None:
-        upload, began = committed.result(), time.monotonic()
-        assert self._remote is not None
-        try:
-            self._remote.upload(
-                upload.step,
-                upload.attempt,
-                upload.size,
-                upload.read,
-                upload.rank,
-                upload.num_ranks,
-            )
-        finally:
-            upload.close()
-        if not upload.rank:
-            self._remote.commit(upload.step, upload.attempt, upload.size)
-            self._remote.prune(upload.step, self._keep, self._superseded_there)
-            self._superseded_there = []
-            if not self.stats.uploaded:
-                self._remote.collect(upload.step)
-        self.stats.uploaded += 1
-        self.stats.seconds_uploaded += time.monotonic() - began
-
-    def _content(self) -> dict[str, Any]:
-        values = values_of(self._state, "the state of the checkpoint")
-        content = {
-            "version": VERSION,
-            "run": self._run,
-            "step": self._step,
-            "calls": self._num_calls,
-            "state": copy.deepcopy(values, self._unchanged(values)),
-            "random": random_state(_device_of(values)),
-            "features": self._features(),
-        }
-        digests = _digests(content["state"]) if self._verify else None
-        return {**content, "digests": digests}
-
-    def _unchanged(self, values: Any) -> dict[int, Any]:
-        """Tensors that change in steps of optimizers only, by their ids."""
-        guarded = {
-            tensor.untyped_storage()._cdata
-            for optimizer in self._optimizers()
-            for tensor in _tensors_of(
-                [
-                    [group["params"] for group in optimizer.param_groups],
-                    list(optimizer.state.values()),
-                ]
-            )
-        }
-        return {
-            id(tensor): tensor
-            for tensor in _tensors_of(values)
-            if tensor.untyped_storage()._cdata in guarded
-        }
-
-    def _features(self) -> dict[str, Any] | None:
-        for value in self._state.values():
-            if hasattr(value, "features_facts"):
-                facts: dict[str, Any] = value.features_facts()
-                return facts
-        return None
+        return file
 
     def restore(self) -> bool:
         """Loads the newest whole checkpoint that any rank has, on all ranks.
@@ -420,12 +257,12 @@ class CheckpointManager:
             if content is None and owner < ranks.size() and step in there:
                 content = self._read(step, ranks.size(), reasons)
             if content is not None:
-                self._load(content)
-                newest = content["step"]
+                self._state.load(content)
                 self._superseded = [
-                    s for s in self._folder.steps() if s > newest
+                    s for s in self._folder.steps() if s > step
                 ]
-                self._superseded_there = [s for s in there if s > newest]
+                if self._uploads is not None:
+                    self._uploads.superseded = [s for s in there if s > step]
                 return True
         if reasons:
             raise ClientError(
@@ -433,19 +270,21 @@ class CheckpointManager:
                 f"no checkpoint can be loaded: {'; '.join(reasons)}; delete "
                 "them to start from the beginning",
             )
-        if self._remote is not None:
+        if self._uploads is not None:
             # A run may have been killed before its first checkpoint.
-            self._run = self._remote.run() or self._run
+            run = self._uploads.folder.run()
+            self._state.run = run or self._state.run
         return False
 
     def _steps_there(self) -> list[int]:
         """Steps of the checkpoints in Swift, equal on all ranks."""
 
         def steps() -> list[int]:
-            if self._remote is None or ranks.rank():
+            if self._uploads is None or ranks.rank():
                 return []
-            self._remote.known = self._remote.pointer()
-            return self._remote.steps()
+            folder = self._uploads.folder
+            folder.known = folder.pointer()
+            return folder.steps()
 
         return ranks.together(steps)[0]
 
@@ -460,16 +299,15 @@ class CheckpointManager:
             reasons: gets the reason.
         """
         if owner == ranks.size():
-            data, where = self._downloaded(step), str(self._remote)
+            data, where = self._downloaded(step), "Swift"
         else:
-            is_mine, path = ranks.rank() == owner, self._folder.file(step)
+            is_mine, folder = ranks.rank() == owner, self._folder
             pieces = ranks.together(
-                lambda: path.read_bytes() if is_mine else b""
+                lambda: folder.read(step) if is_mine else b""
             )
-            data, where = pieces[owner], str(path.parent)
+            data, where = pieces[owner], str(folder.path)
         try:
-            content: dict[str, Any] = loaded(data)
-            _check(content)
+            return checked(data)
         except MemoryError:
             raise
         except Exception as error:  # the file may contain anything
@@ -479,12 +317,11 @@ class CheckpointManager:
             )
             logger.warning("passing over a checkpoint: %s", reasons[-1])
             return None
-        return content
 
     def _downloaded(self, step: int) -> bytes:
         """Reads a checkpoint in Swift by ranges that the ranks share."""
-        remote = self._remote
-        assert remote is not None
+        assert self._uploads is not None
+        remote = self._uploads.folder
         rank, size = ranks.rank(), ranks.size()
         etag, length = ranks.together(lambda: remote.version(step))[0]
         part = -(-length // size)
@@ -494,30 +331,13 @@ class CheckpointManager:
             ranks.together(lambda: remote.read(step, etag, start, stop))
         )
 
-    def _load(self, content: dict[str, Any]) -> None:
-        values = content["state"]
-        features = self._features()
-        if features is not None and content["features"] is not None:
-            check_features_match(content["features"], features)
-        try:
-            load_values(self._state, values, "the checkpoint")
-        except LOAD_ERRORS as error:
-            raise ClientError(
-                "bad_state",
-                "the checkpoint belongs to another model or release: "
-                f"{type(error).__name__}: {error}",
-            ) from error
-        set_random_state(_device_of(values), content["random"])
-        self._run, self._num_calls = content["run"], content["calls"]
-
     def _planned(
         self, content: dict[str, Any]
-    ) -> tuple[SharedWrite, FileBytes, str, bool]:
+    ) -> tuple[SharedWrite, FileBytes, CommittedFile, bool]:
         """Agrees with the other ranks on a file, and on who writes what.
 
         Returns:
-            The write, its bytes, its name among all attempts, and whether it
-            is uploaded.
+            The write, its bytes, the file, and whether it is uploaded now.
         """
         rank, size = ranks.rank(), ranks.size()
         layout, storages = layout_of(content)
@@ -525,9 +345,9 @@ class CheckpointManager:
             if not rank:
                 layout = layout.filled(storages, _SMALL_BYTES)
             storages = [s for s in storages if s.nbytes() > _SMALL_BYTES]
-        is_idle = self._uploading is None or self._uploading.done()
-        self._run, attempt, layout, is_idle = ranks.broadcast(
-            (self._run, uuid4().hex, layout, is_idle)
+        is_idle = self._uploads is None or self._uploads.is_idle
+        self._state.run, attempt, layout, is_idle = ranks.broadcast(
+            (self._state.run, uuid4().hex, layout, is_idle)
         )
 
         def opened() -> str:
@@ -545,13 +365,14 @@ class CheckpointManager:
             self._lock()
         write = SharedWrite(
             self._folder,
-            self._step,
+            self._state.step,
             attempt,
             writer,
             len(writers),
             self._timeout,
         )
-        return write, FileBytes(layout, storages), attempt, is_idle
+        file = CommittedFile(self._state.step, attempt, layout.size)
+        return write, FileBytes(layout, storages), file, is_idle
 
     def _lock(self) -> None:
         """Keeps other runs from using the folder; those of a rendezvous may.
@@ -565,57 +386,15 @@ class CheckpointManager:
 
     def _opened(self) -> str:
         """Makes sure that the folder is this run's; returns its id."""
-        owner = self._folder.owner(self._run)
-        if owner["run"] != self._run:
+        owner = self._folder.owner(self._state.run)
+        if owner["run"] != self._state.run:
             raise ClientError(
                 "bad_state",
                 f"the folder {self._folder.path} has checkpoints of another "
                 "run; call restore() to go on with it, or give another folder "
                 "as local=",
             )
-        if self._remote is not None and not ranks.rank():
-            self._remote.claim(self._run)
+        if self._uploads is not None and not ranks.rank():
+            self._uploads.folder.claim(self._state.run)
         folder: str = owner["folder"]
         return folder
-
-
-def _tensors_of(values: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in tree_leaves(values) if torch.is_tensor(leaf)]
-
-
-def _device_of(values: Any) -> torch.device:
-    """Returns the device whose random numbers belong to a state."""
-    devices = {
-        tensor.device.type: tensor.device for tensor in _tensors_of(values)
-    }
-    return devices.get("cuda", torch.device("cpu"))
-
-
-def _digests(values: Any) -> dict[str, str]:
-    """Returns digests of all tensors, by their paths."""
-    return {
-        keystr(path): hashlib.sha256(
-            leaf.detach()
-            .cpu()
-            .contiguous()
-            .flatten()
-            .view(torch.uint8)
-            .numpy()
-            .data
-        ).hexdigest()
-        for path, leaf in tree_leaves_with_path(values)
-        if torch.is_tensor(leaf)
-    }
-
-
-def _check(content: Any) -> None:
-    """Checks version and digests of a checkpoint.
-
-    Raises:
-        ValueError: naming what is wrong.
-    """
-    if content["version"] != VERSION:
-        raise ValueError(f"its version is {content['version']!r}")
-    digests = content["digests"]
-    if digests is not None and digests != _digests(content["state"]):
-        raise ValueError("its tensors are not those of their digests")

@@ -42,7 +42,7 @@ def together(function: Callable[[], Value]) -> list[Value]:
         What all ranks have returned.
 
     Raises:
-        HapiError: that of the first rank that has failed.
+        HapiError: the error of a rank that has failed.
     """
     if size() == 1:
         return [function()]
@@ -52,10 +52,14 @@ def together(function: Callable[[], Value]) -> list[Value]:
     except HapiError as error:
         failure = error.code, error.message
     outcomes = gathered((value, failure))
-    for number, (_, failure) in enumerate(outcomes):
-        if failure:
-            code, message = failure
-            raise make_error(code, f"rank {number}: {message}")
+    failures = [
+        make_error(failure[0], f"rank {number}: {failure[1]}")
+        for number, (_, failure) in enumerate(outcomes)
+        if failure is not None
+    ]
+    if failures:
+        # A rank is lost to the others because it has failed.
+        raise min(failures, key=lambda error: error.code == "worker_lost")
     return [value for value, _ in outcomes]  # type: ignore[misc]
 
 

@@ -42,7 +42,7 @@ _NEW = {"If-None-Match": "*"}
 
 @dataclass(frozen=True)
 class Pointer:
-    """What ``latest`` names.
+    """The checkpoint that ``latest`` names.
 
     Attributes:
         step: step of the newest whole checkpoint.
@@ -324,7 +324,7 @@ class SwiftFolder:
         return b"".join(_in_parallel(get, range(start, stop, SEGMENT_BYTES)))
 
     def _segments_of(self, name: str) -> list[str]:
-        """Names of the segments of a checkpoint; none if it is gone."""
+        """Names of the segments of a checkpoint; none if it is missing."""
         query = {"multipart-manifest": "get", "format": "raw"}
         try:
             entries = json.loads(self._read(name, query=query))

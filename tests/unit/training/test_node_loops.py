@@ -159,7 +159,7 @@ def all_loops(rank):
 
 @pytest.fixture(scope="module")
 def digests():
-    """Of each loop: alone, and on two ranks."""
+    """Digests of each loop: alone, and on two ranks."""
     return [*run_ranks(1, all_loops), *run_ranks(2, all_loops)]
 
 

@@ -1,0 +1,175 @@
+"""Content of a checkpoint: the state of one step, and what it belongs to."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Iterator, MutableMapping
+from typing import Any
+
+import torch
+from torch.utils._pytree import keystr, tree_leaves, tree_leaves_with_path
+
+from hapi_protocol.errors import ClientError
+from hapi_training.checkpoint_file import (
+    check_features_match,
+    random_state,
+    set_random_state,
+)
+from hapi_training.checkpoints.folder import VERSION
+from hapi_training.state_transfer import (
+    LOAD_ERRORS,
+    load_values,
+    loaded,
+    values_of,
+)
+from hapi_training.virtual_nodes.virtual_nodes import VirtualNodes
+
+
+class RunState:
+    """The state of a run, and the number of its step.
+
+    Args:
+        values: objects with ``state_dict``, and values, by name.
+        verify: write digests of all tensors.
+
+    Attributes:
+        run: text that belongs to the run alone.
+        num_calls: calls of ``save`` so far, in all parts of the run.
+    """
+
+    def __init__(
+        self, values: MutableMapping[str, Any], run: str, *, verify: bool
+    ) -> None:
+        self._values = values
+        self._verify = verify
+        self.run = run
+        self.num_calls = 0
+
+    @property
+    def step(self) -> int:
+        """Number of the step, which names the checkpoint."""
+        for value in self._values.values():
+            if isinstance(value, VirtualNodes):
+                return value.step
+        return self.num_calls
+
+    def optimizers(self) -> Iterator[torch.optim.Optimizer]:
+        for value in self._values.values():
+            # Those of accelerate wrap another one.
+            inner = getattr(value, "optimizer", value)
+            if isinstance(inner, torch.optim.Optimizer):
+                yield inner
+
+    def content(self) -> dict[str, Any]:
+        """Returns what a checkpoint of this step contains.
+
+        Tensors of optimizers are those of the run; others are copies.
+
+        Raises:
+            ClientError: ``bad_configuration`` naming values that could not
+                be loaded again.
+        """
+        values = values_of(self._values, "the state of the checkpoint")
+        content = {
+            "version": VERSION,
+            "run": self.run,
+            "step": self.step,
+            "calls": self.num_calls,
+            "state": copy.deepcopy(values, self._unchanged(values)),
+            "random": random_state(_device_of(values)),
+            "features": self._features(),
+        }
+        digests = _digests(content["state"]) if self._verify else None
+        return {**content, "digests": digests}
+
+    def _unchanged(self, values: Any) -> dict[int, Any]:
+        """Tensors that change in steps of optimizers only, by their ids."""
+        guarded = {
+            tensor.untyped_storage()._cdata
+            for optimizer in self.optimizers()
+            for tensor in _tensors_of(
+                [
+                    [group["params"] for group in optimizer.param_groups],
+                    list(optimizer.state.values()),
+                ]
+            )
+        }
+        return {
+            id(tensor): tensor
+            for tensor in _tensors_of(values)
+            if tensor.untyped_storage()._cdata in guarded
+        }
+
+    def _features(self) -> dict[str, Any] | None:
+        for value in self._values.values():
+            if hasattr(value, "features_facts"):
+                facts: dict[str, Any] = value.features_facts()
+                return facts
+        return None
+
+    def load(self, content: dict[str, Any]) -> None:
+        """Goes on with what :meth:`content` has returned.
+
+        Raises:
+            ClientError: ``bad_state`` naming what differs.
+        """
+        values = content["state"]
+        features = self._features()
+        if features is not None and content["features"] is not None:
+            check_features_match(content["features"], features)
+        try:
+            load_values(self._values, values, "the checkpoint")
+        except LOAD_ERRORS as error:
+            raise ClientError(
+                "bad_state",
+                "the checkpoint belongs to another model or release: "
+                f"{type(error).__name__}: {error}",
+            ) from error
+        set_random_state(_device_of(values), content["random"])
+        self.run, self.num_calls = content["run"], content["calls"]
+
+
+def _tensors_of(values: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(values) if torch.is_tensor(leaf)]
+
+
+def _device_of(values: Any) -> torch.device:
+    """Returns the device whose random numbers belong to a state."""
+    devices = {
+        tensor.device.type: tensor.device for tensor in _tensors_of(values)
+    }
+    return devices.get("cuda", torch.device("cpu"))
+
+
+def _digests(values: Any) -> dict[str, str]:
+    """Returns digests of all tensors, by their paths."""
+    return {
+        keystr(path): hashlib.sha256(
+            leaf.detach()
+            .cpu()
+            .contiguous()
+            .flatten()
+            .view(torch.uint8)
+            .numpy()
+            .data
+        ).hexdigest()
+        for path, leaf in tree_leaves_with_path(values)
+        if torch.is_tensor(leaf)
+    }
+
+
+def checked(data: bytes) -> dict[str, Any]:
+    """Returns the content of a file, if it is whole.
+
+    Raises:
+        ValueError: naming what is wrong.
+        Exception: of torch: the file may contain anything.
+    """
+    content: dict[str, Any] = loaded(data)
+    if content["version"] != VERSION:
+        raise ValueError(f"its version is {content['version']!r}")
+    digests = content["digests"]
+    if digests is not None and digests != _digests(content["state"]):
+        raise ValueError("its tensors are not those of their digests")
+    return content
