@@ -1,4 +1,4 @@
-"""Checkpoint files of ``hapi train``, from which a run resumes."""
+"""What a resumed run depends on, and files that are always whole."""
 
 from __future__ import annotations
 
@@ -6,91 +6,22 @@ import io
 import logging
 import signal
 import threading
-import time
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from hapi_client.atomic_file import file_lock, write_atomically
+from hapi_client.atomic_file import write_atomically
 from hapi_protocol.errors import ClientError
 
 logger = logging.getLogger(__name__)
 
-VERSION = 1
-SAVE_SECONDS = 30.0
-"""Interval between checkpoints within an epoch."""
 _DIFFERENT_WEIGHTS = (
     "its frozen layers have different weights (another model, --weights or "
     "--checkpoint, or another --seed of random ones)"
 )
-
-
-class Checkpoint:
-    """A checkpoint file that a run writes at intervals and resumes from.
-
-    It is written as ``.part`` and renamed, so that it is always complete.
-
-    Args:
-        path: path of the file.
-    """
-
-    def __init__(self, path: Path) -> None:
-        # The target of a link is locked and replaced, not the link.
-        self._path = path.resolve()
-        self._last_save = time.monotonic()
-
-    @property
-    def is_due(self) -> bool:
-        """True if the last save was at least ``SAVE_SECONDS`` ago."""
-        return time.monotonic() - self._last_save >= SAVE_SECONDS
-
-    def lock(self) -> AbstractContextManager[None]:
-        """Keeps other runs from using the file meanwhile."""
-        return file_lock(self._path)
-
-    def load(self) -> dict[str, Any] | None:
-        """Returns what :meth:`save` wrote last; None if there is no file.
-
-        Raises:
-            ClientError: ``bad_state`` if the file is not a checkpoint,
-                ``bad_configuration`` if it cannot be read.
-        """
-        if not self._path.exists():
-            return None
-        try:
-            content = torch.load(
-                self._path, map_location="cpu", weights_only=True
-            )
-            if content["version"] == VERSION:
-                return dict(content)
-            reason = f"its version is {content['version']!r}"
-        except OSError as error:
-            raise ClientError(
-                "bad_configuration",
-                f"{self._path} cannot be read: {error}",
-            ) from error
-        except MemoryError:
-            raise
-        except Exception as error:  # the file may contain anything
-            reason = f"{type(error).__name__}: {error}"
-        raise ClientError(
-            "bad_state",
-            f"{self._path} is not a checkpoint of version {VERSION} "
-            f"({reason}); give another file, or delete it to start from the "
-            "beginning",
-        )
-
-    def save(self, **parts: Any) -> None:
-        """Writes tensors, numbers, texts, and lists and mappings of them.
-
-        Raises:
-            ClientError: ``bad_configuration`` if the file cannot be written.
-        """
-        save_atomically({"version": VERSION, **parts}, self._path)
-        self._last_save = time.monotonic()
 
 
 def check_features_match(

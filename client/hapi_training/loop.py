@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-import threading
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from threading import Event
 from typing import Any
 
 import torch
 from torch.nn.functional import cross_entropy
+from typing_extensions import Self
 
 from hapi_client.job.transfer_job import TransferJob
 from hapi_protocol.errors import ClientError
-from hapi_training.checkpoint_file import (
-    Checkpoint,
-    check_features_match,
-    defer_interrupts,
-    random_state,
-    set_random_state,
-)
-from hapi_training.state_transfer import LOAD_ERRORS
+from hapi_training.checkpoint_file import defer_interrupts
+from hapi_training.checkpoints.manager import CheckpointManager
+from hapi_training.checkpoints.uploads import CheckpointStats
 from hapi_training.virtual_nodes.step import Step
 from hapi_training.virtual_nodes.virtual_nodes import VirtualNodes
 
 MOMENTUM = 0.9
+SAVE_SECONDS = 30.0
+"""Interval between checkpoints within an epoch, unless given in steps."""
 
 
 @dataclass
@@ -55,9 +55,15 @@ class EpochResult:
 
 @dataclass
 class History:
-    """Results of all epochs of a training run."""
+    """Results of all epochs of a training run.
+
+    Attributes:
+        epochs: results of each epoch.
+        checkpoints: what the checkpoints have cost; None without any.
+    """
 
     epochs: list[EpochResult] = field(default_factory=list)
+    checkpoints: CheckpointStats | None = None
 
     @property
     def losses(self) -> list[float]:
@@ -68,6 +74,22 @@ class History:
         return sum(epoch.seconds for epoch in self.epochs)
 
 
+@dataclass(frozen=True)
+class CheckpointPlaces:
+    """Places of the checkpoints of a run; see :class:`.CheckpointManager`.
+
+    Attributes:
+        local: folder, or file; None for none.
+        remote: ``swift://container/prefix``; None for none.
+        every_steps: steps between two checkpoints within an epoch; None for
+            30 seconds.
+    """
+
+    local: Path | None = None
+    remote: str | None = None
+    every_steps: int | None = None
+
+
 def train_tail(
     job: TransferJob,
     *,
@@ -76,15 +98,15 @@ def train_tail(
     on_epoch: Callable[[int, EpochResult], None] = lambda number, result: None,
     on_samples: Callable[[int, int], None] = lambda number, samples: None,
     on_resume: Callable[[int, int], None] = lambda epochs, samples: None,
-    checkpoint: Checkpoint | None = None,
+    checkpoints: CheckpointPlaces | None = None,
     num_nodes: int = 1,
     seed: int = 0,
 ) -> History:
     """Trains ``job.tail`` with SGD and cross entropy.
 
     On this worker alone, or on those of torchrun or of a rendezvous: see
-    :class:`.VirtualNodes`.  The first of them writes the checkpoint; each
-    that can read it resumes from it.
+    :class:`.VirtualNodes`.  They write checkpoints together, and resume from
+    the newest one.
 
     Args:
         job: loads features and labels.
@@ -93,10 +115,10 @@ def train_tail(
         on_epoch: called after each epoch with its number (from 0) and result.
         on_samples: called after each batch with the epoch's number and its
             samples so far.
-        on_resume: called first if the checkpoint exists, with its number of
+        on_resume: called first if there is a checkpoint, with its number of
             finished epochs and of samples in the unfinished one.
-        checkpoint: is resumed from, and written at intervals, after each
-            epoch and on an interrupt.
+        checkpoints: places of checkpoints, which are written at intervals,
+            after each epoch and on an interrupt; None for none.
         num_nodes: number of virtual nodes of all workers.
         seed: seed of their random numbers.
 
@@ -117,12 +139,18 @@ def train_tail(
             "less of the model (freeze=, --freeze)",
         )
     nodes = VirtualNodes(job.tail, num_nodes, seed=seed, strict=False)
-    with _locked(checkpoint, nodes) as stop_requested:
-        run = _Run(job, learning_rate, checkpoint, nodes)
+    # Several workers end one after another.
+    is_deferred = checkpoints is not None and nodes.is_alone
+    with (
+        (
+            defer_interrupts() if is_deferred else nullcontext(Event())
+        ) as stop_requested,
+        _Run(job, learning_rate, checkpoints, nodes, stop_requested) as run,
+    ):
         if run.is_resumed:
             on_resume(len(run.history.epochs), run.num_samples)
         while (epoch := len(run.history.epochs)) < epochs:
-            run.train_epoch(epoch, on_samples, stop_requested)
+            run.train_epoch(epoch, on_samples)
             if nodes.is_behind:
                 # The results so far have come from the other workers.
                 continue
@@ -132,44 +160,65 @@ def train_tail(
     return run.history
 
 
-@contextmanager
-def _locked(
-    checkpoint: Checkpoint | None, nodes: VirtualNodes
-) -> Iterator[threading.Event]:
-    """Locks the checkpoint, and yields an event that an interrupt sets.
-
-    Without a checkpoint, interrupts are not deferred; nor with several
-    workers, which end one after another.
-    """
-    if checkpoint is None or not nodes.is_alone:
-        yield threading.Event()
-        return
-    with checkpoint.lock(), defer_interrupts() as stop_requested:
-        yield stop_requested
-
-
-@dataclass(eq=False)
 class _Run:
     """State of a training run: everything that a checkpoint saves."""
 
-    job: TransferJob
-    learning_rate: float
-    checkpoint: Checkpoint | None
-    nodes: VirtualNodes
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        job: TransferJob,
+        learning_rate: float,
+        places: CheckpointPlaces | None,
+        nodes: VirtualNodes,
+        stop_requested: Event,
+    ) -> None:
+        self._job, self._nodes = job, nodes
+        self._stop_requested = stop_requested
         self._optimizer = torch.optim.SGD(
-            self.job.tail.parameters(),
-            lr=self.learning_rate,
-            momentum=MOMENTUM,
+            job.tail.parameters(), lr=learning_rate, momentum=MOMENTUM
         )
-        self._device = next(self.job.tail.parameters()).device
         self.history = History()
         self._current = EpochResult()
-        saved = self.checkpoint.load() if self.checkpoint else None
-        self.is_resumed = saved is not None
-        if saved is not None:
-            self._restore(saved)
+        self._saved_at = time.time()
+        self._every_steps = places.every_steps if places else None
+        self._checkpoints: CheckpointManager | None = None
+        self.is_resumed = False
+        if places is not None:
+            self._checkpoints = CheckpointManager(
+                {**self._shared, "data": job, "nodes": nodes},
+                local=places.local,
+                remote=places.remote,
+                connection=job.pipeline.data.connection,
+            )
+            self.history.checkpoints = self._checkpoints.stats
+            with self._closed_on_error():
+                self.is_resumed = self._checkpoints.restore()
+                self._check_epochs()
+        for group in self._optimizer.param_groups:
+            group["lr"] = learning_rate
+
+    @property
+    def _shared(self) -> dict[str, Any]:
+        """State that workers send each other."""
+        return {
+            "tail": self._job.tail,
+            "optimizer": self._optimizer,
+            "results": self,
+        }
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if self._checkpoints is not None:
+            self._checkpoints.__exit__(*error)
+
+    @contextmanager
+    def _closed_on_error(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self.__exit__(*sys.exc_info())
+            raise
 
     @property
     def num_samples(self) -> int:
@@ -180,39 +229,37 @@ class _Run:
         self,
         epoch: int,
         on_samples: Callable[[int, int], None],
-        stop_requested: threading.Event,
     ) -> None:
         """Trains the rest of an epoch.
 
         Args:
             epoch: its number.
             on_samples: see :func:`train_tail`.
-            stop_requested: ends the run after the current step if set.
         """
-        self.job.tail.train()
+        self._job.tail.train()
         started = time.monotonic() - self._current.seconds
-        self.job.train_loader.set_epoch(epoch)
-        state = {
-            "tail": self.job.tail,
-            "optimizer": self._optimizer,
-            "results": self,
-        }
-        for step in self.nodes.steps(self.job.train_loader, state):
+        self._job.train_loader.set_epoch(epoch)
+        for step in self._nodes.steps(self._job.train_loader, self._shared):
             self._take_step(step)
             self._current.seconds = time.monotonic() - started
             on_samples(epoch, self._current.num_samples)
             # After the last step the job is already in the next epoch.
-            if self.job.epoch == epoch:
-                self._after_step(stop_requested)
-        if not self.nodes.is_behind:
+            if self._job.epoch == epoch:
+                self._after_step(step)
+        if not self._nodes.is_behind:
             self._finish_epoch()
 
-    def _after_step(self, stop_requested: threading.Event) -> None:
-        if stop_requested.is_set():
+    def _after_step(self, step: Step) -> None:
+        is_due = (
+            step.time - self._saved_at >= SAVE_SECONDS
+            if self._every_steps is None
+            else (step.number + 1) % self._every_steps == 0
+        )
+        if self._stop_requested.is_set() or is_due:
+            self._saved_at = step.time
             self._save()
+        if self._stop_requested.is_set():
             raise KeyboardInterrupt
-        if self.checkpoint and self.checkpoint.is_due:
-            self._save()
 
     def _finish_epoch(self) -> None:
         self.history.epochs.append(self._current)
@@ -221,7 +268,7 @@ class _Run:
 
     def _take_step(self, step: Step) -> None:
         for features, labels in step:
-            outputs = self.job.tail(features)
+            outputs = self._job.tail(features)
             step.backward(cross_entropy(outputs, labels))
             step.add((outputs.argmax(1) == labels).sum())
         self._optimizer.step()
@@ -236,6 +283,8 @@ class _Run:
         return {
             "epochs": [asdict(epoch) for epoch in self.history.epochs],
             "begun": asdict(self._current),
+            # Workers save at the same steps.
+            "saved_at": self._saved_at,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -243,40 +292,16 @@ class _Run:
             EpochResult(**epoch) for epoch in state["epochs"]
         ]
         self._current = EpochResult(**state["begun"])
+        self._saved_at = state["saved_at"]
 
     def _save(self) -> None:
-        if self.checkpoint is None or not self.nodes.is_first:
-            return
-        self.checkpoint.save(
-            features=self.job.features_facts(),
-            tail=self.job.tail.state_dict(),
-            optimizer=self._optimizer.state_dict(),
-            random=random_state(self._device),
-            data=self.job.state_dict(),
-            nodes=self.nodes.state_dict(),
-            **self.state_dict(),
-        )
+        if self._checkpoints is not None:
+            self._checkpoints.save()
 
-    def _restore(self, saved: Mapping[str, Any]) -> None:
-        try:
-            check_features_match(saved["features"], self.job.features_facts())
-            self.job.load_state_dict(saved["data"])
-            self.job.tail.load_state_dict(saved["tail"])
-            self._optimizer.load_state_dict(saved["optimizer"])
-            self.nodes.load_state_dict(saved["nodes"])
-            self.load_state_dict(saved)
-            set_random_state(self._device, saved["random"])
-        except LOAD_ERRORS as error:
-            raise ClientError(
-                "bad_state",
-                "the checkpoint belongs to another model or release: "
-                f"{type(error).__name__}: {error}",
-            ) from error
-        if len(self.history.epochs) != self.job.epoch:
+    def _check_epochs(self) -> None:
+        if len(self.history.epochs) != self._job.epoch:
             raise ClientError(
                 "bad_state",
                 f"the checkpoint has results of {len(self.history.epochs)} "
-                f"epochs, but its data is in epoch {self.job.epoch}",
+                f"epochs, but its data is in epoch {self._job.epoch}",
             )
-        for group in self._optimizer.param_groups:
-            group["lr"] = self.learning_rate

@@ -11,15 +11,18 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from as_user import environment_of
 from children import family, run_family
 from hapi_client.swift.swift_url import parse_location
 from hapi_training.checkpoints.swift_folder import SwiftFolder
+from hapi_training.rendezvous import RENDEZVOUS_VARIABLE
 
 STEPS = 8
 KILLS = int(os.environ.get("HAPI_KILLS", "3"))
@@ -116,6 +119,46 @@ def test_other_machines_go_on_from_swift(train, remote, tmp_path):
     result = train(2, remote=place, local=str(tmp_path / "elsewhere"))
     assert result["restored"] == committed
     assert result["digest"] == expected
+
+
+@pytest.mark.timeout(300)
+def test_checkpoints_go_on_while_workers_come_and_go(
+    train, remote, cluster, tmp_path
+):
+    dice, steps = random.Random(3), 25 + 15 * KILLS
+    store = dist.TCPStore(
+        "127.0.0.1", 0, is_master=True, wait_for_workers=False
+    )
+    environment = {
+        **environment_of(cluster),
+        "OMP_NUM_THREADS": "1",
+        RENDEZVOUS_VARIABLE: f"127.0.0.1:{store.port}",
+    }
+    result = tmp_path / "elastic.json"
+    options = {
+        "remote": str(remote.location),
+        "local": str(tmp_path / "run"),
+        "restores": False,
+        "timeout_seconds": 5.0,
+    }
+
+    def start(name, seconds):
+        command = command_of(1, name, steps, {**options, "seconds": seconds})
+        return subprocess.Popen(command, env=environment)
+
+    with start(result, 0.4) as first:
+        for number in range(KILLS):
+            other = tmp_path / f"other-{number}.json"
+            with start(other, 0.0) as second:
+                time.sleep(dice.uniform(4, 8))
+                second.kill()
+        assert first.wait(SECONDS) == 0
+    alone = train(steps=steps, local=str(tmp_path / "whole"))
+    facts = json.loads(result.read_text())
+    assert facts["digest"] == alone["digest"]
+    assert remote.pointer().step == steps
+    # Checkpoints are missing at losses alone.
+    assert facts["stats"]["saved"] >= steps - 3 * KILLS
 
 
 class Observer:

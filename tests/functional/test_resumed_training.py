@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -17,9 +16,9 @@ from hapi_client.swift.swift_url import Location
 from hapi_protocol.errors import ClientError
 from hapi_splitter.inputs.augmentation import Augmentation
 from hapi_splitter.inputs.image_transform import ImageTransform
-from hapi_training import checkpoint_file as checkpoints
-from hapi_training.checkpoint_file import Checkpoint
-from hapi_training.loop import train_tail
+from hapi_training import loop
+from hapi_training.checkpoints.manager import CheckpointManager
+from hapi_training.loop import CheckpointPlaces, train_tail
 from jobs import small_job, upload_shards
 from networks import small_network, small_transform
 from photos import shard, tar_of
@@ -85,7 +84,7 @@ class Run:
                 learning_rate=0.05,
                 on_epoch=lambda number, result: self.finished.append(number),
                 on_samples=on_samples,
-                checkpoint=self._checkpoint,
+                checkpoints=self._checkpoint,
             )
             self.weights = job.tail.state_dict()
         return history
@@ -109,7 +108,7 @@ def uninterrupted(connection, data):
 def test_resumed_run_equals_an_uninterrupted_one(
     connection, data, uninterrupted, tmp_path, stop
 ):
-    run = Run(connection, data, Checkpoint(tmp_path / "run.pt"))
+    run = Run(connection, data, CheckpointPlaces(tmp_path / "run.pt"))
     with pytest.raises(KeyboardInterrupt):
         run.go(stop)
     assert [path.name for path in tmp_path.iterdir()] == ["run.pt"]
@@ -126,31 +125,27 @@ def test_resumed_run_equals_an_uninterrupted_one(
         torch.testing.assert_close(run.weights[name], weight)
 
 
-class RecordingCheckpoint(Checkpoint):
-    """Records the arguments of each save."""
-
-    def __init__(self, path):
-        super().__init__(path)
-        self.saves: list[dict[str, Any]] = []
-
-    def save(self, **parts):
-        self.saves.append(parts)
-        super().save(**parts)
-
-
 def test_every_save_has_the_results_of_its_finished_epochs(
     connection, data, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(checkpoints, "SAVE_SECONDS", 0.0)
-    checkpoint = RecordingCheckpoint(tmp_path / "run.pt")
-    Run(connection, data, checkpoint).go()
-    assert len(checkpoint.saves) == EPOCHS * NUM_SAMPLES // BATCH_SIZE
-    for save in checkpoint.saves:
-        assert len(save["epochs"]) == save["data"]["epoch"]
-        trained = save["data"]["step"] * BATCH_SIZE
-        assert save["begun"]["num_samples"] == trained
-        steps = sum(len(each["losses"]) for each in save["epochs"])
-        assert steps == 5 * save["data"]["epoch"]
+    path, saves = tmp_path / "run.pt", []
+    monkeypatch.setattr(loop, "SAVE_SECONDS", 0.0)
+
+    def save(manager, real=CheckpointManager.save):
+        real(manager)
+        manager.wait()
+        saves.append(torch.load(path, weights_only=True)["state"])
+
+    monkeypatch.setattr(CheckpointManager, "save", save)
+    Run(connection, data, CheckpointPlaces(path)).go()
+    assert len(saves) == EPOCHS * NUM_SAMPLES // BATCH_SIZE
+    for saved in saves:
+        results, position = saved["results"], saved["data"]
+        assert len(results["epochs"]) == position["epoch"]
+        trained = position["step"] * BATCH_SIZE
+        assert results["begun"]["num_samples"] == trained
+        steps = sum(len(epoch["losses"]) for epoch in results["epochs"])
+        assert steps == 5 * position["epoch"]
 
 
 @pytest.fixture(scope="module")
@@ -159,14 +154,20 @@ def begun(connection, data, tmp_path_factory):
     path = tmp_path_factory.mktemp("begun") / "run.pt"
     with job_of(connection, data) as job:
         train_tail(
-            job, epochs=1, learning_rate=0.01, checkpoint=Checkpoint(path)
+            job,
+            epochs=1,
+            learning_rate=0.01,
+            checkpoints=CheckpointPlaces(path),
         )
     return path
 
 
 def resume(job, path, epochs=2):
     return train_tail(
-        job, epochs=epochs, learning_rate=0.01, checkpoint=Checkpoint(path)
+        job,
+        epochs=epochs,
+        learning_rate=0.01,
+        checkpoints=CheckpointPlaces(path),
     )
 
 
@@ -216,17 +217,20 @@ def test_cut_and_encoding_may_change(connection, data, begun, tmp_path):
 def test_incomplete_checkpoint_is_refused(connection, data, begun, tmp_path):
     saved = torch.load(begun, weights_only=True)
     with job_of(connection, data) as job:
-        for name in set(saved) - {"version"}:
+        for name in saved:
             path = tmp_path / f"{name}.pt"
             torch.save({n: v for n, v in saved.items() if n != name}, path)
             with pytest.raises(ClientError, match=f"KeyError: '{name}'"):
                 resume(job, path)
         path = tmp_path / "run.pt"
-        torch.save({**saved, "epochs": []}, path)
+        state = saved["state"]
+        results = {**state["results"], "epochs": []}
+        other = {**saved, "state": {**state, "results": results}}
+        torch.save(other, path)
         with pytest.raises(ClientError, match=r"of 0 epochs, .* in epoch 1"):
             resume(job, path)
         path.write_bytes(b"none at all")
-        with pytest.raises(ClientError, match="not a checkpoint of version 1"):
+        with pytest.raises(ClientError, match="no checkpoint can be loaded"):
             resume(job, path)
     assert path.read_bytes() == b"none at all"
 

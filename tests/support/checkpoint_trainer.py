@@ -2,8 +2,8 @@
 
     python checkpoint_trainer.py RESULT STEPS OPTIONS
 
-``OPTIONS`` is JSON: arguments of ``CheckpointManager``, and ``seconds`` that a
-step takes at least.  Prints the step at which it begins, and each one that a
+``OPTIONS`` is JSON: arguments of ``CheckpointManager``, ``seconds`` that a
+step takes at least, and ``restores``, false to begin with what others have.  Prints the step at which it begins, and each one that a
 whole checkpoint has; ``RESULT`` gets the digest of the run and the counters.
 """
 
@@ -31,7 +31,12 @@ def print_first(nodes: VirtualNodes, **facts: int) -> None:
 
 
 def main(
-    result: Path, num_steps: int, *, seconds: float = 0.0, **options: Any
+    result: Path,
+    num_steps: int,
+    *,
+    seconds: float = 0.0,
+    restores: bool = True,
+    **options: Any,
 ) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(5)
@@ -48,7 +53,8 @@ def main(
     }
     data = batches(num_steps)
     with CheckpointManager(state, **options) as checkpoints:
-        checkpoints.restore()
+        if restores:
+            checkpoints.restore()
         print_first(nodes, restored=nodes.step)
         for step in nodes.steps(data[nodes.step :], state):
             for images, labels in step:

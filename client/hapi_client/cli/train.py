@@ -44,6 +44,9 @@ def train_command(context: typer.Context, options: TrainOptions) -> None:
         torchrun --nproc-per-node 2 -m hapi_client.cli.main train
         --data photos/train --classes 10 --batch-size 64
 
+        hapi train --data photos/train --classes 10 --epochs 20
+        --resume run --remote swift://runs/photos
+
     Under torchrun the ranks share each batch, and the first one prints and
     writes files.
 
@@ -53,11 +56,15 @@ def train_command(context: typer.Context, options: TrainOptions) -> None:
     Keys of --json: model, freeze, cut, epochs (loss, accuracy, seconds,
     samples), losses, stats (bytes, package_bytes, retries, fallbacks,
     skipped, saturated, cached, local_hits, samples, samples_by_cut, seconds),
-    plan (null without one), no_plan_reason, plan_changes (seconds, mix,
-    samples_per_second, why), reports (one for each epoch; the
-    documentation's page "Following a run" has their keys).
+    checkpoints (null without any; saved, seconds_blocked, seconds_written,
+    uploaded, seconds_uploaded, dropped), plan (null without one),
+    no_plan_reason, plan_changes (seconds, mix, samples_per_second, why),
+    reports (one for each epoch; the documentation's page "Following a run"
+    has their keys).
     """
     parse_location(options.data)
+    if options.remote is not None:
+        parse_location(options.remote)
     with connect(context) as connection, ConsoleReporter() as reporter:
         check_files(options)
         check_data(connection, options.data)
@@ -83,6 +90,12 @@ def check_files(options: TrainOptions) -> None:
             "bad_configuration",
             f"--save and --resume are both {save}; give the model and the "
             "checkpoint different files",
+        )
+    if options.save_steps and not (resume or options.remote):
+        raise ClientError(
+            "bad_configuration",
+            f"--save-steps is {options.save_steps}, but the checkpoints have "
+            "no place; give --resume or --remote",
         )
     for path in (save, resume):
         if path is not None:

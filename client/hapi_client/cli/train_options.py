@@ -59,12 +59,24 @@ class TrainOptions(JobOptions):
         metavar="HOST:PORT",
     )
     resume: Path | None = option(
-        "Checkpoint file: resume from it, sample by sample, if it exists. It "
-        "is written every 30 seconds, after each epoch and on Ctrl-C. Only "
-        "one run may use it at a time; a finished run continues with a "
-        "larger --epochs.",
+        "Checkpoint file, or folder of the last two: resume from it, sample "
+        "by sample, if it exists. It is written after each epoch, every 30 "
+        "seconds or --save-steps, and on Ctrl-C. Only one run may use it at a "
+        "time; a finished run continues with a larger --epochs.",
         panel=TRAINING,
-        dir_okay=False,
+        metavar="FILE.pt|FOLDER",
+    )
+    remote: str | None = option(
+        "Upload the checkpoints there, behind the training, and resume from "
+        "there if --resume has no newer one; also on other machines.",
+        panel=TRAINING,
+        metavar="swift://CONTAINER/PREFIX",
+    )
+    save_steps: int | None = option(
+        "Steps between two checkpoints. Default: 30 seconds.",
+        None,
+        TRAINING,
+        min=1,
     )
     store_cache: str = option(
         "Features cached in Swift for later epochs and runs: 'off', 'read', "

@@ -29,8 +29,13 @@ from hapi_protocol.headers import CACHE_OFF
 from hapi_splitter.inputs.augmentation import Augmentation
 from hapi_splitter.planner.problem import mix_label
 from hapi_splitter.units import count_text
-from hapi_training.checkpoint_file import Checkpoint, save_atomically
-from hapi_training.loop import EpochResult, History, train_tail
+from hapi_training.checkpoint_file import save_atomically
+from hapi_training.loop import (
+    CheckpointPlaces,
+    EpochResult,
+    History,
+    train_tail,
+)
 from hapi_training.rendezvous import RENDEZVOUS_VARIABLE
 
 SHARED_NODES = 8
@@ -161,7 +166,11 @@ def _train_job(
             on_resume=lambda trained, samples: reporter.note(
                 resumed_text(trained, samples, options.epochs)
             ),
-            checkpoint=Checkpoint(options.resume) if options.resume else None,
+            checkpoints=CheckpointPlaces(
+                options.resume, options.remote, options.save_steps
+            )
+            if options.resume or options.remote
+            else None,
             num_nodes=num_nodes_of(options),
             seed=options.seed,
         )
@@ -255,6 +264,9 @@ def result_facts(result: TrainResult) -> dict[str, Any]:
         ],
         "losses": result.history.losses,
         "stats": asdict(result.stats),
+        "checkpoints": asdict(result.history.checkpoints)
+        if result.history.checkpoints
+        else None,
         "plan": job.plan.label if job.plan else None,
         "no_plan_reason": job.no_plan_reason,
         "plan_changes": [

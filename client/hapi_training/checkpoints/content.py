@@ -17,6 +17,7 @@ from hapi_training.checkpoint_file import (
     set_random_state,
 )
 from hapi_training.checkpoints.folder import VERSION
+from hapi_training.membership import WorkerLostError
 from hapi_training.state_transfer import (
     LOAD_ERRORS,
     load_values,
@@ -24,6 +25,11 @@ from hapi_training.state_transfer import (
     values_of,
 )
 from hapi_training.virtual_nodes.virtual_nodes import VirtualNodes
+
+_PARTS = (
+    *("version", "run", "step", "calls"),
+    *("state", "random", "features", "digests"),
+)
 
 
 class RunState:
@@ -49,10 +55,25 @@ class RunState:
     @property
     def step(self) -> int:
         """Number of the step, which names the checkpoint."""
-        for value in self._values.values():
-            if isinstance(value, VirtualNodes):
-                return value.step
-        return self.num_calls
+        nodes = self._nodes
+        return self.num_calls if nodes is None else nodes.step
+
+    @property
+    def _nodes(self) -> VirtualNodes | None:
+        return next(
+            (v for v in self._values.values() if isinstance(v, VirtualNodes)),
+            None,
+        )
+
+    def recover(self, error: WorkerLostError) -> None:
+        """Makes a group of the workers that are left.
+
+        Raises:
+            WorkerLostError: ``error``, if workers may not go.
+        """
+        if self._nodes is None:
+            raise error
+        self._nodes.recover(error)
 
     def optimizers(self) -> Iterator[torch.optim.Optimizer]:
         for value in self._values.values():
@@ -101,6 +122,10 @@ class RunState:
             if tensor.untyped_storage()._cdata in guarded
         }
 
+    def _has_weights(self, name: str) -> bool:
+        kinds = torch.nn.Module, torch.optim.Optimizer
+        return isinstance(self._values.get(name), kinds)
+
     def _features(self) -> dict[str, Any] | None:
         for value in self._values.values():
             if hasattr(value, "features_facts"):
@@ -118,8 +143,14 @@ class RunState:
         features = self._features()
         if features is not None and content["features"] is not None:
             check_features_match(content["features"], features)
+        # Positions first: they may refuse, before a weight has changed.
+        order = sorted(values, key=self._has_weights)
         try:
-            load_values(self._values, values, "the checkpoint")
+            load_values(
+                self._values,
+                {name: values[name] for name in order},
+                "the checkpoint",
+            )
         except LOAD_ERRORS as error:
             raise ClientError(
                 "bad_state",
@@ -167,6 +198,8 @@ def checked(data: bytes) -> dict[str, Any]:
         Exception: of torch: the file may contain anything.
     """
     content: dict[str, Any] = loaded(data)
+    # All of it is there, or it is no checkpoint.
+    content = {name: content[name] for name in _PARTS}
     if content["version"] != VERSION:
         raise ValueError(f"its version is {content['version']!r}")
     digests = content["digests"]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import platform
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -33,6 +34,8 @@ MIN_RANGE_BYTES = 8 << 20
 POLL_SECONDS = 0.01
 _FACTS = ("version", "run", "folder")
 FILE_NAME = re.compile(r"step-(\d{12})\.pt")
+# A file's name, an attempt, and what it is.
+_UNFINISHED = re.compile(r"(.+)\.[0-9a-f]{32}\.\w+")
 
 
 def file_name(step: int) -> str:
@@ -59,6 +62,11 @@ class Folder:
                 f"the folder {path} cannot be made: {error}; give another "
                 "one as local=",
             ) from error
+
+    @property
+    def locked(self) -> Path:
+        """File that one run locks."""
+        return self.path / "run"
 
     def file(self, step: int) -> Path:
         return self.path / file_name(step)
@@ -136,10 +144,54 @@ class Folder:
         Args:
             before: only of earlier steps.
         """
-        for path in self.path.glob("step-*.pt.*"):
-            name = FILE_NAME.match(path.name)
-            if name and int(name[1]) < before:
-                path.unlink(missing_ok=True)
+        for name in os.listdir(self.path):
+            unfinished = _UNFINISHED.fullmatch(name)
+            if unfinished and self._is_before(unfinished[1], before):
+                (self.path / name).unlink(missing_ok=True)
+
+    def _is_before(self, name: str, before: float) -> bool:
+        step = FILE_NAME.fullmatch(name)
+        return step is not None and int(step[1]) < before
+
+
+class OneFile(Folder):
+    """A file that each checkpoint replaces; for one run after another.
+
+    Args:
+        path: the file, or a link to it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        # The target of a link is locked and replaced, not the link.
+        self._target = path.resolve()
+        super().__init__(self._target.parent)
+
+    @property
+    def locked(self) -> Path:
+        return self._target
+
+    def file(self, step: int) -> Path:
+        return self._target
+
+    def steps(self) -> list[int]:
+        # Its step is not known before it is read.
+        return [0] if self._target.exists() else []
+
+    def owner(self, run: str) -> dict[str, Any]:
+        # Ranks of other hosts write a file of their own.
+        return {"run": run, "folder": f"{platform.node()}:{self._target}"}
+
+    def remove(self, step: int) -> None:
+        """Nothing: there are no older ones."""
+
+    def _is_before(self, name: str, before: float) -> bool:
+        return name == self._target.name
+
+
+def place_of(path: Path) -> Folder:
+    """Returns the folder, or the file if there is one or it is named so."""
+    is_file = path.is_file() or (path.suffix == ".pt" and not path.is_dir())
+    return OneFile(path) if is_file else Folder(path)
 
 
 class SharedWrite:

@@ -23,7 +23,7 @@ from hapi_client.swift.swift_url import parse_location
 from hapi_protocol.errors import ClientError
 from hapi_training.checkpoints import ranks
 from hapi_training.checkpoints.content import RunState, checked
-from hapi_training.checkpoints.folder import Folder, SharedWrite, file_name
+from hapi_training.checkpoints.folder import SharedWrite, place_of
 from hapi_training.checkpoints.swift_folder import SwiftFolder
 from hapi_training.checkpoints.torch_file import FileBytes, layout_of
 from hapi_training.checkpoints.uploads import (
@@ -31,6 +31,7 @@ from hapi_training.checkpoints.uploads import (
     CommittedFile,
     Uploads,
 )
+from hapi_training.membership import WorkerLostError
 from hapi_training.rendezvous import RENDEZVOUS_VARIABLE
 
 logger = logging.getLogger(__name__)
@@ -66,8 +67,9 @@ class CheckpointManager:
         state: what is saved, by name: objects with ``state_dict`` and
             ``load_state_dict``, such as tail, optimizer, data and virtual
             nodes, or values, which :meth:`restore` replaces in this mapping.
-        local: folder of this run's checkpoints; None for a temporary one
-            (``TMPDIR``), of which nothing is left at the end.
+        local: folder of this run's checkpoints, or a file (``….pt``) that
+            each one replaces; None for a temporary folder (``TMPDIR``), of
+            which nothing is left at the end.
         remote: ``swift://container/prefix``, to which they are uploaded
             behind the loop; one at a time, and then the newest.
         every: number of calls of :meth:`save` for each checkpoint.
@@ -112,7 +114,7 @@ class CheckpointManager:
             )
         self.stats = CheckpointStats()
         self._state = RunState(state, uuid4().hex, verify=verify)
-        self._folder = Folder(Path(local))
+        self._folder = place_of(Path(local))
         self._uploads: Uploads | None = None
         if remote is not None:
             location = parse_location(remote)
@@ -164,7 +166,14 @@ class CheckpointManager:
         if self._state.num_calls % self._every:
             return
         began = time.monotonic()
-        write, data, file, is_uploaded = self._planned(self._state.content())
+        try:
+            planned = self._planned(self._state.content())
+        except WorkerLostError as error:
+            # The others go on, if they may.
+            self._state.recover(error)
+            logger.warning("a checkpoint is missing: %s", error.message)
+            return
+        write, data, file, is_uploaded = planned
         self._written = self._writer.submit(self._write, write, data)
         self._committed = self._writer.submit(
             self._commit, write, file, self._written
@@ -247,6 +256,8 @@ class CheckpointManager:
                 features or to a state with other names.
         """
         self.wait()
+        if ranks.size() == 1:
+            self._lock()
         steps = ranks.gathered(self._folder.steps())
         # With those in Swift behind those of the ranks.
         (*_, there) = steps = [*steps, self._steps_there()]
@@ -267,8 +278,8 @@ class CheckpointManager:
         if reasons:
             raise ClientError(
                 "bad_state",
-                f"no checkpoint can be loaded: {'; '.join(reasons)}; delete "
-                "them to start from the beginning",
+                f"no checkpoint can be loaded: {'; '.join(reasons)}; give "
+                "another place, or delete them to start from the beginning",
             )
         if self._uploads is not None:
             # A run may have been killed before its first checkpoint.
@@ -299,22 +310,21 @@ class CheckpointManager:
             reasons: gets the reason.
         """
         if owner == ranks.size():
-            data, where = self._downloaded(step), "Swift"
+            data, where = self._downloaded(step), f"step {step} in Swift"
         else:
             is_mine, folder = ranks.rank() == owner, self._folder
             pieces = ranks.together(
                 lambda: folder.read(step) if is_mine else b""
             )
-            data, where = pieces[owner], str(folder.path)
+            data, where = pieces[owner], str(folder.file(step))
         try:
             return checked(data)
         except MemoryError:
             raise
         except Exception as error:  # the file may contain anything
-            reasons.append(
-                f"{file_name(step)} in {where}: {type(error).__name__}: "
-                f"{error}"
-            )
+            # torch's explanations are long, and advise to load anything.
+            first = str(error).partition("\n")[0].partition(". ")[0]
+            reasons.append(f"{where}: {type(error).__name__}: {first}")
             logger.warning("passing over a checkpoint: %s", reasons[-1])
             return None
 
@@ -380,7 +390,7 @@ class CheckpointManager:
         One of its workers that was given up may have the lock still.
         """
         if not self._is_locked and RENDEZVOUS_VARIABLE not in os.environ:
-            self._closing.enter_context(file_lock(self._folder.path / "run"))
+            self._closing.enter_context(file_lock(self._folder.locked))
             self._is_locked = True
             self._folder.clean()
 

@@ -92,6 +92,7 @@ class Step:
     Attributes:
         num_samples: samples of all workers, after the last node.
         added: sum of all that was added with :meth:`add`, then.
+        time: the first worker's clock, in seconds, then.
         is_begun: internal, as those below.
     """
 
@@ -108,7 +109,7 @@ class Step:
         self._weight: float | None = None
         self._loss = math.nan
         self.num_samples = 0
-        self.added = 0.0
+        self.added = self.time = 0.0
         self.is_begun = self.is_finished = False
         self._seconds: list[float] = []
         self.num_waiting = 0
@@ -302,12 +303,12 @@ class Step:
                 sums.has_integers,
                 mine,
                 self._settings.num_waiting(),
+                time.time(),
             ]
         )
         trees, ranks = self._exchange.gather(rows.sums, of_rank)
-        digests, has_samples, has_integers, seconds, waiting = np.array(
-            ranks
-        ).T
+        columns = np.array(ranks).T
+        digests, has_samples, has_integers, seconds, waiting, clocks = columns
         self._check_batches(digests)
         row = total(trees, operator.add, self._settings.num_nodes)
         summed = self._exchange.sum(
@@ -326,7 +327,7 @@ class Step:
         self.num_samples, self.added = int(row[_SAMPLES]), row[_ADDED].item()
         if row[_WEIGHT]:
             self._loss = float(row[_LOSS] / row[_WEIGHT])
-        self._seconds = seconds.tolist()
+        self._seconds, self.time = seconds.tolist(), float(clocks[0])
         self.num_waiting = int(waiting.max())
         weight = row[_WEIGHT] / self._batch.node_samples
         num_buffers = len(row) - first_buffer

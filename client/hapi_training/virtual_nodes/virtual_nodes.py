@@ -297,6 +297,18 @@ class VirtualNodes:
         tensor = tensor.to(value.device)
         return tensor.to(value.dtype) if value.is_floating_point() else tensor
 
+    def recover(self, error: WorkerLostError) -> None:
+        """Goes on with the workers that are left, between two steps.
+
+        Args:
+            error: by which the loss was noticed, as in a collective
+                operation of the loop's body.
+
+        Raises:
+            WorkerLostError: ``error``, without a rendezvous.
+        """
+        self._group.regroup(error)
+
     def balance(self) -> float:
         """Gives slow workers fewer nodes, from the next step on.
 

@@ -13,10 +13,9 @@ import torch
 
 from children import interruptible
 from full_disk import no_file_beyond
-from hapi_client.atomic_file import TRIAL_BYTES, check_writable
+from hapi_client.atomic_file import TRIAL_BYTES, check_writable, file_lock
 from hapi_protocol.errors import ClientError
 from hapi_training.checkpoint_file import (
-    Checkpoint,
     defer_interrupts,
     random_state,
     save_atomically,
@@ -61,16 +60,6 @@ def test_file_is_synced_before_it_replaces_the_old_one(path, monkeypatch):
     save_atomically({"x": 1}, path)
     assert calls == ["fsync", "replace"]
     assert names(path.parent) == ["run.pt"]
-
-
-def test_files_of_a_killed_run_are_reused(path):
-    path.with_name("run.pt.part").write_bytes(b"half of a checkpoint")
-    path.with_name("run.pt.lock").touch()
-    checkpoint = Checkpoint(path)
-    with checkpoint.lock():
-        checkpoint.save(number=7)
-    assert names(path.parent) == ["run.pt"]
-    assert checkpoint.load()["number"] == 7
 
 
 def test_failed_save_keeps_the_previous_file(path):
@@ -137,17 +126,6 @@ def test_save_interrupted_at_any_line_leaves_a_complete_file(path):
     assert names(path.parent) == ["run.pt"]
 
 
-def test_unreadable_file_is_not_reported_as_damaged(path, monkeypatch):
-    save_atomically({"version": 1}, path)
-
-    def broken(*_, **__):
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    monkeypatch.setattr(torch, "load", broken)
-    with pytest.raises(ClientError, match=r"cannot be read: .*Input/output"):
-        Checkpoint(path).load()
-
-
 def test_folder_at_the_temporary_path_is_a_named_error(path):
     path.with_name("run.pt.part").mkdir()
     with pytest.raises(ClientError, match=r"run\.pt cannot be written"):
@@ -174,24 +152,18 @@ def test_ignored_interrupts_stay_ignored():
         signal.signal(signal.SIGINT, before)
 
 
-def test_second_run_with_the_same_file_is_refused(path, tmp_path):
-    link = tmp_path / "link.pt"
-    link.symlink_to(path)
-    with Checkpoint(path).lock():
-        for name in (path, link):
-            refused = pytest.raises(ClientError, match="another run")
-            with refused as caught, Checkpoint(name).lock():
-                pytest.fail("two runs have the lock")
-            assert caught.value.code == "bad_configuration"
-            assert str(path) in caught.value.message
-        with Checkpoint(path.with_name("other.pt")).lock():
+def test_second_run_with_the_same_file_is_refused(path):
+    with file_lock(path):
+        refused = pytest.raises(ClientError, match="another run")
+        with refused as caught, file_lock(path):
+            pytest.fail("two runs have the lock")
+        assert caught.value.code == "bad_configuration"
+        assert str(path) in caught.value.message
+        with file_lock(path.with_name("other.pt")):
             pass
-    with Checkpoint(path).lock():
+    with file_lock(path):
         pass
-    assert names(path.parent) == ["link.pt"]
-    Checkpoint(link).save(number=7)
-    assert link.is_symlink()
-    assert Checkpoint(path).load()["number"] == 7
+    assert names(path.parent) == []
 
 
 def test_lock_whose_file_was_removed_is_refused(path, monkeypatch):
@@ -200,7 +172,7 @@ def test_lock_whose_file_was_removed_is_refused(path, monkeypatch):
 
     monkeypatch.setattr(fcntl, "flock", flock)
     refused = pytest.raises(ClientError, match="another run")
-    with refused, Checkpoint(path).lock():
+    with refused, file_lock(path):
         pytest.fail("the lock belongs to nobody")
 
 
@@ -209,7 +181,7 @@ def test_file_system_without_locks_is_a_warning(path, monkeypatch, caplog):
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    with Checkpoint(path).lock():
+    with file_lock(path):
         assert "cannot be locked" in caplog.text
 
 
@@ -241,7 +213,7 @@ def test_folder_that_cannot_be_written_is_named(tmp_path):
     words = r"/proc/run\.pt cannot be written"
     with pytest.raises(ClientError, match=words):
         check_writable(path)
-    with pytest.raises(ClientError, match=words), Checkpoint(path).lock():
+    with pytest.raises(ClientError, match=words), file_lock(path):
         pytest.fail("the file is locked")
     with pytest.raises(ClientError, match="nowhere"):
         check_writable(tmp_path / "nowhere" / "run.pt")
