@@ -2,7 +2,7 @@
 
 ::
 
-    from hapi_training import VirtualNodes
+    from hapi_training import CheckpointManager, VirtualNodes
 
 The names below are imported on first use, so that ``import hapi_training``
 stays quick.
@@ -14,12 +14,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hapi_training.checkpoints.manager import CheckpointManager
+    from hapi_training.checkpoints.uploads import CheckpointStats
     from hapi_training.virtual_nodes.step import Step
     from hapi_training.virtual_nodes.virtual_nodes import VirtualNodes
 
-__all__ = ["Step", "VirtualNodes"]
+__all__ = ["CheckpointManager", "CheckpointStats", "Step", "VirtualNodes"]
 
 _HOMES = {
+    "CheckpointManager": "hapi_training.checkpoints.manager",
+    "CheckpointStats": "hapi_training.checkpoints.uploads",
     "Step": "hapi_training.virtual_nodes.step",
     "VirtualNodes": "hapi_training.virtual_nodes.virtual_nodes",
 }

@@ -3,8 +3,9 @@
     python checkpoint_trainer.py RESULT STEPS OPTIONS
 
 ``OPTIONS`` is JSON: arguments of ``CheckpointManager``, ``seconds`` that a
-step takes at least, and ``restores``, false to begin with what others have.  Prints the step at which it begins, and each one that a
-whole checkpoint has; ``RESULT`` gets the digest of the run and the counters.
+step takes at least, and ``restores``, false to begin with what others have.
+Prints the step at which it begins, and each one that a whole checkpoint has;
+``RESULT`` gets the digest of the run and the counters.
 """
 
 from __future__ import annotations
