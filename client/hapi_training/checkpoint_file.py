@@ -1,4 +1,4 @@
-"""What a resumed run depends on, and files that are always whole."""
+"""Facts that a resumed run depends on, and files that are always whole."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from as_user import environment_of
+from as_user import environment_of, run
 from children import family, run_family
 from hapi_client.swift.swift_url import parse_location
 from hapi_training.checkpoints.swift_folder import SwiftFolder
@@ -80,7 +80,9 @@ def names(connection, remote):
     return names
 
 
-def test_run_goes_on_from_swift(train, remote, names, connection, tmp_path):
+def test_run_goes_on_from_swift(
+    train, remote, names, connection, cluster, tmp_path
+):
     expected = train(local=str(tmp_path / "whole"))["digest"]
     place = str(remote.location)
     first = train(steps=5, remote=place, keep=2)
@@ -102,9 +104,49 @@ def test_run_goes_on_from_swift(train, remote, names, connection, tmp_path):
         connection.get_object("runs", f"{remote.location.prefix}/{files[-1]}")
     )
     assert torch.load(path, weights_only=True, mmap=True)["step"] == 5
+    look_at(cluster, tmp_path, place, [int(n[5:17]) for n in files][::-1])
     again = train(remote=place)
     assert again["restored"] == 5
     assert again["digest"] == expected
+
+
+def look_at(cluster, folder, place, steps):
+    """Uses the commands on checkpoints of these steps, newest first."""
+
+    def hapi(*words):
+        command = ("hapi", "checkpoints", *words, "--json", "o.json")
+        (folder / "o.json").unlink(missing_ok=True)
+        done = run(cluster, folder, command)
+        path = folder / "o.json"
+        facts = json.loads(path.read_text()) if path.exists() else None
+        return done.returncode, facts, done.stderr + done.stdout
+
+    status, facts, _ = hapi("ls", place)
+    assert status == 0
+    assert [c["step"] for c in facts["checkpoints"]] == steps
+    assert all(c["length_bytes"] > 50_000 for c in facts["checkpoints"])
+    status, facts, output = hapi("verify", place)
+    assert status == 0
+    assert all(c["whole"] for c in facts["checkpoints"])
+    assert "whole, no digests" in output
+    status, _, output = hapi("rm", place, str(steps[0]))
+    assert status == 1
+    assert "is the newest checkpoint" in output
+    status, _, output = hapi("rm", place, "77")
+    assert status == 1
+    assert "no checkpoint of step 77" in output
+
+
+def test_commands_on_a_folder(train, cluster, tmp_path):
+    train(steps=4, local=str(tmp_path / "run"), keep=3)
+    look_at(cluster, tmp_path, "run", [4, 3, 2])
+    done = run(cluster, tmp_path, ("hapi", "checkpoints", "rm", "run", "3"))
+    assert done.returncode == 0, done.stderr
+    (tmp_path / "run" / f"step-{4:012}.pt").write_bytes(b"damaged")
+    done = run(cluster, tmp_path, ("hapi", "checkpoints", "verify", "run"))
+    assert done.returncode == 1
+    assert "4   UnpicklingError: Weights" in done.stdout
+    assert "2   whole" in done.stdout
 
 
 @pytest.mark.timeout(300)

@@ -12,7 +12,7 @@ from importlib.metadata import version
 import typer
 from urllib3.exceptions import InsecureRequestWarning
 
-from hapi_client.cli import cache, cluster, models, worker
+from hapi_client.cli import cache, checkpoints, cluster, models, worker
 from hapi_client.cli.context import Login
 from hapi_client.cli.demo.command import demo_command
 from hapi_client.cli.doctor import doctor_command
@@ -55,6 +55,7 @@ app.command("rendezvous")(rendezvous_command)
 app.command("demo")(demo_command)
 app.command("doctor")(doctor_command)
 app.add_typer(cache.app, name="cache")
+app.add_typer(checkpoints.app, name="checkpoints")
 app.add_typer(models.app, name="models")
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(worker.app, name="worker")

@@ -121,7 +121,11 @@ class Folder:
             "folder as local=, or the release that has written it",
         )
 
-    def read(self, step: int) -> bytes:
+    def size(self, step: int) -> int:
+        """Length of a checkpoint, in bytes."""
+        return self.file(step).stat().st_size
+
+    def whole(self, step: int) -> bytes:
         """Reads a checkpoint.
 
         Raises:

@@ -314,7 +314,7 @@ class CheckpointManager:
         else:
             is_mine, folder = ranks.rank() == owner, self._folder
             pieces = ranks.together(
-                lambda: folder.read(step) if is_mine else b""
+                lambda: folder.whole(step) if is_mine else b""
             )
             data, where = pieces[owner], str(folder.file(step))
         try:

@@ -311,6 +311,15 @@ class SwiftFolder:
             raise NotFoundError("not_found", f"{self._container}/{name}")
         return info.etag, info.length_bytes
 
+    def size(self, step: int) -> int:
+        """Length of a checkpoint, in bytes."""
+        return self.version(step)[1]
+
+    def whole(self, step: int) -> bytes:
+        """Reads a checkpoint."""
+        etag, size = self.version(step)
+        return self.read(step, etag, 0, size)
+
     def read(self, step: int, etag: str, start: int, stop: int) -> bytes:
         """Reads bytes of one version of a checkpoint."""
         name = self._name(file_name(step))
