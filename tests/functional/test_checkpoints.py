@@ -145,8 +145,8 @@ def test_commands_on_a_folder(train, cluster, tmp_path):
     (tmp_path / "run" / f"step-{4:012}.pt").write_bytes(b"damaged")
     done = run(cluster, tmp_path, ("hapi", "checkpoints", "verify", "run"))
     assert done.returncode == 1
-    assert "4   UnpicklingError: Weights" in done.stdout
-    assert "2   whole" in done.stdout
+    assert "4    │ UnpicklingError: Weights" in done.stdout
+    assert "2    │ whole" in done.stdout
 
 
 @pytest.mark.timeout(300)
