@@ -20,7 +20,7 @@ from hapi_client.atomic_file import file_lock
 from hapi_client.option_checks import check_integer
 from hapi_client.swift.connection import Connection
 from hapi_client.swift.swift_url import parse_location
-from hapi_protocol.errors import ClientError
+from hapi_protocol.errors import ClientError, HapiError
 from hapi_training.checkpoints import ranks
 from hapi_training.checkpoints.content import RunState, checked
 from hapi_training.checkpoints.folder import SharedWrite, place_of
@@ -72,7 +72,9 @@ class CheckpointManager:
             which nothing is left at the end.
         remote: ``swift://container/prefix``, to which they are uploaded
             behind the loop; one at a time, and then the newest.
-        every: number of calls of :meth:`save` for each checkpoint.
+        every: a checkpoint is written at each step whose number this divides;
+            without virtual nodes, each time after so many calls of
+            :meth:`save`.
         keep: number of checkpoints that are kept.
         verify: write digests of all tensors, which :meth:`restore` compares;
             takes the time of reading them in each :meth:`save`.
@@ -127,7 +129,7 @@ class CheckpointManager:
         self._every, self._keep = every, keep
         self._timeout = timeout_seconds
         self._superseded: list[int] = []
-        self._is_locked = False
+        self._is_open = self._is_locked = False
         self._written: Future[None] | None = None
         self._committed: Future[CommittedFile] | None = None
         self._writer = ThreadPoolExecutor(1, "hapi-checkpoint")
@@ -147,7 +149,7 @@ class CheckpointManager:
                 self._uploads.folder.deadline_seconds = self._timeout
             try:
                 self.wait()
-            except ClientError as error:
+            except HapiError as error:
                 if kind is None:
                     raise
                 # The block's own error is the more important one.
@@ -163,7 +165,8 @@ class CheckpointManager:
                 training may go on.
         """
         self._state.num_calls += 1
-        if self._state.num_calls % self._every:
+        # By the number of the step: a worker that joins has called less.
+        if self._state.step % self._every:
             return
         began = time.monotonic()
         try:
@@ -212,8 +215,7 @@ class CheckpointManager:
             if self._uploads is not None:
                 self._uploads.check()
         except ClientError as error:
-            is_elastic = RENDEZVOUS_VARIABLE in os.environ
-            if error.code != "worker_lost" or not is_elastic:
+            if error.code != "worker_lost" or not self._is_elastic:
                 raise
             logger.warning("a checkpoint is missing: %s", error.message)
 
@@ -371,8 +373,9 @@ class CheckpointManager:
         folders = ranks.together(opened)
         writers = [r for r in range(size) if folders[r] == folders[rank]]
         writer = writers.index(rank)
-        if not writer:
-            self._lock()
+        if not self._is_open and not self._is_elastic:
+            ranks.together(lambda: None if writer else self._lock())
+            self._is_open = True
         write = SharedWrite(
             self._folder,
             self._state.step,
@@ -384,12 +387,16 @@ class CheckpointManager:
         file = CommittedFile(self._state.step, attempt, layout.size)
         return write, FileBytes(layout, storages), file, is_idle
 
-    def _lock(self) -> None:
-        """Keeps other runs from using the folder; those of a rendezvous may.
+    @property
+    def _is_elastic(self) -> bool:
+        return RENDEZVOUS_VARIABLE in os.environ
 
-        One of its workers that was given up may have the lock still.
+    def _lock(self) -> None:
+        """Keeps other runs from using the folder.
+
+        Not with a rendezvous: a worker that was given up may have the lock.
         """
-        if not self._is_locked and RENDEZVOUS_VARIABLE not in os.environ:
+        if not self._is_locked and not self._is_elastic:
             self._closing.enter_context(file_lock(self._folder.locked))
             self._is_locked = True
             self._folder.clean()
