@@ -76,7 +76,8 @@ def reaching_others(when: str) -> Iterator[None]:
     """
     try:
         yield
-    except (dist.DistError, RuntimeError) as error:
+    # ValueError: this worker has left the group after a loss.
+    except (dist.DistError, RuntimeError, ValueError) as error:
         if isinstance(error, torch.OutOfMemoryError):
             raise
         raise WorkerLostError(

@@ -31,6 +31,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 import torch.distributed as dist
@@ -41,7 +42,7 @@ from torch.distributed import (  # type: ignore[attr-defined]
 
 from hapi_client.sampling.distributed import Rank
 from hapi_protocol.errors import ClientError
-from hapi_training.liveness import Answering, Liveness
+from hapi_training.liveness import ANSWER_SECONDS, Answering, Liveness
 from hapi_training.membership import (
     Membership,
     WorkerLostError,
@@ -58,6 +59,9 @@ POLL_SECONDS = 0.05
 PATIENCE = 10
 """Time limits after which the others go on without a member that answers, but
 does not come, as its loop may be waiting for data."""
+
+_open: WeakValueDictionary[str, Membership] = WeakValueDictionary()
+"""Memberships of this process, by the address of the rendezvous."""
 
 
 @dataclass(frozen=True)
@@ -111,8 +115,13 @@ def open_store(address: str) -> TCPStore:
     """
     host, port = _host_and_port(address)
     try:
+        # torch listens on all addresses, and then waits for this one.
+        [family, *_] = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[
+            0
+        ]
+        socket.create_server((host, port), family=family).close()
         return TCPStore(host, port, is_master=True, wait_for_workers=False)
-    except (dist.DistError, RuntimeError) as error:
+    except (OSError, dist.DistError, RuntimeError) as error:
         raise ClientError(
             "bad_configuration",
             f"cannot listen on {address}: {str(error).splitlines()[0]}; give "
@@ -146,7 +155,16 @@ class ElasticMembership(Membership):
                 "belongs to a group of torchrun or torch.distributed already; "
                 "start it with python, or unset the variable",
             )
+        other = _open.get(address)
+        if other is not None:
+            raise ClientError(
+                "bad_configuration",
+                f"this process has VirtualNodes of the rendezvous {address} "
+                "already; give one a module with all parts, such as "
+                "nn.ModuleList([generator, critic])",
+            )
         super().__init__(device)
+        _open[address] = self
         self._most = most
         self._address = address
         self._timeout = self._limit = timeout_seconds
@@ -238,9 +256,17 @@ class ElasticMembership(Membership):
             last = self._store.add("waiting", 0)
         while ticket < last and len(numbers) < self._most:
             ticket += 1
-            number = int(self._get(f"waiting/{ticket}"))
-            if number not in numbers and others.is_alive(number):
-                numbers.append(number)
+            key = f"waiting/{ticket}"
+            began = time.monotonic()
+            # Its worker sets it next, unless it was killed between.
+            while not self._has(key):
+                if time.monotonic() - began > ANSWER_SECONDS:
+                    break
+                time.sleep(POLL_SECONDS)
+            else:
+                number = int(self._get(key))
+                if number not in numbers and others.is_alive(number):
+                    numbers.append(number)
         return Members(tuple(numbers), ticket, self.done)
 
     def regroup(self) -> None:

@@ -12,7 +12,7 @@ from torch.utils._pytree import keystr, tree_leaves_with_path, tree_map_only
 
 from hapi_protocol.errors import ClientError
 
-LOAD_ERRORS = (
+_LOAD_ERRORS = (
     AttributeError,
     IndexError,
     KeyError,
@@ -70,7 +70,8 @@ def load_values(
         whose: the owner of the values, for the message.
 
     Raises:
-        ClientError: ``bad_configuration`` for other names.
+        ClientError: ``bad_configuration`` for other names, ``bad_state`` for
+            a value that does not fit.
     """
     if values.keys() != state.keys():
         raise ClientError(
@@ -79,10 +80,17 @@ def load_values(
             f"{sorted(values)}; give the same names",
         )
     for name, value in values.items():
-        if hasattr(state[name], "load_state_dict"):
-            state[name].load_state_dict(value)
-        else:
+        if not hasattr(state[name], "load_state_dict"):
             state[name] = value
+            continue
+        try:
+            state[name].load_state_dict(value)
+        except _LOAD_ERRORS as error:
+            raise ClientError(
+                "bad_state",
+                f"{name!r} of {whose} belongs to another model or release: "
+                f"{type(error).__name__}: {error}",
+            ) from error
 
 
 def broadcast(

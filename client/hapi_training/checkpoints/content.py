@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch.utils._pytree import keystr, tree_leaves, tree_leaves_with_path
 
-from hapi_protocol.errors import ClientError
 from hapi_training.checkpoint_file import (
     check_features_match,
     random_state,
@@ -19,7 +18,6 @@ from hapi_training.checkpoint_file import (
 from hapi_training.checkpoints.folder import VERSION
 from hapi_training.membership import WorkerLostError
 from hapi_training.state_transfer import (
-    LOAD_ERRORS,
     load_values,
     loaded,
     values_of,
@@ -145,18 +143,11 @@ class RunState:
             check_features_match(content["features"], features)
         # Positions first: they may refuse, before a weight has changed.
         order = sorted(values, key=self._has_weights)
-        try:
-            load_values(
-                self._values,
-                {name: values[name] for name in order},
-                "the checkpoint",
-            )
-        except LOAD_ERRORS as error:
-            raise ClientError(
-                "bad_state",
-                "the checkpoint belongs to another model or release: "
-                f"{type(error).__name__}: {error}",
-            ) from error
+        load_values(
+            self._values,
+            {name: values[name] for name in order},
+            "the checkpoint",
+        )
         set_random_state(_device_of(values), content["random"])
         self.run, self.num_calls = content["run"], content["calls"]
 

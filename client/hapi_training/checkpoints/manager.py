@@ -17,7 +17,7 @@ from uuid import uuid4
 from typing_extensions import Self
 
 from hapi_client.atomic_file import file_lock
-from hapi_client.option_checks import check_integer
+from hapi_client.option_checks import check_integer, check_seconds
 from hapi_client.swift.connection import Connection
 from hapi_client.swift.swift_url import parse_location
 from hapi_protocol.errors import ClientError, HapiError
@@ -84,6 +84,7 @@ class CheckpointManager:
 
     Attributes:
         stats: what the checkpoints have cost.
+        timeout_seconds: as given.
 
     Raises:
         ClientError: ``bad_configuration`` naming the value.
@@ -103,6 +104,8 @@ class CheckpointManager:
     ) -> None:
         check_integer("every", every, 1)
         check_integer("keep", keep, 1)
+        self.timeout_seconds = timeout_seconds
+        check_seconds(self, "timeout_seconds")
         self._closing = ExitStack()
         if local is None:
             if remote is None:
@@ -127,7 +130,6 @@ class CheckpointManager:
             )
             self._closing.callback(self._uploads.close)
         self._every, self._keep = every, keep
-        self._timeout = timeout_seconds
         self._superseded: list[int] = []
         self._is_open = self._is_locked = False
         self._written: Future[None] | None = None
@@ -146,7 +148,7 @@ class CheckpointManager:
             if kind is not None and ranks.size() > 1 and self._uploads:
                 # Others may have ended, and upload nothing any more.
                 self._uploads.forget_waiting()
-                self._uploads.folder.deadline_seconds = self._timeout
+                self._uploads.folder.deadline_seconds = self.timeout_seconds
             try:
                 self.wait()
             except HapiError as error:
@@ -382,7 +384,7 @@ class CheckpointManager:
             attempt,
             writer,
             len(writers),
-            self._timeout,
+            self.timeout_seconds,
         )
         file = CommittedFile(self._state.step, attempt, layout.size)
         return write, FileBytes(layout, storages), file, is_idle

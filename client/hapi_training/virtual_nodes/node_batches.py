@@ -242,15 +242,19 @@ def _length_of(leaves: Sequence[Any]) -> int:
         for leaf in leaves
     }
     (length, *others) = lengths or {None}
-    if length is None or others:
+    if not length or others:
         raise ClientError(
             "bad_configuration",
             "a batch of the data has "
-            f"{[getattr(leaf, 'shape', type(leaf)) for leaf in leaves]}; "
-            "virtual nodes divide batches of tensors whose first dimensions "
-            "are equal",
+            f"{[_description(leaf) for leaf in leaves]}; virtual nodes divide "
+            "batches of tensors whose first dimensions are equal, and not 0",
         )
     return length
+
+
+def _description(leaf: Any) -> str:
+    shape = getattr(leaf, "shape", None)
+    return type(leaf).__name__ + ("" if shape is None else str(tuple(shape)))
 
 
 def _digest(leaves: Sequence[torch.Tensor]) -> int:

@@ -42,6 +42,7 @@ class StepSettings:
         seed: seed of the run.
         device: device of the module.
         is_training: False without backward passes.
+        is_elastic: True if workers may come and go.
         num_waiting: returns the number of workers that wait to join.
         take_again: called after the loss of another worker; returns batch
             and exchange with which to take the step again, or None if others
@@ -55,6 +56,7 @@ class StepSettings:
     seed: int
     device: torch.device
     is_training: bool
+    is_elastic: bool
     num_waiting: Callable[[], int]
     take_again: Callable[[WorkerLostError], tuple[NodeBatch, Exchange] | None]
     finished: Callable[[Exchange, list[float]], None]
@@ -110,7 +112,7 @@ class Step:
         self._loss = math.nan
         self.num_samples = 0
         self.added = self.time = 0.0
-        self.is_begun = self.is_finished = False
+        self.is_begun = self.is_finished = self.has_targets = False
         self._seconds: list[float] = []
         self.num_waiting = 0
         self._use(batch, exchange)
@@ -210,6 +212,8 @@ class Step:
             raise self._misuse(
                 f"got weight={value!r}; give a finite number, at least 0"
             )
+        if not isinstance(loss, torch.Tensor):
+            raise self._misuse(f"got a loss {loss!r}; give a tensor")
         if loss.numel() != 1:
             raise self._misuse(
                 f"got a loss of shape {tuple(loss.shape)}; give a mean, one "
@@ -309,7 +313,7 @@ class Step:
         trees, ranks = self._exchange.gather(rows.sums, of_rank)
         columns = np.array(ranks).T
         digests, has_samples, has_integers, seconds, waiting, clocks = columns
-        self._check_batches(digests)
+        self._check_batches(digests.tolist())
         row = total(trees, operator.add, self._settings.num_nodes)
         summed = self._exchange.sum(
             partial,
@@ -325,7 +329,8 @@ class Step:
             first = int(has_samples.argmax())
             integers = self._exchange.copy_from(first, sums.integers)
         self.num_samples, self.added = int(row[_SAMPLES]), row[_ADDED].item()
-        if row[_WEIGHT]:
+        self.has_targets = bool(row[_WEIGHT])
+        if self.has_targets:
             self._loss = float(row[_LOSS] / row[_WEIGHT])
         self._seconds, self.time = seconds.tolist(), float(clocks[0])
         self.num_waiting = int(waiting.max())
@@ -337,10 +342,20 @@ class Step:
         ]
         return summed, divisors, integers
 
-    def _check_batches(self, digests: Numbers) -> None:
-        if len(set(digests)) > 1:
-            raise self._misuse(
-                f"has other samples on some of the {len(digests)} workers; "
-                "give all of them the same data, batch size and seeds (of a "
-                "DataLoader: generator=), not a part for each rank"
+    def _check_batches(self, digests: list[float]) -> None:
+        """Refuses other samples on some workers.
+
+        Of those that come and go the first one, the oldest, is right.
+        """
+        if len(set(digests)) == 1:
+            return
+        mine = float(self._batch.digest)
+        if self._settings.is_elastic and mine == digests[0]:
+            raise WorkerLostError(
+                "worker_lost", "a worker with other samples has joined"
             )
+        raise self._misuse(
+            f"has other samples on some of the {len(digests)} workers; "
+            "give all of them the same data, batch size and seeds (of a "
+            "DataLoader: generator=), not a part for each rank"
+        )

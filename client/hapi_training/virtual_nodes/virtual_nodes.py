@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import statistics
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
@@ -13,7 +14,7 @@ import torch.distributed as dist
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from hapi_client.option_checks import check_integer
+from hapi_client.option_checks import check_integer, check_seconds
 from hapi_protocol.errors import ClientError
 from hapi_training.membership import WorkerLostError
 from hapi_training.virtual_nodes.assignment import (
@@ -76,6 +77,7 @@ class VirtualNodes:
     Attributes:
         num_nodes: number of nodes.
         seed: as given.
+        timeout_seconds: as given.
 
     Raises:
         ClientError: ``bad_configuration`` naming the value and what is
@@ -93,6 +95,8 @@ class VirtualNodes:
     ) -> None:
         check_integer("num_nodes", num_nodes, 1)
         check_integer("seed", seed, 0)
+        self.timeout_seconds = timeout_seconds
+        check_seconds(self, "timeout_seconds")
         _check_module(module)
         self.num_nodes, self.seed = num_nodes, seed
         self._module = module
@@ -162,12 +166,22 @@ class VirtualNodes:
             if not self.is_behind:
                 yield from self._evaluated(batches)
             return
+        if state is not None and not isinstance(state, dict):
+            raise ClientError(
+                "bad_configuration",
+                f"the state of steps() is a {type(state).__name__}; give a "
+                'dict of objects and values, such as {"tail": tail}',
+            )
         self._check_optimizers(state or {})
-        if self._group.begin_pass(batches, state):
-            yield from self._trained(batches)
-        else:
-            batches.skip()
-        self._epoch += 1
+        is_mine = self._group.begin_pass(batches, state)
+        try:
+            if is_mine:
+                yield from self._trained(batches)
+            else:
+                batches.skip()
+        finally:
+            # A loop that is left early counts, too.
+            self._epoch += 1
 
     def _evaluated(self, batches: NodeBatches) -> Iterator[Step]:
         for batch in batches.batches(self.mine):
@@ -190,7 +204,8 @@ class VirtualNodes:
             remaining = batches.batches(self.mine)
             return next(remaining), self._group.exchange
 
-        num_samples = 0
+        # The others may have had all of this pass.
+        num_samples = int(self._group.is_new)
         while True:
             assignment = self._group.assignment
             before = batches.position()
@@ -202,7 +217,7 @@ class VirtualNodes:
             step = self._step(batch, take_again, is_training=True)
             yield step
             self._check_finished(step)
-            if step.num_samples and not math.isfinite(step.loss):
+            if step.has_targets and not math.isfinite(step.loss):
                 self._warn(
                     "step %d has the loss %f, of which the gradients are left "
                     "as they are; lower the learning rate, or look for inputs "
@@ -242,6 +257,7 @@ class VirtualNodes:
             self.seed,
             self._group.device,
             is_training,
+            self._group.is_elastic,
             self._group.num_waiting,
             take_again,
             self._group.finish_step,
@@ -286,16 +302,27 @@ class VirtualNodes:
         if self.is_behind:
             return value
         given = torch.as_tensor(value)
+        kind = 2 * given.is_complex() + given.is_floating_point()
+        shape = zlib.crc32(str(tuple(given.shape)).encode())
+        kind, shape, other = self._group.reduced(
+            torch.tensor([kind, shape, -shape]), dist.ReduceOp.MAX
+        ).tolist()
+        if shape != -other:
+            raise ClientError(
+                "bad_configuration",
+                f"sum() got a value of shape {tuple(given.shape)} here, and "
+                "of another shape on another worker",
+            )
         # Sums of bytes, or of numbers above 2**24, would lose digits.
-        if given.is_floating_point():
-            wide = torch.as_tensor(value, dtype=torch.float64)
-        else:
-            wide = given if given.is_complex() else given.long()
+        wide = torch.as_tensor(
+            value, dtype=(torch.int64, torch.float64, torch.complex128)[kind]
+        )
         tensor = self._group.reduced(wide, dist.ReduceOp.SUM)
         if not isinstance(value, torch.Tensor):
             return tensor.item()  # type: ignore[return-value]
         tensor = tensor.to(value.device)
-        return tensor.to(value.dtype) if value.is_floating_point() else tensor
+        is_like = value.is_floating_point() and not tensor.is_complex()
+        return tensor.to(value.dtype) if is_like else tensor
 
     def recover(self, error: WorkerLostError) -> None:
         """Goes on with the workers that are left, between two steps.
@@ -360,7 +387,8 @@ class VirtualNodes:
                 ``bad_configuration`` naming what differs, such as threads.
         """
         if (
-            state.get("version") != VERSION
+            not isinstance(state, Mapping)
+            or state.get("version") != VERSION
             or type(state.get("step")) is not int
         ):
             raise ClientError(
@@ -403,6 +431,11 @@ class VirtualNodes:
 
 
 def _check_module(module: torch.nn.Module) -> None:
+    if not isinstance(module, torch.nn.Module):
+        raise ClientError(
+            "bad_configuration",
+            f"module is a {type(module).__name__}; give a torch.nn.Module",
+        )
     wrapped = (DataParallel, DistributedDataParallel)
     names = {type(part).__name__ for part in module.modules()}
     if isinstance(module, wrapped) or any("FSDP" in name for name in names):

@@ -53,6 +53,7 @@ class WorkerGroup:
         device: device of the module.
         step: number of the next training step of the run.
         is_behind: as of :class:`.VirtualNodes`.
+        is_new: True in the pass in which this worker has joined others.
         assignment: nodes of each worker.
         exchange: sums over all workers.
         seconds: seconds of each worker, of some steps.
@@ -79,7 +80,8 @@ class WorkerGroup:
         self._membership = open_membership(
             self.device, timeout_seconds, num_nodes
         )
-        self.is_behind = self._has_joined = self._has_state = False
+        self.is_behind = self.is_new = False
+        self._has_joined = self._has_state = False
         self._is_open = True
         self._joined = b""
         self._state: dict[str, Any] | None = None
@@ -154,6 +156,7 @@ class WorkerGroup:
         """
         membership = self._membership
         self._batches, self._state = batches, state
+        self.is_new = False
         if membership.is_elastic:
             self._join()
         elif not self._has_state:
@@ -174,6 +177,7 @@ class WorkerGroup:
                     "without a checkpoint of its own",
                 )
             # The others are about to take this step.
+            self.is_new = True
             return True
         if membership.is_elastic and self._agreed_waiting():
             self.admit()
