@@ -10,6 +10,7 @@ import atexit
 import logging
 import os
 import re
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
@@ -80,6 +81,9 @@ def reaching_others(when: str) -> Iterator[None]:
     except (dist.DistError, RuntimeError, ValueError) as error:
         if isinstance(error, torch.OutOfMemoryError):
             raise
+        # They hold the group, which would not end before the error does, and
+        # others that wait for this worker would not notice.
+        traceback.clear_frames(error.__traceback__)
         raise WorkerLostError(
             "worker_lost",
             f"another worker ended or cannot be reached at {when}: "

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import time
 from functools import partial
 
 import pytest
+import torch.distributed as dist
 from torch.nn.functional import cross_entropy
 
 from forked_ranks import run_ranks, run_workers
 from hapi_training import VirtualNodes
 from hapi_training.membership import WorkerLostError
+from hapi_training.rendezvous import RENDEZVOUS_VARIABLE
 from hapi_training.virtual_nodes.exchange import Exchange
 from node_training import batches, digest, network, optimizer_of
 from waiting import until
@@ -79,3 +83,144 @@ def test_step_is_taken_again_if_one_worker_has_its_sums(alone):
 def test_control_without_the_barrier_the_others_differ(alone):
     results = run_workers(3, partial(losing, waits=False))
     assert sum(isinstance(r, AssertionError) for r in results) == 1
+
+
+def seeing_a_loss(worker, timeout_seconds=100.0):
+    """Four workers train until one of them ends; returns the longest step."""
+    module = network()
+    updates = optimizer_of(module, "sgd")
+    nodes = VirtualNodes(module, 8, timeout_seconds=timeout_seconds)
+    state = {"module": module, "optimizer": updates}
+    pauses, num_together, num_after = [], 0, 0
+    for step in nodes.steps(batches(1000), state):
+        began = time.monotonic()
+        for images, labels in step:
+            step.backward(cross_entropy(module(images), labels))
+        updates.step()
+        updates.zero_grad()
+        pauses.append(time.monotonic() - began)
+        if nodes._group.rank.world_size == 4:
+            num_together += 1
+            if num_together == 3 and nodes._group.rank.rank == 2:
+                raise Ended
+        elif num_together:
+            num_after += 1
+            if num_after == 3:
+                return max(pauses)
+        else:
+            time.sleep(0.1)
+    return None
+
+
+def test_loss_is_seen_at_once_by_all_of_four_workers():
+    """Those that the lost one sent nothing to have to see it, too."""
+    results = run_workers(4, seeing_a_loss)
+    pauses = [r for r in results if not isinstance(r, Ended)]
+    assert len(pauses) == 3
+    # Else they would wait for the time limit.
+    assert max(pauses) < 50
+
+
+def store_of_the_test():
+    host, port = os.environ[RENDEZVOUS_VARIABLE].split(":")
+    return dist.TCPStore(host, int(port), is_master=False)
+
+
+def wait_to_join(worker):
+    """The second worker starts when the first one lets it."""
+    if worker:
+        store_of_the_test().wait(["go"])
+
+
+def let_join(nodes):
+    """Lets the second worker start; returns when it waits to be admitted."""
+    store_of_the_test().set("go", "")
+    until(nodes._group.num_waiting, 60)
+
+
+def with_other_data(worker):
+    """The second worker that joins has other batches."""
+    wait_to_join(worker)
+    module = network()
+    updates = optimizer_of(module, "sgd")
+    nodes = VirtualNodes(module, 8, timeout_seconds=20)
+    data = batches(9, seed=7 + worker)
+    state = {"module": module, "optimizer": updates}
+    for step in nodes.steps(data, state):
+        for images, labels in step:
+            step.backward(cross_entropy(module(images), labels))
+        if not worker and step.number == 1:
+            let_join(nodes)
+        updates.step()
+        updates.zero_grad()
+    return digest(module.state_dict())
+
+
+def test_newcomer_with_other_data_ends_alone():
+    (alone,) = run_ranks(1, plain)
+    results = run_workers(2, with_other_data)
+    assert alone in results
+    (error,) = (r for r in results if r != alone)
+    assert "has other samples on some of the 2 workers" in str(error)
+
+
+def plain(worker):
+    module = network()
+    updates = optimizer_of(module, "sgd")
+    for step in VirtualNodes(module, 8).steps(batches(9)):
+        for images, labels in step:
+            step.backward(cross_entropy(module(images), labels))
+        updates.step()
+        updates.zero_grad()
+    return digest(module.state_dict())
+
+
+def leaving_early(worker, joins=True):
+    """Leaves each pass after three steps; one joins in the third pass."""
+    wait_to_join(worker)
+    module = network()
+    updates = optimizer_of(module, "sgd")
+    nodes = VirtualNodes(module, 8, timeout_seconds=20)
+    state = {"module": module, "optimizer": updates, "passes": 0}
+    for number in range(5):
+        data = batches(9, seed=number)
+        for step in nodes.steps(data, state):
+            for images, labels in step:
+                step.backward(cross_entropy(module(images), labels))
+            if joins and not worker and step.number == 7:
+                let_join(nodes)
+            updates.step()
+            updates.zero_grad()
+            if step.number % 3 == 2:
+                break
+    return digest(module.state_dict()), nodes.step
+
+
+def test_worker_joins_passes_that_are_left_early():
+    (alone,) = run_ranks(1, partial(leaving_early, joins=False))
+    assert alone[1] == 15
+    assert run_workers(2, leaving_early) == [alone, alone]
+
+
+def joining_at_the_end(worker):
+    """One joins in the last step of a pass."""
+    wait_to_join(worker)
+    module = network()
+    updates = optimizer_of(module, "sgd")
+    nodes = VirtualNodes(module, 8, timeout_seconds=20)
+    state = {"module": module, "optimizer": updates}
+    for _ in range(3):
+        for step in nodes.steps(batches(3), state):
+            for images, labels in step:
+                step.backward(cross_entropy(module(images), labels))
+            if not worker and step.number == 2:
+                let_join(nodes)
+            updates.step()
+            updates.zero_grad()
+    return digest(module.state_dict())
+
+
+def test_worker_may_join_in_the_last_step_of_a_pass():
+    results = run_workers(2, joining_at_the_end)
+    assert results[0] == results[1]
+    assert isinstance(results[0], str)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import socket
 
 import pytest
+import torch.distributed as dist
+from torch.nn.functional import cross_entropy
 
 from hapi_protocol.errors import ClientError
 from hapi_training import VirtualNodes
 from hapi_training.rendezvous import RENDEZVOUS_VARIABLE, open_store
-from node_training import network
+from node_training import batches, network
 
 
 @pytest.mark.parametrize(
@@ -39,3 +41,38 @@ def test_server_that_is_no_store_is_named(listens, monkeypatch):
             VirtualNodes(network(), 2, timeout_seconds=2.0)
     assert caught.value.code == "worker_lost"
     assert address in caught.value.message
+
+
+@pytest.mark.parametrize("address", ["no-such-host.invalid:1", "192.0.2.1:1"])
+def test_store_of_another_machine_is_refused(address):
+    """torch would listen here, and wait for the other one."""
+    with pytest.raises(ClientError, match="give an address of this machine"):
+        open_store(address)
+
+
+def test_second_run_of_a_process_is_refused(monkeypatch):
+    store = dist.TCPStore(
+        "127.0.0.1", 0, is_master=True, wait_for_workers=False
+    )
+    monkeypatch.setenv(RENDEZVOUS_VARIABLE, f"127.0.0.1:{store.port}")
+    nodes = VirtualNodes(network(), 2)
+    with pytest.raises(ClientError, match=r"give one a module with all parts"):
+        VirtualNodes(network(), 2)
+    assert nodes.mine == (0, 1)
+
+
+def test_worker_that_was_killed_while_it_got_in_line_holds_nobody(monkeypatch):
+    store = dist.TCPStore(
+        "127.0.0.1", 0, is_master=True, wait_for_workers=False
+    )
+    monkeypatch.setenv(RENDEZVOUS_VARIABLE, f"127.0.0.1:{store.port}")
+    module = network()
+    nodes = VirtualNodes(module, 2)
+    for step in nodes.steps(batches(4), {"module": module}):
+        for images, labels in step:
+            step.backward(cross_entropy(module(images), labels))
+        if step.number == 1:
+            # It has a number and a ticket, and then no time for more.
+            store.add("numbers", 1)
+            store.add("waiting", 1)
+    assert nodes.step == 4

@@ -262,6 +262,11 @@ def not_a_mean(step, module):
         step.backward(cross_entropy(module(images), labels, reduction="none"))
 
 
+def no_tensor(step, module):
+    for _ in step:
+        step.backward(1.0)
+
+
 def negative(step, module):
     for images, labels in step:
         step.backward(cross_entropy(module(images), labels), -1)
@@ -284,6 +289,7 @@ def early_loss(step, module):
         (without_backward, "no backward.. for node 0; call it once"),
         (twice, "backward.. twice for node 0"),
         (not_a_mean, r"a loss of shape \(6,\); give a mean"),
+        (no_tensor, "got a loss 1.0; give a tensor"),
         (negative, "weight=-1.0; give a finite number, at least 0"),
         (again, "was iterated over before"),
         (early_loss, "has a loss only after its last backward"),
@@ -314,7 +320,8 @@ def sharded():
         (sharded, "a DataLoader with a DistributedSampler; give it"),
         (lambda: 5, "is a int; give a FeatureDataset"),
         (lambda: [(torch.ones(3), torch.ones(4))], "first dimensions are"),
-        (lambda: [("a", "b")], "first dimensions are"),
+        (lambda: [("a", "b")], r"\['str', 'str'\]; virtual nodes divide"),
+        (lambda: [torch.ones(0, 3)], "equal, and not 0"),
     ],
 )
 def test_data_that_cannot_be_divided_is_refused(data, message):
@@ -330,6 +337,15 @@ def test_data_that_cannot_be_divided_is_refused(data, message):
         (
             lambda: VirtualNodes(nn.DataParallel(network()), 2),
             "DataParallel, which sums gradients itself; give the bare",
+        ),
+        (lambda: VirtualNodes(None, 2), "module is a NoneType; give a torch"),
+        (
+            lambda: VirtualNodes(network(), 2, timeout_seconds=-1),
+            "timeout_seconds is -1",
+        ),
+        (
+            lambda: next(VirtualNodes(network(), 2).steps([], [1])),
+            "the state of steps.. is a list",
         ),
         (
             lambda: VirtualNodes(network().requires_grad_(False), 2),
@@ -350,9 +366,10 @@ def test_state_of_another_run_is_refused(caplog):
         ({"threads": 99}, "threads is .* here and 99 in the state; give all"),
         ({"torch": "1.0"}, "torch is '.*' here and '1.0' in the state"),
         ({"version": 9}, "is {.*; give a state_dict"),
+        (None, "is None; give a state_dict"),
     ):
         with pytest.raises(ClientError, match=message):
-            nodes.load_state_dict({**state, **changes})
+            nodes.load_state_dict(changes and {**state, **changes})
     lax = VirtualNodes(network(), 4, strict=False)
     with caplog.at_level(logging.WARNING):
         lax.load_state_dict({**state, "threads": 99})
@@ -471,10 +488,14 @@ def _sums(rank):
     nodes = VirtualNodes(network(Plain), 2)
     sums = [nodes.sum(value) for value in (3, True, 0.1, 16777217.0)]
     of_bytes = nodes.sum(torch.tensor([200], dtype=torch.uint8))
-    return [*sums, of_bytes.tolist()]
+    # A worker without samples has nothing but the integer it began with.
+    mixed = nodes.sum(0 if rank else 1.5)
+    with pytest.raises(ClientError, match="of another shape on another"):
+        nodes.sum(torch.ones(2 + rank))
+    return [*sums, of_bytes.tolist(), mixed]
 
 
 def test_sum_of_all_workers_loses_no_digits():
     for sums in run_ranks(2, _sums):
-        assert sums == [6, 2, 0.2, 33554434.0, [400]]
+        assert sums == [6, 2, 0.2, 33554434.0, [400], 1.5]
         assert type(sums[1]) is int
