@@ -102,11 +102,11 @@ def test_resumed_run_ends_in_the_same_model(cluster, data, tmp_path):
 def test_ranks_of_torchrun_train_one_model(cluster, data, tmp_path):
     """Each trained a model of its own before, without a word."""
     environment = {**environment_of(cluster), "OMP_NUM_THREADS": "1"}
-    results = {}
-    for num_ranks in (1, 2):
-        folder = tmp_path / str(num_ranks)
+
+    def run(name, num_ranks, *more):
+        folder = tmp_path / name
         folder.mkdir()
-        python, module, *rest = command(data, "--batch-size", "8")
+        python, module, *rest = command(data, "--batch-size", "8", *more)
         torchrun = (
             *("-m", "torch.distributed.run", "--standalone"),
             f"--nproc-per-node={num_ranks}",
@@ -124,8 +124,23 @@ def test_ranks_of_torchrun_train_one_model(cluster, data, tmp_path):
         assert done.stdout.count("accuracy") == 1
         model = torch.load(folder / "model.pt")
         facts = json.loads((folder / "run.json").read_text())
-        assert [e["samples"] for e in facts["epochs"]] == [32, 32]
-        results[num_ranks] = model, facts["losses"]
-    assert results[1][1] == results[2][1]
-    for name, weight in results[1][0].items():
-        assert torch.equal(weight, results[2][0][name])
+        assert [e["samples"] for e in facts["epochs"]] == [32] * len(
+            facts["epochs"]
+        )
+        return model, facts
+
+    alone, facts = run("one", 1)
+    assert facts["checkpoints"] is None
+    place = ("--remote", "swift://commands-runs/ranks", "--save-steps", "1")
+    _, begun = run("two", 2, *place, "--resume", "run", "--epochs", "1")
+    costs = begun["checkpoints"]
+    assert costs["saved"] == costs["uploaded"] + costs["dropped"] == 4
+    names = sorted(path.name for path in (tmp_path / "two/run").iterdir())
+    assert names == ["run.json", *(f"step-{n:012}.pt" for n in (3, 4))]
+    # Elsewhere, from Swift, with another number of workers.
+    model, more = run("three", 1, *place)
+    assert more["losses"] == facts["losses"]
+    assert more["losses"][:4] == begun["losses"]
+    assert more["stats"]["samples"] == 32
+    for name, weight in alone.items():
+        assert torch.equal(weight, model[name])
