@@ -20,9 +20,14 @@ import torch.distributed as dist
 
 from as_user import environment_of, run
 from children import family, run_family
+from gateway import Storm, gateway_to
 from hapi_client.swift.swift_url import parse_location
+from hapi_protocol.errors import HapiError
+from hapi_training import CheckpointManager
+from hapi_training.checkpoints import swift_folder
 from hapi_training.checkpoints.swift_folder import SwiftFolder
 from hapi_training.rendezvous import RENDEZVOUS_VARIABLE
+from jobs import connected
 
 STEPS = 8
 KILLS = int(os.environ.get("HAPI_KILLS", "3"))
@@ -201,6 +206,93 @@ def test_checkpoints_go_on_while_workers_come_and_go(
     assert remote.pointer().step == steps
     # Checkpoints are missing at losses alone.
     assert facts["stats"]["saved"] >= steps - 3 * KILLS
+
+
+@pytest.fixture
+def through(cluster, monkeypatch):
+    """A gateway that fails at will, and a connection through it."""
+    monkeypatch.setattr(swift_folder, "SEGMENT_BYTES", 16 << 10)
+    with (
+        gateway_to(cluster.proxy_url) as gateway,
+        connected(cluster, auth_url=f"{gateway.url}/auth/v1.0") as connection,
+    ):
+        yield gateway, connection
+
+
+def test_uploads_get_through_a_storm(through, remote, names):
+    """503, tokens that expire, and connections that break."""
+    gateway, connection = through
+    state = {"module": torch.nn.Linear(200, 100), "number": 0}
+    place = {"remote": str(remote.location), "connection": connection}
+    with CheckpointManager(state, **place) as checkpoints:
+        checkpoints.save()
+        checkpoints.wait()
+        gateway.storm = Storm(refused=0.1, expired=0.02, torn=0.03)
+        for number in range(1, 8):
+            state["number"] = number
+            checkpoints.save()
+            checkpoints.wait()
+        # Away for longer than the requests are repeated.
+        gateway.storm = Storm(refused=1.0)
+        threading.Timer(10, lambda: setattr(gateway, "storm", None)).start()
+        state["number"] = 8
+        checkpoints.save()
+    assert gateway.happened["refused"] > 3
+    assert gateway.happened["expired"]
+    again = {"module": torch.nn.Linear(200, 100), "number": 0}
+    with CheckpointManager(again, **place) as others:
+        assert others.restore()
+    assert again["number"] == 8
+    assert torch.equal(again["module"].weight, state["module"].weight)
+    objects, segments = names()
+    assert objects[-2:] == [f"step-{n:012}.pt" for n in (8, 9)]
+    assert len(segments) == 2 * num_segments(remote)
+
+
+def test_swift_that_is_away_is_an_error_and_costs_nothing(
+    through, remote, names
+):
+    gateway, connection = through
+    state = {"module": torch.nn.Linear(200, 100), "number": 0}
+    place = {"remote": str(remote.location), "connection": connection}
+    with CheckpointManager(state, keep=1, **place) as checkpoints:
+        checkpoints.save()
+        checkpoints.wait()
+        # After two segments of the second one.
+        put, sent = connection.put, []
+
+        def put_some(*arguments, **options):
+            sent.append(arguments)
+            gateway.storm = Storm(refused=float(len(sent) > 2))
+            return put(*arguments, **options)
+
+        connection.put = put_some
+        state["number"] = 1
+        checkpoints._uploads.folder.deadline_seconds = 1.0
+        checkpoints.save()
+        with pytest.raises(HapiError, match="503") as caught:
+            checkpoints.wait()
+        assert "runs_segments/" in str(caught.value)
+        gateway.storm, connection.put = None, put
+        assert remote.pointer().step == 1
+        assert len(names()[1]) > num_segments(remote)
+        # Training goes on; what was left of the second one is collected by
+        # the next run.
+        state["number"] = 2
+        checkpoints.save()
+    assert remote.pointer().step == 3
+    state["number"] = -1
+    with CheckpointManager(state, keep=1, **place) as checkpoints:
+        assert checkpoints.restore()
+        assert state["number"] == 2
+        checkpoints.save()
+    objects, segments = names()
+    assert objects == ["latest", "run.json", f"step-{4:012}.pt"]
+    assert len(segments) == num_segments(remote)
+
+
+def num_segments(remote):
+    return -(-remote.pointer().size // swift_folder.SEGMENT_BYTES)
 
 
 class Observer:

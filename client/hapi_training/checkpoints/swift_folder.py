@@ -240,17 +240,20 @@ class SwiftFolder:
                 "end one of them, or give another prefix as remote=",
             )
         name, query = file_name(step), {"multipart-manifest": "put"}
-        garbage: Iterable[str] = ()
+        mine = {segment.name for segment in segments}
+        garbage: set[str] = set()
         try:
             self._put(name, manifest, headers=_NEW, query=query)
         except SourceChangedError:
-            # Of before a restore from an earlier step.
+            # Of before a restore from an earlier step, or this very one: the
+            # answer to the first request may be lost.
+            others = set(self._segments_of(name))
             info = self._connection.head(self._container, self._name(name))
             if info is not None and info.etag == etag:
-                garbage = [segment.name for segment in segments]
+                garbage = mine - others
             else:
-                garbage = self._segments_of(name)
                 self._put(name, manifest, query=query)
+                garbage = others - mine
         self.known = Pointer(step, name, size, etag)
         self._put("latest", json.dumps(asdict(self.known)).encode())
         for segment in garbage:

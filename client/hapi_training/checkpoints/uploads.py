@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable
@@ -9,8 +10,15 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from hapi_client.swift.retry import is_outage
+from hapi_protocol.errors import HapiError
 from hapi_training.checkpoints import ranks
 from hapi_training.checkpoints.swift_folder import SwiftFolder
+
+logger = logging.getLogger(__name__)
+
+OUTAGE_SECONDS = 2.0
+"""Wait for a Swift that is away, after those of each request."""
 
 
 @dataclass
@@ -136,21 +144,48 @@ class Uploads:
     def _upload(self, committed: Future[CommittedFile]) -> None:
         file, began = committed.result(), time.monotonic()
         try:
-            self.folder.upload(
-                file.step,
-                file.attempt,
-                file.size,
-                file.read,
-                file.rank,
-                file.num_ranks,
-            )
+            self._waiting_out(lambda: self._send(file))
+            if not file.rank:
+                self._waiting_out(lambda: self._commit(file))
         finally:
             file.close()
-        if not file.rank:
-            self.folder.commit(file.step, file.attempt, file.size)
-            self.folder.prune(file.step, self._keep, self.superseded)
-            self.superseded = []
-            if not self._stats.uploaded:
-                self.folder.collect(file.step)
         self._stats.uploaded += 1
         self._stats.seconds_uploaded += time.monotonic() - began
+
+    def _send(self, file: CommittedFile) -> None:
+        self.folder.upload(
+            file.step,
+            file.attempt,
+            file.size,
+            file.read,
+            file.rank,
+            file.num_ranks,
+        )
+
+    def _commit(self, file: CommittedFile) -> None:
+        self.folder.commit(file.step, file.attempt, file.size)
+        self.folder.prune(file.step, self._keep, self.superseded)
+        self.superseded = []
+        if not self._stats.uploaded:
+            self.folder.collect(file.step)
+
+    def _waiting_out(self, function: Callable[[], None]) -> None:
+        """Calls a function again while Swift does not answer.
+
+        Raises:
+            HapiError: when the deadline has passed, or another one.
+        """
+        began, is_noted = time.monotonic(), False
+        while True:
+            try:
+                return function()
+            except HapiError as error:
+                seconds = time.monotonic() - began
+                if not is_outage(error) or (
+                    seconds > self.folder.deadline_seconds
+                ):
+                    raise
+                if not is_noted:
+                    is_noted = True
+                    logger.warning("an upload waits: %s", error.message)
+            time.sleep(OUTAGE_SECONDS)
