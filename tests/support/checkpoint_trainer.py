@@ -3,9 +3,10 @@
     python checkpoint_trainer.py RESULT STEPS OPTIONS
 
 ``OPTIONS`` is JSON: arguments of ``CheckpointManager``, ``seconds`` that a
-step takes at least, and ``restores``, false to begin with what others have.
-Prints the step at which it begins, and each one that a whole checkpoint has;
-``RESULT`` gets the digest of the run and the counters.
+step takes at least, ``restores``, false to begin with what others have, and
+``steps_after``, a file and a number of steps after which it ends when there
+is the file.  Prints the step at which it begins, each step, and that of the
+last whole checkpoint; ``RESULT`` gets the digest of the run and the counters.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ def main(
     *,
     seconds: float = 0.0,
     restores: bool = True,
+    steps_after: tuple[str, int] | None = None,
     **options: Any,
 ) -> None:
     torch.set_num_threads(1)
@@ -68,12 +70,22 @@ def main(
             state["losses"].append(step.loss)
             checkpoints.save()
             # The one before is whole by now.
-            print_first(nodes, whole=nodes.step - 1)
+            print_first(
+                nodes,
+                whole=nodes.step - 1,
+                step=nodes.step,
+                workers=nodes._group.rank.world_size,
+            )
+            if steps_after and Path(steps_after[0]).exists():
+                num_steps = min(num_steps, nodes.step + steps_after[1])
+                if nodes.step == num_steps:
+                    break
             time.sleep(seconds)
     facts = {
         "digest": digest(
             module.state_dict(), updates.state_dict(), state["losses"]
         ),
+        "step": nodes.step,
         "stats": asdict(checkpoints.stats),
     }
     if nodes.is_first:

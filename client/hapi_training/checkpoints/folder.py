@@ -208,6 +208,7 @@ class SharedWrite:
         writer: number of this writer; the first one commits.
         num_writers: number of processes that share the folder.
         timeout_seconds: longest wait for the other writers.
+        has_ended: returns True if they write nothing any more.
     """
 
     def __init__(
@@ -218,7 +219,9 @@ class SharedWrite:
         writer: int,
         num_writers: int,
         timeout_seconds: float,
+        has_ended: Callable[[], bool] = lambda: False,
     ) -> None:
+        self._has_ended = has_ended
         self._folder = folder
         self._final = folder.file(step)
         self._part = self._final.with_name(
@@ -288,12 +291,11 @@ class SharedWrite:
                     f"another process could not write its part of "
                     f"{self._final}; look at its output",
                 )
-            if time.monotonic() > deadline:
+            if time.monotonic() > deadline or self._has_ended():
                 raise ClientError(
                     "worker_lost",
                     f"another process has not written its part of "
-                    f"{self._final} in {self._timeout:g} s; look at its "
-                    "output",
+                    f"{self._final}; look at its output",
                 )
             time.sleep(POLL_SECONDS)
 

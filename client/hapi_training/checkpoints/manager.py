@@ -126,7 +126,14 @@ class CheckpointManager:
             if connection is None:
                 connection = self._closing.enter_context(Connection())
             self._uploads = Uploads(
-                SwiftFolder(connection, location), keep, self.stats
+                SwiftFolder(
+                    connection,
+                    location,
+                    timeout_seconds,
+                    is_shared=self._is_elastic,
+                ),
+                keep,
+                self.stats,
             )
             self._closing.callback(self._uploads.close)
         self._every, self._keep = every, keep
@@ -145,10 +152,6 @@ class CheckpointManager:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         with self._closing:
-            if kind is not None and ranks.size() > 1 and self._uploads:
-                # Others may have ended, and upload nothing any more.
-                self._uploads.forget_waiting()
-                self._uploads.folder.deadline_seconds = self.timeout_seconds
             try:
                 self.wait()
             except HapiError as error:
@@ -378,15 +381,16 @@ class CheckpointManager:
         if not self._is_open and not self._is_elastic:
             ranks.together(lambda: None if writer else self._lock())
             self._is_open = True
+        file = CommittedFile(self._state.step, attempt, layout.size)
         write = SharedWrite(
             self._folder,
-            self._state.step,
+            file.step,
             attempt,
             writer,
             len(writers),
             self.timeout_seconds,
+            file.has_ended,
         )
-        file = CommittedFile(self._state.step, attempt, layout.size)
         return write, FileBytes(layout, storages), file, is_idle
 
     @property

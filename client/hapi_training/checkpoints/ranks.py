@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -19,6 +20,18 @@ def rank() -> int:
 
 def size() -> int:
     return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def group_end() -> Callable[[], bool]:
+    """Returns a function that is True when today's group has ended.
+
+    Its other ranks then do nothing any more of what was begun in it.
+    """
+    if not dist.is_initialized():
+        return lambda: False
+    # Not the group: it would not end before the reference to it.
+    group = weakref.ref(dist.group.WORLD)
+    return lambda: group() is None or group() is not dist.group.WORLD
 
 
 def gathered(value: Value) -> list[Value]:

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from hapi_client.swift.connection import Connection
 from hapi_client.swift.swift_url import Location
@@ -38,6 +38,8 @@ NUM_THREADS = 4
 """Segments that a rank sends or reads at once."""
 POLL_SECONDS = 0.2
 _NEW = {"If-None-Match": "*"}
+Read: TypeAlias = Callable[[int, int], bytes]
+"""Returns a number of bytes of a file from an offset on."""
 
 
 @dataclass(frozen=True)
@@ -70,11 +72,12 @@ class SwiftFolder:
     Args:
         connection: connection to the account.
         location: container and prefix.
-        deadline_seconds: longest wait for segments of other ranks.
+        patience_seconds: time without a new segment of other ranks, after
+            which the first rank uploads those that are missing.
+        is_shared: True if another rank may become the first one.
 
     Attributes:
         location: as given.
-        deadline_seconds: as given; may be changed.
         known: what ``latest`` named last, as far as this process knows.
     """
 
@@ -82,13 +85,15 @@ class SwiftFolder:
         self,
         connection: Connection,
         location: Location,
-        deadline_seconds: float = 300.0,
+        patience_seconds: float = 30.0,
+        *,
+        is_shared: bool = False,
     ) -> None:
         self._connection = connection
         self.location = location
         self._container = location.container
         self._segments = f"{location.container}_segments"
-        self.deadline_seconds = deadline_seconds
+        self._patience, self._is_shared = patience_seconds, is_shared
         self._is_open = False
         self.known: Pointer | None = None
 
@@ -175,7 +180,7 @@ class SwiftFolder:
         step: int,
         attempt: str,
         size: int,
-        read: Callable[[int, int], bytes],
+        read: Read,
         rank: int,
         num_ranks: int,
     ) -> None:
@@ -186,7 +191,7 @@ class SwiftFolder:
             attempt: text that is equal for all ranks, and for no other
                 upload.
             size: length of the file, in bytes.
-            read: returns a number of bytes of the file from an offset on.
+            read: reads the file.
             rank: this rank.
             num_ranks: ranks that upload.
 
@@ -194,32 +199,57 @@ class SwiftFolder:
             HapiError: of Swift.
         """
 
-        def send(number: int) -> None:
-            start = number * SEGMENT_BYTES
-            data = read(start, min(SEGMENT_BYTES, size - start))
-            self._connection.put(
-                self._segments,
-                self._segment_name(step, attempt, number),
-                io.BytesIO(data),
-                len(data),
-                md5=hashlib.md5(data, usedforsecurity=False).hexdigest(),
-            )
+        _in_parallel(
+            lambda number: self._send(step, attempt, size, read, number),
+            range(rank, _num_segments(size), num_ranks),
+        )
 
-        _in_parallel(send, range(rank, _num_segments(size), num_ranks))
+    def _send(
+        self, step: int, attempt: str, size: int, read: Read, number: int
+    ) -> None:
+        start = number * SEGMENT_BYTES
+        data = read(start, min(SEGMENT_BYTES, size - start))
+        self._connection.put(
+            self._segments,
+            self._segment_name(step, attempt, number),
+            io.BytesIO(data),
+            len(data),
+            md5=hashlib.md5(data, usedforsecurity=False).hexdigest(),
+        )
 
-    def commit(self, step: int, attempt: str, size: int) -> None:
+    def commit(
+        self,
+        step: int,
+        attempt: str,
+        size: int,
+        read: Read,
+        has_ended: Callable[[], bool],
+    ) -> None:
         """Makes the checkpoint, when all segments are there; then names it.
 
+        Args:
+            step: as for :meth:`upload`, and so are the others.
+            attempt: see there.
+            size: see there.
+            read: see there; segments of a rank that is lost are read, too.
+            has_ended: returns True if other ranks upload nothing any more.
+
         Raises:
-            ClientError: ``worker_lost`` if segments are missing for too
-                long; ``bad_state`` if another process writes there, too.
+            ClientError: ``bad_state`` if another process writes there, too.
             HapiError: of Swift.
         """
-        began = time.monotonic()
-        segments = [
-            self._wait_for(self._segment_name(step, attempt, number), began)
-            for number in range(_num_segments(size))
-        ]
+        segments = []
+        for number in range(_num_segments(size)):
+            name = self._segment_name(step, attempt, number)
+            began = time.monotonic()
+            while (segment := self._segment(name)) is None:
+                waited = time.monotonic() - began
+                if waited > self._patience or has_ended():
+                    logger.info("uploading %s of another rank, too", name)
+                    self._send(step, attempt, size, read, number)
+                else:
+                    time.sleep(POLL_SECONDS)
+            segments.append(segment)
         etags = "".join(segment.etag for segment in segments)
         etag = hashlib.md5(etags.encode(), usedforsecurity=False).hexdigest()
         manifest = json.dumps(
@@ -233,7 +263,7 @@ class SwiftFolder:
             ]
         ).encode()
         latest = self.pointer()
-        if latest not in (None, self.known):
+        if latest not in (None, self.known) and not self._is_shared:
             raise ClientError(
                 "bad_state",
                 f"another process has written {latest} to {self.location}; "
@@ -256,8 +286,8 @@ class SwiftFolder:
                 garbage = others - mine
         self.known = Pointer(step, name, size, etag)
         self._put("latest", json.dumps(asdict(self.known)).encode())
-        for segment in garbage:
-            self._delete_segment(segment)
+        for other in garbage:
+            self._delete_segment(other)
 
     def prune(self, step: int, keep: int, superseded: Sequence[int]) -> None:
         """Deletes old checkpoints, and segments that belong to none.
@@ -345,18 +375,13 @@ class SwiftFolder:
         start = len(f"/{self._segments}/")
         return [entry["path"][start:] for entry in entries]
 
-    def _wait_for(self, name: str, began: float) -> _Segment:
-        while True:
-            info = self._connection.head(self._segments, name)
-            if info is not None:
-                return _Segment(name, info.etag, info.length_bytes)
-            if time.monotonic() - began > self.deadline_seconds:
-                raise ClientError(
-                    "worker_lost",
-                    f"another rank has not uploaded {self._segments}/{name} "
-                    f"in {self.deadline_seconds:g} s; look at its output",
-                )
-            time.sleep(POLL_SECONDS)
+    def _segment(self, name: str) -> _Segment | None:
+        info = self._connection.head(self._segments, name)
+        return (
+            None
+            if info is None
+            else _Segment(name, info.etag, info.length_bytes)
+        )
 
     def _segment_name(self, step: int, attempt: str, number: int) -> str:
         return self._name(f"{step:012}/{attempt}/{number:06}")

@@ -17,6 +17,8 @@ from hapi_training.checkpoints.swift_folder import SwiftFolder
 
 logger = logging.getLogger(__name__)
 
+# As FeatureDataset's reads (ReadConfig.retry_seconds).
+DEADLINE_SECONDS = 300.0
 OUTAGE_SECONDS = 2.0
 """Wait for a Swift that is away, after those of each request."""
 
@@ -53,11 +55,13 @@ class CommittedFile:
         size: length in bytes.
         rank: this rank.
         num_ranks: ranks that upload it together.
+        has_ended: returns True if the others do so no more.
     """
 
     def __init__(self, step: int, attempt: str, size: int) -> None:
         self.step, self.attempt, self.size = step, attempt, size
         self.rank, self.num_ranks = ranks.rank(), ranks.size()
+        self.has_ended = ranks.group_end()
         self._file: int | None = None
 
     def open(self, path: Path) -> None:
@@ -82,6 +86,7 @@ class Uploads:
         stats: gets the costs.
 
     Attributes:
+        deadline_seconds: longest wait for a Swift that is away.
         superseded: later steps there, of before a restore.
     """
 
@@ -89,8 +94,10 @@ class Uploads:
         self, folder: SwiftFolder, keep: int, stats: CheckpointStats
     ) -> None:
         self.folder = folder
+        self.deadline_seconds = DEADLINE_SECONDS
         self.superseded: list[int] = []
         self._keep, self._stats = keep, stats
+        self._has_collected = False
         self._running: Future[None] | None = None
         self._waiting: Future[CommittedFile] | None = None
         self._executor = ThreadPoolExecutor(1, "hapi-upload")
@@ -163,11 +170,14 @@ class Uploads:
         )
 
     def _commit(self, file: CommittedFile) -> None:
-        self.folder.commit(file.step, file.attempt, file.size)
+        self.folder.commit(
+            file.step, file.attempt, file.size, file.read, file.has_ended
+        )
         self.folder.prune(file.step, self._keep, self.superseded)
         self.superseded = []
-        if not self._stats.uploaded:
+        if not self._has_collected:
             self.folder.collect(file.step)
+            self._has_collected = True
 
     def _waiting_out(self, function: Callable[[], None]) -> None:
         """Calls a function again while Swift does not answer.
@@ -181,9 +191,7 @@ class Uploads:
                 return function()
             except HapiError as error:
                 seconds = time.monotonic() - began
-                if not is_outage(error) or (
-                    seconds > self.folder.deadline_seconds
-                ):
+                if not is_outage(error) or seconds > self.deadline_seconds:
                     raise
                 if not is_noted:
                     is_noted = True
