@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from threading import Event
@@ -13,7 +12,6 @@ from typing import Any
 
 import torch
 from torch.nn.functional import cross_entropy
-from typing_extensions import Self
 
 from hapi_client.job.transfer_job import TransferJob
 from hapi_protocol.errors import ClientError
@@ -141,22 +139,20 @@ def train_tail(
     nodes = VirtualNodes(job.tail, num_nodes, seed=seed, strict=False)
     # Several workers end one after another.
     is_deferred = checkpoints is not None and nodes.is_alone
-    with (
-        (
-            defer_interrupts() if is_deferred else nullcontext(Event())
-        ) as stop_requested,
-        _Run(job, learning_rate, checkpoints, nodes, stop_requested) as run,
-    ):
-        if run.is_resumed:
-            on_resume(len(run.history.epochs), run.num_samples)
-        while (epoch := len(run.history.epochs)) < epochs:
-            run.train_epoch(epoch, on_samples)
-            if nodes.is_behind:
-                # The results so far have come from the other workers.
-                continue
-            on_epoch(epoch, run.history.epochs[-1])
-            if stop_requested.is_set():
-                raise KeyboardInterrupt
+    deferral = defer_interrupts() if is_deferred else nullcontext(Event())
+    with deferral as stop_requested:
+        run = _Run(job, learning_rate, checkpoints, nodes, stop_requested)
+        with run.checkpoints or nullcontext():
+            if run.resume():
+                on_resume(len(run.history.epochs), run.num_samples)
+            while (epoch := len(run.history.epochs)) < epochs:
+                run.train_epoch(epoch, on_samples)
+                if nodes.is_behind:
+                    # The results so far have come from the other workers.
+                    continue
+                on_epoch(epoch, run.history.epochs[-1])
+                if stop_requested.is_set():
+                    raise KeyboardInterrupt
     return run.history
 
 
@@ -180,21 +176,30 @@ class _Run:
         self._current = EpochResult()
         self._saved_at = time.time()
         self._every_steps = places.every_steps if places else None
-        self._checkpoints: CheckpointManager | None = None
-        self.is_resumed = False
+        self._rate = learning_rate
+        self.checkpoints: CheckpointManager | None = None
         if places is not None:
-            self._checkpoints = CheckpointManager(
+            self.checkpoints = CheckpointManager(
                 {**self._shared, "data": job, "nodes": nodes},
                 local=places.local,
                 remote=places.remote,
                 connection=job.pipeline.data.connection,
             )
-            self.history.checkpoints = self._checkpoints.stats
-            with self._closed_on_error():
-                self.is_resumed = self._checkpoints.restore()
-                self._check_epochs()
+            self.history.checkpoints = self.checkpoints.stats
+
+    def resume(self) -> bool:
+        """Goes on from the newest checkpoint; False if there is none."""
+        if self.checkpoints is None or not self.checkpoints.restore():
+            return False
+        if len(self.history.epochs) != self._job.epoch:
+            raise ClientError(
+                "bad_state",
+                f"the checkpoint has results of {len(self.history.epochs)} "
+                f"epochs, but its data is in epoch {self._job.epoch}",
+            )
         for group in self._optimizer.param_groups:
-            group["lr"] = learning_rate
+            group["lr"] = self._rate
+        return True
 
     @property
     def _shared(self) -> dict[str, Any]:
@@ -204,21 +209,6 @@ class _Run:
             "optimizer": self._optimizer,
             "results": self,
         }
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        if self._checkpoints is not None:
-            self._checkpoints.__exit__(*error)
-
-    @contextmanager
-    def _closed_on_error(self) -> Iterator[None]:
-        try:
-            yield
-        except BaseException:
-            self.__exit__(*sys.exc_info())
-            raise
 
     @property
     def num_samples(self) -> int:
@@ -295,13 +285,5 @@ class _Run:
         self._saved_at = state["saved_at"]
 
     def _save(self) -> None:
-        if self._checkpoints is not None:
-            self._checkpoints.save()
-
-    def _check_epochs(self) -> None:
-        if len(self.history.epochs) != self._job.epoch:
-            raise ClientError(
-                "bad_state",
-                f"the checkpoint has results of {len(self.history.epochs)} "
-                f"epochs, but its data is in epoch {self._job.epoch}",
-            )
+        if self.checkpoints is not None:
+            self.checkpoints.save()

@@ -20,14 +20,7 @@ import json
 import logging
 import math
 import os
-import socket
-import stat
-import threading
 import time
-from collections.abc import Iterator
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -35,10 +28,7 @@ from weakref import WeakValueDictionary
 
 import torch
 import torch.distributed as dist
-from torch.distributed import (  # type: ignore[attr-defined]
-    PrefixStore,
-    TCPStore,
-)
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from hapi_client.sampling.distributed import Rank
 from hapi_protocol.errors import ClientError
@@ -49,13 +39,10 @@ from hapi_training.membership import (
     leave_group,
     reaching_others,
 )
+from hapi_training.store import POLL_SECONDS, RENDEZVOUS_VARIABLE, Store
 
 logger = logging.getLogger(__name__)
 
-RENDEZVOUS_VARIABLE = "HAPI_RENDEZVOUS"
-# Chosen: nothing next to a step, and a request each to a store that answers
-# thousands in a second.
-POLL_SECONDS = 0.05
 PATIENCE = 10
 """Time limits after which the others go on without a member that answers, but
 does not come, as its loop may be waiting for data."""
@@ -107,28 +94,6 @@ def open_membership(
     return Membership(device)
 
 
-def open_store(address: str) -> TCPStore:
-    """Returns a store that listens on an address.
-
-    Raises:
-        ClientError: ``bad_configuration`` if that is not possible.
-    """
-    host, port = _host_and_port(address)
-    try:
-        # torch listens on all addresses, and then waits for this one.
-        [family, *_] = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[
-            0
-        ]
-        socket.create_server((host, port), family=family).close()
-        return TCPStore(host, port, is_master=True, wait_for_workers=False)
-    except (OSError, dist.DistError, RuntimeError) as error:
-        raise ClientError(
-            "bad_configuration",
-            f"cannot listen on {address}: {str(error).splitlines()[0]}; give "
-            "an address of this machine and a free port",
-        ) from error
-
-
 class ElasticMembership(Membership):
     """Workers that may come between steps, and go at any time.
 
@@ -166,18 +131,17 @@ class ElasticMembership(Membership):
         super().__init__(device)
         _open[address] = self
         self._most = most
-        self._address = address
         self._timeout = self._limit = timeout_seconds
         self._began = time.monotonic()
         self._generation = -1
         self._members = Members()
         self._sees_waiting = True
-        host, port = _host_and_port(address)
-        with self._asking_the_store():
-            self._store = _connected(host, port, timeout_seconds)
-            self._number = self._store.add("numbers", 1)
-        self._answering = Answering(str(self._number), host, port)
-        self._set(f"address/{self._number}", self._answering.address)
+        self._store = Store(address, timeout_seconds)
+        self._number = self._store.add("numbers", 1)
+        self._answering = Answering(
+            str(self._number), self._store.host, self._store.port
+        )
+        self._store.set(f"address/{self._number}", self._answering.address)
         atexit.register(leave_group)
 
     def begin(self) -> None:
@@ -186,9 +150,7 @@ class ElasticMembership(Membership):
 
     def facts(self, mine: Any) -> Any:
         """Returns the facts of the run's first worker, fit for JSON."""
-        with self._asking_the_store():
-            text = self._store.compare_set("facts", "", json.dumps(mine))
-        return json.loads(text)
+        return json.loads(self._store.set_first("facts", json.dumps(mine)))
 
     def join(self) -> None:
         """Waits until the others admit this worker, between two steps."""
@@ -214,9 +176,8 @@ class ElasticMembership(Membership):
 
     def _wait_for_admission(self) -> int:
         """Gets in line with the others that wait; returns the ticket."""
-        with self._asking_the_store():
-            ticket = self._store.add("waiting", 1)
-        self._set(f"waiting/{ticket}", str(self._number))
+        ticket = self._store.add("waiting", 1)
+        self._store.set(f"waiting/{ticket}", str(self._number))
         return ticket
 
     def num_waiting(self) -> int:
@@ -226,13 +187,12 @@ class ElasticMembership(Membership):
             return 0
         try:
             return self._store.add("waiting", 0) - self._members.admitted
-        except RuntimeError as error:
+        except ClientError as error:
             self._sees_waiting = False
             logger.warning(
-                "the rendezvous at %s does not answer: %s; training goes on, "
-                "but nobody can join, and a lost worker ends it",
-                self._address,
-                error,
+                "%s; training goes on, but nobody can join, and a lost worker "
+                "ends it",
+                error.message,
             )
             return 0
 
@@ -243,7 +203,7 @@ class ElasticMembership(Membership):
         others = self._others()
         if not self.rank.rank:
             self._propose(following, self._with_waiting(others))
-        while not self._has(f"members/{following}"):
+        while not self._store.has(f"members/{following}"):
             if others.has_ended(members[0]):
                 return self.regroup()
             time.sleep(POLL_SECONDS)
@@ -252,19 +212,18 @@ class ElasticMembership(Membership):
     def _with_waiting(self, others: Liveness) -> Members:
         """Returns the members and as many that wait as there is room for."""
         numbers, ticket = list(self._members.numbers), self._members.admitted
-        with self._asking_the_store():
-            last = self._store.add("waiting", 0)
+        last = self._store.add("waiting", 0)
         while ticket < last and len(numbers) < self._most:
             ticket += 1
             key = f"waiting/{ticket}"
             began = time.monotonic()
             # Its worker sets it next, unless it was killed between.
-            while not self._has(key):
+            while not self._store.has(key):
                 if time.monotonic() - began > ANSWER_SECONDS:
                     break
                 time.sleep(POLL_SECONDS)
             else:
-                number = int(self._get(key))
+                number = int(self._store.get(key))
                 if number not in numbers and others.is_alive(number):
                     numbers.append(number)
         return Members(tuple(numbers), ticket, self.done)
@@ -279,18 +238,18 @@ class ElasticMembership(Membership):
         leave_group()
         following, members = self._generation + 1, self._members.numbers
         key = f"arrived/{following}"
-        self._set(f"{key}/{self._number}", str(self.done))
+        self._store.set(f"{key}/{self._number}", str(self.done))
         others = self._others()
-        while not self._has(f"members/{following}"):
+        while not self._store.has(f"members/{following}"):
             left = [
                 number
                 for number in members
                 if number == self._number or not others.has_ended(number)
             ]
             done = [
-                int(self._get(f"{key}/{number}"))
+                int(self._store.get(f"{key}/{number}"))
                 for number in left
-                if self._has(f"{key}/{number}")
+                if self._store.has(f"{key}/{number}")
             ]
             if len(done) == len(left) and left[0] == self._number:
                 admitted = self._members.admitted
@@ -336,7 +295,7 @@ class ElasticMembership(Membership):
         self.rank = Rank(rank, len(members.numbers))
         if self.rank.world_size > 1:
             self._wait_for_members(f"entered/{generation}")
-            store = PrefixStore(f"group/{generation}", self._store)
+            store = PrefixStore(f"group/{generation}", self._store.torch)
             with reaching_others("the start of a group"):
                 dist.init_process_group(
                     store=store,
@@ -352,11 +311,11 @@ class ElasticMembership(Membership):
         Raises:
             WorkerLostError: one of them has ended.
         """
-        self._set(f"{key}/{self._number}", "")
+        self._store.set(f"{key}/{self._number}", "")
         self.begin()
         others = self._others()
         for number in self._members.numbers:
-            while not self._has(f"{key}/{number}"):
+            while not self._store.has(f"{key}/{number}"):
                 if others.has_ended(number):
                     raise WorkerLostError(
                         "worker_lost", f"worker {number} has ended"
@@ -364,118 +323,20 @@ class ElasticMembership(Membership):
                 time.sleep(POLL_SECONDS)
 
     def _propose(self, generation: int, members: Members) -> None:
-        with self._asking_the_store():
-            self._store.compare_set(
-                f"members/{generation}", "", members.to_json()
-            )
-            self._store.set("latest", str(generation))
+        self._store.set_first(f"members/{generation}", members.to_json())
+        self._store.set("latest", str(generation))
 
     def _latest(self) -> int:
-        if not self._has("latest"):
+        if not self._store.has("latest"):
             return -1
-        latest = int(self._get("latest"))
+        latest = int(self._store.get("latest"))
         # Its writer may have been slower than the next one's.
-        while self._has(f"members/{latest + 1}"):
+        while self._store.has(f"members/{latest + 1}"):
             latest += 1
         return latest
 
     def _read(self, generation: int) -> Members:
-        return Members.from_json(self._get(f"members/{generation}"))
+        return Members.from_json(self._store.get(f"members/{generation}"))
 
     def _address_of(self, number: int) -> str:
-        return self._get(f"address/{number}")
-
-    def _get(self, key: str) -> str:
-        with self._asking_the_store():
-            return str(self._store.get(key), "utf-8")
-
-    def _has(self, key: str) -> bool:
-        with self._asking_the_store():
-            return self._store.check([key])
-
-    def _set(self, key: str, value: str) -> None:
-        with self._asking_the_store():
-            self._store.set(key, value)
-
-    @contextmanager
-    def _asking_the_store(self) -> Iterator[None]:
-        try:
-            yield
-        except (dist.DistError, RuntimeError) as error:
-            raise ClientError(
-                "worker_lost",
-                f"the rendezvous at {self._address} does not answer: "
-                f"{str(error).splitlines()[0]}; start it with 'hapi "
-                "rendezvous', or check HAPI_RENDEZVOUS",
-            ) from error
-
-
-def _connected(host: str, port: int, timeout_seconds: float) -> TCPStore:
-    """Connects to a store.
-
-    Raises:
-        RuntimeError: there is none, or it does not answer in time.
-    """
-    _wait_for_listener(host, port, timeout_seconds)
-    made: Future[TCPStore] = Future()
-
-    def connect() -> None:
-        try:
-            limit = timedelta(seconds=timeout_seconds)
-            made.set_result(
-                TCPStore(host, port, is_master=False, timeout=limit)
-            )
-        except BaseException as error:
-            made.set_exception(error)
-
-    # In a thread, as torch waits for ever for a server of another kind.
-    thread = threading.Thread(target=connect, name="hapi-store", daemon=True)
-    thread.start()
-    try:
-        return made.result(timeout_seconds)
-    except FutureTimeoutError as error:
-        # A thread that is left in torch aborts the process at its end.
-        _shut_down(host, port)
-        thread.join(timeout_seconds)
-        raise RuntimeError(
-            f"no answer of a store in {timeout_seconds:g} s"
-        ) from error
-
-
-def _wait_for_listener(host: str, port: int, timeout_seconds: float) -> None:
-    """Waits until something listens: torch waits for twice its limit."""
-    deadline = time.monotonic() + timeout_seconds
-    while True:
-        try:
-            socket.create_connection((host, port), timeout_seconds).close()
-            return
-        except OSError as error:
-            if time.monotonic() > deadline:
-                raise RuntimeError(str(error)) from error
-            time.sleep(POLL_SECONDS)
-
-
-def _shut_down(host: str, port: int) -> None:
-    """Ends this process's connections to an address, torch's included."""
-    addresses = {
-        info[4][:2]
-        for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    }
-    for name in os.listdir("/proc/self/fd"):
-        with suppress(OSError):
-            if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
-                continue
-            with socket.socket(fileno=os.dup(int(name))) as ours:
-                if ours.getpeername()[:2] in addresses:
-                    ours.shutdown(socket.SHUT_RDWR)
-
-
-def _host_and_port(address: str) -> tuple[str, int]:
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 1 << 16:
-        raise ClientError(
-            "bad_configuration",
-            f"the rendezvous is {address!r}; give HOST:PORT of 'hapi "
-            "rendezvous', as in HAPI_RENDEZVOUS=trainer-1:29400",
-        )
-    return host.strip("[]"), int(port)
+        return self._store.get(f"address/{number}")

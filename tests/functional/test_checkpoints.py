@@ -25,7 +25,7 @@ from hapi_protocol.errors import HapiError
 from hapi_training import CheckpointManager
 from hapi_training.checkpoints import swift_folder
 from hapi_training.checkpoints.swift_folder import SwiftFolder
-from hapi_training.rendezvous import RENDEZVOUS_VARIABLE
+from hapi_training.store import RENDEZVOUS_VARIABLE
 from jobs import connected
 from waiting import until
 
@@ -150,7 +150,7 @@ def test_commands_on_a_folder(train, cluster, tmp_path):
     (tmp_path / "run" / f"step-{4:012}.pt").write_bytes(b"damaged")
     done = run(cluster, tmp_path, ("hapi", "checkpoints", "verify", "run"))
     assert done.returncode == 1
-    assert "4    │ UnpicklingError: Weights" in done.stdout
+    assert "4    │ step 4: UnpicklingError: Weights" in done.stdout
     assert "2    │ whole" in done.stdout
 
 
@@ -286,11 +286,13 @@ def test_swift_that_is_away_is_an_error_and_costs_nothing(
         checkpoints.save()
         checkpoints.wait()
         # After two segments of the second one.
-        put, sent = connection.put, []
+        put, left, lock = connection.put, [1, 2], threading.Lock()
 
         def put_some(*arguments, **options):
-            sent.append(arguments)
-            gateway.storm = Storm(refused=float(len(sent) > 2))
+            with lock:
+                if left and left.pop():
+                    return put(*arguments, **options)
+                gateway.storm = Storm(refused=1.0)
             return put(*arguments, **options)
 
         connection.put = put_some

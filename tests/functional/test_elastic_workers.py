@@ -19,7 +19,7 @@ import torch.distributed as dist
 from as_user import environment_of
 from children import family
 from hapi_client.swift.swift_url import parse_location
-from hapi_training.rendezvous import RENDEZVOUS_VARIABLE
+from hapi_training.store import RENDEZVOUS_VARIABLE
 from jobs import upload_shards
 from photos import shards_of
 from waiting import until

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from hapi_training import VirtualNodes
-from hapi_training.rendezvous import RENDEZVOUS_VARIABLE
+from hapi_training.store import RENDEZVOUS_VARIABLE
 
 SECONDS = 100
 

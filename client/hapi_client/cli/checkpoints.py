@@ -92,10 +92,10 @@ def verify_command(
             has_digests, reason = False, ""
             data = folder.whole(step)
             try:
-                has_digests = checked(data)["digests"] is not None
-            except Exception as error:  # the file may contain anything
-                first = str(error).partition("\n")[0].partition(". ")[0]
-                reason = f"{type(error).__name__}: {first}"
+                content = checked(data, f"step {step}")
+                has_digests = content["digests"] is not None
+            except ClientError as error:
+                reason = error.message
             facts.append(
                 {
                     "step": step,

@@ -32,7 +32,7 @@ def rendezvous_command(
         HAPI_RENDEZVOUS=trainer-1:29400 python train.py
     """
     # torch takes seconds to import.
-    from hapi_training.rendezvous import open_store
+    from hapi_training.store import open_store
 
     store = open_store(address)
     typer.echo(

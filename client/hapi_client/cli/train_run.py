@@ -36,7 +36,7 @@ from hapi_training.loop import (
     History,
     train_tail,
 )
-from hapi_training.rendezvous import RENDEZVOUS_VARIABLE
+from hapi_training.store import RENDEZVOUS_VARIABLE
 
 SHARED_NODES = 8
 """Virtual nodes of several workers, unless given: as many as there are

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import keystr, tree_leaves, tree_leaves_with_path
 
+from hapi_protocol.errors import ClientError
 from hapi_training.checkpoint_file import (
     check_features_match,
     random_state,
@@ -181,19 +182,31 @@ def _digests(values: Any) -> dict[str, str]:
     }
 
 
-def checked(data: bytes) -> dict[str, Any]:
+def checked(data: bytes, where: str) -> dict[str, Any]:
     """Returns the content of a file, if it is whole.
 
+    Args:
+        data: bytes of the file.
+        where: the file, for the message.
+
     Raises:
-        ValueError: naming what is wrong.
-        Exception: of torch: the file may contain anything.
+        ClientError: ``bad_state`` naming what is wrong.
     """
-    content: dict[str, Any] = loaded(data)
-    # All of it is there, or it is no checkpoint.
-    content = {name: content[name] for name in _PARTS}
-    if content["version"] != VERSION:
-        raise ValueError(f"its version is {content['version']!r}")
-    digests = content["digests"]
-    if digests is not None and digests != _digests(content["state"]):
-        raise ValueError("its tensors are not those of their digests")
+    try:
+        found = loaded(data)
+        # All of it is there, or it is no checkpoint.
+        content = {name: found[name] for name in _PARTS}
+        if content["version"] != VERSION:
+            raise ValueError(f"its version is {content['version']!r}")
+        digests = content["digests"]
+        if digests is not None and digests != _digests(content["state"]):
+            raise ValueError("its tensors are not those of their digests")
+    except MemoryError:
+        raise
+    except Exception as error:  # the file may contain anything
+        # torch's explanations are long, and advise to load anything.
+        first = str(error).partition("\n")[0].partition(". ")[0]
+        raise ClientError(
+            "bad_state", f"{where}: {type(error).__name__}: {first}"
+        ) from error
     return content

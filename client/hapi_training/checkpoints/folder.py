@@ -27,6 +27,7 @@ from hapi_training.checkpoints.direct_write import (
     write_range,
 )
 from hapi_training.checkpoints.torch_file import FileBytes
+from hapi_training.state_transfer import loaded
 
 VERSION = 1
 MIN_RANGE_BYTES = 8 << 20
@@ -62,6 +63,11 @@ class Folder:
                 f"the folder {path} cannot be made: {error}; give another "
                 "one as local=",
             ) from error
+
+    @property
+    def place(self) -> Path:
+        """The folder, as a user names it."""
+        return self.path
 
     @property
     def locked(self) -> Path:
@@ -168,7 +174,12 @@ class OneFile(Folder):
     def __init__(self, path: Path) -> None:
         # The target of a link is locked and replaced, not the link.
         self._target = path.resolve()
+        self._is_known = False
         super().__init__(self._target.parent)
+
+    @property
+    def place(self) -> Path:
+        return self._target
 
     @property
     def locked(self) -> Path:
@@ -182,6 +193,17 @@ class OneFile(Folder):
         return [0] if self._target.exists() else []
 
     def owner(self, run: str) -> dict[str, Any]:
+        if not self._is_known and self._target.exists():
+            # It may be anything, such as the weights of a finished run.
+            try:
+                run = loaded(self.whole(0))["run"]
+            except Exception as error:
+                raise ClientError(
+                    "bad_state",
+                    f"{self._target} exists, and is no checkpoint; give "
+                    "another file as local=",
+                ) from error
+        self._is_known = True
         # Ranks of other hosts write a file of their own.
         return {"run": run, "folder": f"{platform.node()}:{self._target}"}
 
@@ -219,7 +241,7 @@ class SharedWrite:
         writer: int,
         num_writers: int,
         timeout_seconds: float,
-        has_ended: Callable[[], bool] = lambda: False,
+        has_ended: Callable[[], bool],
     ) -> None:
         self._has_ended = has_ended
         self._folder = folder

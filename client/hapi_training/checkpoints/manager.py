@@ -32,7 +32,7 @@ from hapi_training.checkpoints.uploads import (
     Uploads,
 )
 from hapi_training.membership import WorkerLostError
-from hapi_training.rendezvous import RENDEZVOUS_VARIABLE
+from hapi_training.store import RENDEZVOUS_VARIABLE
 
 logger = logging.getLogger(__name__)
 
@@ -325,14 +325,10 @@ class CheckpointManager:
             )
             data, where = pieces[owner], str(folder.file(step))
         try:
-            return checked(data)
-        except MemoryError:
-            raise
-        except Exception as error:  # the file may contain anything
-            # torch's explanations are long, and advise to load anything.
-            first = str(error).partition("\n")[0].partition(". ")[0]
-            reasons.append(f"{where}: {type(error).__name__}: {first}")
-            logger.warning("passing over a checkpoint: %s", reasons[-1])
+            return checked(data, where)
+        except ClientError as error:
+            reasons.append(error.message)
+            logger.warning("passing over a checkpoint: %s", error.message)
             return None
 
     def _downloaded(self, step: int) -> bytes:
@@ -413,9 +409,8 @@ class CheckpointManager:
         if owner["run"] != self._state.run:
             raise ClientError(
                 "bad_state",
-                f"the folder {self._folder.path} has checkpoints of another "
-                "run; call restore() to go on with it, or give another folder "
-                "as local=",
+                f"{self._folder.place} has checkpoints of another run; call "
+                "restore() to go on with it, or give another place as local=",
             )
         if self._uploads is not None and not ranks.rank():
             self._uploads.folder.claim(self._state.run)

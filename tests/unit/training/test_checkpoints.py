@@ -240,6 +240,7 @@ def test_one_file_is_replaced_through_its_link(tmp_path):
     left.write_bytes(b"of a run that was killed")
     train(link, stop=4)
     expected = train(tmp_path / "whole")
+    path.unlink()
     with CheckpointManager({}, local=path) as first:
         first.save()
         second = CheckpointManager({}, local=link)
@@ -250,6 +251,21 @@ def test_one_file_is_replaced_through_its_link(tmp_path):
     assert train(path) == expected
     assert link.is_symlink()
     assert sorted(os.listdir(tmp_path)) == ["link.pt", "run.pt", "whole"]
+
+
+def test_file_that_is_no_checkpoint_is_not_overwritten(tmp_path):
+    """Such as the weights of a finished run, or a checkpoint of another."""
+    path = tmp_path / "model.pt"
+    torch.save(network().state_dict(), path)
+    before = path.read_bytes()
+    with pytest.raises(ClientError, match="exists, and is no checkpoint"):
+        CheckpointManager({"module": network()}, local=path).save()
+    assert path.read_bytes() == before
+    train(tmp_path / "run.pt", stop=1)
+    with pytest.raises(ClientError, match="of another run; call restore"):
+        CheckpointManager(
+            {"module": network()}, local=tmp_path / "run.pt"
+        ).save()
 
 
 class SlowWrites:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import deque
 from functools import partial
 
 import pytest
@@ -13,7 +14,7 @@ from torch.nn.functional import cross_entropy
 from forked_ranks import run_ranks, run_workers
 from hapi_training import VirtualNodes
 from hapi_training.membership import WorkerLostError
-from hapi_training.rendezvous import RENDEZVOUS_VARIABLE
+from hapi_training.store import RENDEZVOUS_VARIABLE
 from hapi_training.virtual_nodes.exchange import Exchange
 from node_training import batches, digest, network, optimizer_of
 from waiting import until
@@ -38,7 +39,8 @@ def losing(worker, *, ends=True, waits=True):
     def copy_and_end(self, *arguments):
         result = copied(self, *arguments)
         if ends and nodes.step == LOSE_AT and self.num_ranks == 3:
-            store, rank = nodes._group._membership._store, nodes._group.rank
+            store = nodes._group._membership._store.torch
+            rank = nodes._group.rank
             if rank.rank == 0:
                 store.set("test", "has sums")
             store.wait(["test"])
@@ -138,60 +140,61 @@ def let_join(nodes):
     until(nodes._group.num_waiting, 60)
 
 
-def with_other_data(worker):
-    """The second worker that joins has other batches."""
-    wait_to_join(worker)
-    module = network()
-    updates = optimizer_of(module, "sgd")
-    nodes = VirtualNodes(module, 8, timeout_seconds=20)
-    data = batches(9, seed=7 + worker)
-    state = {"module": module, "optimizer": updates}
+def trained(nodes, module, updates, data, state=None, in_step=None):
+    """Trains, and yields the number of each step behind its update."""
     for step in nodes.steps(data, state):
         for images, labels in step:
             step.backward(cross_entropy(module(images), labels))
-        if not worker and step.number == 1:
-            let_join(nodes)
+            if in_step:
+                in_step(step.number)
         updates.step()
         updates.zero_grad()
+        yield step.number
+
+
+def parts():
+    module = network()
+    updates = optimizer_of(module, "sgd")
+    nodes = VirtualNodes(module, 8, timeout_seconds=20)
+    return nodes, module, updates
+
+
+def plain(worker):
+    nodes, module, updates = parts()
+    deque(trained(nodes, module, updates, batches(9)), maxlen=0)
+    return digest(module.state_dict())
+
+
+def with_other_data(worker):
+    """The second worker that joins has other batches."""
+    wait_to_join(worker)
+    nodes, module, updates = parts()
+    state = {"module": module, "optimizer": updates}
+    data = batches(9, seed=7 + worker)
+    for number in trained(nodes, module, updates, data, state):
+        if not worker and number == 1:
+            let_join(nodes)
     return digest(module.state_dict())
 
 
 def test_newcomer_with_other_data_ends_alone():
     (alone,) = run_ranks(1, plain)
     results = run_workers(2, with_other_data)
-    assert alone in results
-    (error,) = (r for r in results if r != alone)
-    assert "has other samples on some of the 2 workers" in str(error)
-
-
-def plain(worker):
-    module = network()
-    updates = optimizer_of(module, "sgd")
-    for step in VirtualNodes(module, 8).steps(batches(9)):
-        for images, labels in step:
-            step.backward(cross_entropy(module(images), labels))
-        updates.step()
-        updates.zero_grad()
-    return digest(module.state_dict())
+    assert results[0] == alone
+    assert "has other samples on some of the 2 workers" in str(results[1])
 
 
 def leaving_early(worker, joins=True):
     """Leaves each pass after three steps; one joins in the third pass."""
     wait_to_join(worker)
-    module = network()
-    updates = optimizer_of(module, "sgd")
-    nodes = VirtualNodes(module, 8, timeout_seconds=20)
-    state = {"module": module, "optimizer": updates, "passes": 0}
-    for number in range(5):
-        data = batches(9, seed=number)
-        for step in nodes.steps(data, state):
-            for images, labels in step:
-                step.backward(cross_entropy(module(images), labels))
-            if joins and not worker and step.number == 7:
+    nodes, module, updates = parts()
+    state = {"module": module, "optimizer": updates}
+    for seed in range(5):
+        data = batches(9, seed=seed)
+        for number in trained(nodes, module, updates, data, state):
+            if joins and not worker and number == 7:
                 let_join(nodes)
-            updates.step()
-            updates.zero_grad()
-            if step.number % 3 == 2:
+            if number % 3 == 2:
                 break
     return digest(module.state_dict()), nodes.step
 
@@ -203,20 +206,18 @@ def test_worker_joins_passes_that_are_left_early():
 
 
 def joining_at_the_end(worker):
-    """One joins in the last step of a pass."""
+    """One joins in the last step of the first of three passes."""
     wait_to_join(worker)
-    module = network()
-    updates = optimizer_of(module, "sgd")
-    nodes = VirtualNodes(module, 8, timeout_seconds=20)
+    nodes, module, updates = parts()
     state = {"module": module, "optimizer": updates}
+
+    def in_step(number):
+        if not worker and number == 2:
+            let_join(nodes)
+
     for _ in range(3):
-        for step in nodes.steps(batches(3), state):
-            for images, labels in step:
-                step.backward(cross_entropy(module(images), labels))
-            if not worker and step.number == 2:
-                let_join(nodes)
-            updates.step()
-            updates.zero_grad()
+        data = batches(3)
+        deque(trained(nodes, module, updates, data, state, in_step), maxlen=0)
     return digest(module.state_dict())
 
 

@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 
 from hapi_protocol.errors import ClientError
 from hapi_training import VirtualNodes
-from hapi_training.rendezvous import RENDEZVOUS_VARIABLE, open_store
+from hapi_training.store import RENDEZVOUS_VARIABLE, open_store
 from node_training import batches, network
 
 
