@@ -15,15 +15,28 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hapi_training.checkpoints.manager import CheckpointManager
+    from hapi_training.checkpoints.sharded import (
+        SwiftStorageReader,
+        SwiftStorageWriter,
+    )
     from hapi_training.checkpoints.uploads import CheckpointStats
     from hapi_training.virtual_nodes.step import Step
     from hapi_training.virtual_nodes.virtual_nodes import VirtualNodes
 
-__all__ = ["CheckpointManager", "CheckpointStats", "Step", "VirtualNodes"]
+__all__ = [
+    "CheckpointManager",
+    "CheckpointStats",
+    "Step",
+    "SwiftStorageReader",
+    "SwiftStorageWriter",
+    "VirtualNodes",
+]
 
 _HOMES = {
     "CheckpointManager": "hapi_training.checkpoints.manager",
     "CheckpointStats": "hapi_training.checkpoints.uploads",
+    "SwiftStorageReader": "hapi_training.checkpoints.sharded",
+    "SwiftStorageWriter": "hapi_training.checkpoints.sharded",
     "Step": "hapi_training.virtual_nodes.step",
     "VirtualNodes": "hapi_training.virtual_nodes.virtual_nodes",
 }

@@ -23,7 +23,7 @@ from gateway import Storm, gateway_to
 from hapi_client.swift.swift_url import parse_location
 from hapi_protocol.errors import HapiError
 from hapi_training import CheckpointManager
-from hapi_training.checkpoints import swift_folder
+from hapi_training.checkpoints import segments
 from hapi_training.checkpoints.swift_folder import SwiftFolder
 from hapi_training.store import RENDEZVOUS_VARIABLE
 from jobs import connected
@@ -238,7 +238,7 @@ def test_checkpoints_go_on_while_workers_come_and_go(
 @pytest.fixture
 def through(cluster, monkeypatch):
     """A gateway that fails at will, and a connection through it."""
-    monkeypatch.setattr(swift_folder, "SEGMENT_BYTES", 16 << 10)
+    monkeypatch.setattr(segments, "SEGMENT_BYTES", 16 << 10)
     with (
         gateway_to(cluster.proxy_url) as gateway,
         connected(cluster, auth_url=f"{gateway.url}/auth/v1.0") as connection,
@@ -321,7 +321,7 @@ def test_swift_that_is_away_is_an_error_and_costs_nothing(
 
 
 def num_segments(remote):
-    return -(-remote.pointer().size // swift_folder.SEGMENT_BYTES)
+    return -(-remote.pointer().size // segments.SEGMENT_BYTES)
 
 
 class Observer:

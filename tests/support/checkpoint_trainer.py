@@ -22,7 +22,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from hapi_training import VirtualNodes
-from hapi_training.checkpoints import folder, swift_folder
+from hapi_training.checkpoints import folder, segments
 from hapi_training.checkpoints.manager import CheckpointManager
 from node_training import batches, digest, network, optimizer_of
 
@@ -44,7 +44,7 @@ def main(
     torch.set_num_threads(1)
     torch.manual_seed(5)
     # Files of 100 kB have several ranges and segments.
-    folder.MIN_RANGE_BYTES = swift_folder.SEGMENT_BYTES = 16 << 10
+    folder.MIN_RANGE_BYTES = segments.SEGMENT_BYTES = 16 << 10
     module = network()
     updates = optimizer_of(module, "adamw")
     nodes = VirtualNodes(module, 8)

@@ -14,8 +14,7 @@ import io
 import json
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
@@ -26,16 +25,19 @@ from hapi_protocol.errors import (
     NotFoundError,
     SourceChangedError,
 )
-from hapi_protocol.headers import ByteRange
 from hapi_training.checkpoints.folder import FILE_NAME, VERSION, file_name
+from hapi_training.checkpoints.segments import (
+    Segment,
+    in_parallel,
+    put_manifest,
+    put_segment,
+    read_range,
+    segment_bytes,
+    segments_of,
+)
 
 logger = logging.getLogger(__name__)
 
-# Chosen: large enough that its request costs nothing, small enough that four
-# of a checkpoint of 64 MiB are sent at once.
-SEGMENT_BYTES = 16 << 20
-NUM_THREADS = 4
-"""Segments that a rank sends or reads at once."""
 POLL_SECONDS = 0.2
 _NEW = {"If-None-Match": "*"}
 Read: TypeAlias = Callable[[int, int], bytes]
@@ -57,13 +59,6 @@ class Pointer:
     name: str
     size: int
     etag: str
-
-
-@dataclass(frozen=True)
-class _Segment:
-    name: str
-    etag: str
-    size: int
 
 
 class SwiftFolder:
@@ -92,7 +87,7 @@ class SwiftFolder:
         self._connection = connection
         self.location = location
         self._container = location.container
-        self._segments = f"{location.container}_segments"
+        self._segments = segments_of(location.container)
         self._patience, self._is_shared = patience_seconds, is_shared
         self._is_open = False
         self.known: Pointer | None = None
@@ -198,8 +193,7 @@ class SwiftFolder:
         Raises:
             HapiError: of Swift.
         """
-
-        _in_parallel(
+        in_parallel(
             lambda number: self._send(step, attempt, size, read, number),
             range(rank, _num_segments(size), num_ranks),
         )
@@ -207,14 +201,13 @@ class SwiftFolder:
     def _send(
         self, step: int, attempt: str, size: int, read: Read, number: int
     ) -> None:
-        start = number * SEGMENT_BYTES
-        data = read(start, min(SEGMENT_BYTES, size - start))
-        self._connection.put(
+        length = segment_bytes(size)
+        start = number * length
+        put_segment(
+            self._connection,
             self._segments,
             self._segment_name(step, attempt, number),
-            io.BytesIO(data),
-            len(data),
-            md5=hashlib.md5(data, usedforsecurity=False).hexdigest(),
+            read(start, min(length, size - start)),
         )
 
     def commit(
@@ -252,16 +245,6 @@ class SwiftFolder:
             segments.append(segment)
         etags = "".join(segment.etag for segment in segments)
         etag = hashlib.md5(etags.encode(), usedforsecurity=False).hexdigest()
-        manifest = json.dumps(
-            [
-                {
-                    "path": f"/{self._segments}/{segment.name}",
-                    "etag": segment.etag,
-                    "size_bytes": segment.size,
-                }
-                for segment in segments
-            ]
-        ).encode()
         latest = self.pointer()
         if latest not in (None, self.known) and not self._is_shared:
             raise ClientError(
@@ -269,11 +252,12 @@ class SwiftFolder:
                 f"another process has written {latest} to {self.location}; "
                 "end one of them, or give another prefix as remote=",
             )
-        name, query = file_name(step), {"multipart-manifest": "put"}
+        name = file_name(step)
+        place = self._connection, self._container, self._name(name)
         mine = {segment.name for segment in segments}
         garbage: set[str] = set()
         try:
-            self._put(name, manifest, headers=_NEW, query=query)
+            put_manifest(*place, segments, _NEW)
         except SourceChangedError:
             # Of before a restore from an earlier step, or this very one: the
             # answer to the first request may be lost.
@@ -282,7 +266,7 @@ class SwiftFolder:
             if info is not None and info.etag == etag:
                 garbage = mine - others
             else:
-                self._put(name, manifest, query=query)
+                put_manifest(*place, segments)
                 garbage = others - mine
         self.known = Pointer(step, name, size, etag)
         self._put("latest", json.dumps(asdict(self.known)).encode())
@@ -356,14 +340,9 @@ class SwiftFolder:
     def read(self, step: int, etag: str, start: int, stop: int) -> bytes:
         """Reads bytes of one version of a checkpoint."""
         name = self._name(file_name(step))
-
-        def get(first: int) -> bytes:
-            last = min(stop, first + SEGMENT_BYTES) - 1
-            return self._connection.get_range(
-                self._container, name, ByteRange(first, last), if_match=etag
-            )
-
-        return b"".join(_in_parallel(get, range(start, stop, SEGMENT_BYTES)))
+        return read_range(
+            self._connection, self._container, name, etag, start, stop
+        )
 
     def _segments_of(self, name: str) -> list[str]:
         """Names of the segments of a checkpoint; none if it is missing."""
@@ -375,12 +354,12 @@ class SwiftFolder:
         start = len(f"/{self._segments}/")
         return [entry["path"][start:] for entry in entries]
 
-    def _segment(self, name: str) -> _Segment | None:
+    def _segment(self, name: str) -> Segment | None:
         info = self._connection.head(self._segments, name)
         return (
             None
             if info is None
-            else _Segment(name, info.etag, info.length_bytes)
+            else Segment(name, info.etag, info.length_bytes)
         )
 
     def _segment_name(self, step: int, attempt: str, number: int) -> str:
@@ -408,19 +387,10 @@ class SwiftFolder:
             self._name(name),
             io.BytesIO(data),
             len(data),
-            content_type="application/json"
-            if "query" not in options
-            else "application/octet-stream",
+            content_type="application/json",
             **options,
         )
 
 
 def _num_segments(size: int) -> int:
-    return -(-size // SEGMENT_BYTES)
-
-
-def _in_parallel(
-    function: Callable[[int], Any], numbers: Iterable[int]
-) -> list[Any]:
-    with ThreadPoolExecutor(NUM_THREADS, "hapi-segment") as executor:
-        return list(executor.map(function, numbers))
+    return -(-size // segment_bytes(size))
