@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterable, Iterator, MutableMapping
 from typing import Any
 
 import torch
@@ -96,30 +96,12 @@ class RunState:
             "run": self.run,
             "step": self.step,
             "calls": self.num_calls,
-            "state": copy.deepcopy(values, self._unchanged(values)),
+            "state": snapshot(values, self.optimizers()),
             "random": random_state(_device_of(values)),
             "features": self._features(),
         }
         digests = _digests(content["state"]) if self._verify else None
         return {**content, "digests": digests}
-
-    def _unchanged(self, values: Any) -> dict[int, Any]:
-        """Tensors that change in steps of optimizers only, by their ids."""
-        guarded = {
-            tensor.untyped_storage()._cdata
-            for optimizer in self.optimizers()
-            for tensor in _tensors_of(
-                [
-                    [group["params"] for group in optimizer.param_groups],
-                    list(optimizer.state.values()),
-                ]
-            )
-        }
-        return {
-            id(tensor): tensor
-            for tensor in _tensors_of(values)
-            if tensor.untyped_storage()._cdata in guarded
-        }
 
     def _has_weights(self, name: str) -> bool:
         kinds = torch.nn.Module, torch.optim.Optimizer
@@ -151,6 +133,26 @@ class RunState:
         )
         set_random_state(_device_of(values), content["random"])
         self.run, self.num_calls = content["run"], content["calls"]
+
+
+def snapshot(values: Any, optimizers: Iterable[torch.optim.Optimizer]) -> Any:
+    """Copies values, but for tensors that change in steps of optimizers."""
+    guarded = {
+        tensor.untyped_storage()._cdata
+        for optimizer in optimizers
+        for tensor in _tensors_of(
+            [
+                [group["params"] for group in optimizer.param_groups],
+                list(optimizer.state.values()),
+            ]
+        )
+    }
+    kept = {
+        id(tensor): tensor
+        for tensor in _tensors_of(values)
+        if tensor.untyped_storage()._cdata in guarded
+    }
+    return copy.deepcopy(values, kept)
 
 
 def _tensors_of(values: Any) -> list[torch.Tensor]:

@@ -43,6 +43,21 @@ def file_name(step: int) -> str:
     return f"step-{step:012}.pt"
 
 
+def clean(
+    folder: Path, is_meant: Callable[[str], bool] = lambda name: True
+) -> None:
+    """Removes what writers of files that were killed have left.
+
+    Args:
+        folder: the folder.
+        is_meant: returns True for the names of these files.
+    """
+    for path in folder.glob("*.*"):
+        unfinished = _UNFINISHED.fullmatch(path.name)
+        if unfinished and is_meant(unfinished[1]):
+            path.unlink(missing_ok=True)
+
+
 class Folder:
     """A folder of one run's checkpoints.
 
@@ -154,10 +169,7 @@ class Folder:
         Args:
             before: only of earlier steps.
         """
-        for name in os.listdir(self.path):
-            unfinished = _UNFINISHED.fullmatch(name)
-            if unfinished and self._is_before(unfinished[1], before):
-                (self.path / name).unlink(missing_ok=True)
+        clean(self.path, lambda name: self._is_before(name, before))
 
     def _is_before(self, name: str, before: float) -> bool:
         step = FILE_NAME.fullmatch(name)
@@ -271,11 +283,14 @@ class SharedWrite:
                 write_range(self._part, start, stop, data.copy_to)
             self._marker(self.writer).touch()
 
-    def commit(self, size: int) -> None:
+    def commit(self, size: int) -> Path:
         """Gives the file its name, when all have written their ranges.
 
         Args:
             size: length of the file in bytes.
+
+        Returns:
+            The file.
 
         Raises:
             ClientError: as of :meth:`write`.
@@ -284,7 +299,7 @@ class SharedWrite:
             if self.writer:
                 # The first writer has renamed it.
                 self._wait(lambda: not self._part.exists())
-                return
+                return self._final
             for writer in range(1, self._num_writers):
                 self._wait(self._marker(writer).exists)
             with self._part.open("r+b") as file:
@@ -293,6 +308,7 @@ class SharedWrite:
             self._part.rename(self._final)
             _sync_folder(self._folder.path)
             self._remove_markers()
+        return self._final
 
     def _range(self, size: int) -> tuple[int, int]:
         """First byte and end of what this process writes."""

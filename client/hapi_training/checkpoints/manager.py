@@ -6,8 +6,8 @@ import logging
 import os
 import time
 from collections.abc import MutableMapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,6 +22,7 @@ from hapi_client.swift.connection import Connection
 from hapi_client.swift.swift_url import parse_location
 from hapi_protocol.errors import ClientError, HapiError
 from hapi_training.checkpoints import ranks
+from hapi_training.checkpoints.background import BackgroundWrites
 from hapi_training.checkpoints.content import RunState, checked
 from hapi_training.checkpoints.folder import SharedWrite, place_of
 from hapi_training.checkpoints.swift_folder import SwiftFolder
@@ -139,13 +140,11 @@ class CheckpointManager:
         self._every, self._keep = every, keep
         self._superseded: list[int] = []
         self._is_open = self._is_locked = False
-        self._written: Future[None] | None = None
-        self._committed: Future[CommittedFile] | None = None
-        self._writer = ThreadPoolExecutor(1, "hapi-checkpoint")
+        self._writes = BackgroundWrites(self.stats, self._uploads)
         for optimizer in self._state.optimizers():
             hook = optimizer.register_step_pre_hook(self._before_step)
             self._closing.callback(hook.remove)
-        self._closing.callback(self._writer.shutdown)
+        self._closing.callback(self._writes.close)
 
     def __enter__(self) -> Self:
         return self
@@ -182,12 +181,9 @@ class CheckpointManager:
             logger.warning("a checkpoint is missing: %s", error.message)
             return
         write, data, file, is_uploaded = planned
-        self._written = self._writer.submit(self._write, write, data)
-        self._committed = self._writer.submit(
-            self._commit, write, file, self._written
-        )
-        if self._uploads is not None:
-            self._uploads.add(self._committed, now=is_uploaded)
+        self._writes.add(write, data, file, now=is_uploaded)
+        if not write.writer:
+            self._writes.then(partial(self._prune, file.step))
         self.stats.seconds_blocked += time.monotonic() - began
 
     def wait(self) -> None:
@@ -201,55 +197,28 @@ class CheckpointManager:
             self._uploads.wait()
 
     def _before_step(self, *_: object) -> None:
-        """Waits until the parameters are written, before they change."""
-        if self._written is not None:
-            began = time.monotonic()
-            # An error is raised by the next save(), on all ranks.
-            self._written.exception()
-            self._written = None
-            self.stats.seconds_blocked += time.monotonic() - began
+        # An error is raised by the next save(), on all ranks.
+        self._writes.wait_for_bytes()
 
     def _finish(self) -> None:
         """Waits for the write; raises its error, and that of an upload."""
-        committed, self._committed, self._written = self._committed, None, None
         try:
-            if committed is not None:
-                if self._uploads and committed.exception() is not None:
-                    self._uploads.forget_waiting()
-                committed.result()
-            if self._uploads is not None:
-                self._uploads.check()
+            self._writes.finish()
         except ClientError as error:
             if error.code != "worker_lost" or not self._is_elastic:
                 raise
             logger.warning("a checkpoint is missing: %s", error.message)
 
-    def _write(self, write: SharedWrite, data: FileBytes) -> None:
-        began = time.monotonic()
-        write.write(data)
-        self.stats.seconds_written += time.monotonic() - began
-
-    def _commit(
-        self,
-        write: SharedWrite,
-        file: CommittedFile,
-        written: Future[None],
-    ) -> CommittedFile:
-        written.result()
-        write.commit(file.size)
-        self.stats.saved += 1
-        if self._uploads is not None:
-            file.open(self._folder.file(file.step))
-        if not write.writer:
-            for other in self._superseded:
-                # Of a run that began again before them.
-                if other > file.step:
-                    self._folder.remove(other)
-            self._superseded = []
-            self._folder.clean(file.step)
-            for other in self._folder.steps()[self._keep :]:
+    def _prune(self, step: int) -> None:
+        """Deletes old checkpoints, and what writes have left."""
+        for other in self._superseded:
+            # Of a run that began again before them.
+            if other > step:
                 self._folder.remove(other)
-        return file
+        self._superseded = []
+        self._folder.clean(step)
+        for other in self._folder.steps()[self._keep :]:
+            self._folder.remove(other)
 
     def restore(self) -> bool:
         """Loads the newest whole checkpoint that any rank has, on all ranks.
@@ -377,7 +346,10 @@ class CheckpointManager:
         if not self._is_open and not self._is_elastic:
             ranks.together(lambda: None if writer else self._lock())
             self._is_open = True
-        file = CommittedFile(self._state.step, attempt, layout.size)
+        file = CommittedFile(
+            *(self._state.step, attempt, layout.size, rank, size),
+            ranks.group_end(),
+        )
         write = SharedWrite(
             self._folder,
             file.step,

@@ -110,9 +110,9 @@ class SwiftFolder:
             if owner != run:
                 raise ClientError(
                     "bad_state",
-                    f"{self.location} belongs to another run, {owner}; call "
-                    "restore() to go on with it, or give another prefix as "
-                    "remote=",
+                    f"{self.location} belongs to another run, {owner}; "
+                    "restore its newest checkpoint to go on with it, or give "
+                    "another prefix as remote=",
                 ) from error
         self._is_open = True
 

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from hapi_client.swift.retry import is_outage
 from hapi_protocol.errors import HapiError
-from hapi_training.checkpoints import ranks
 from hapi_training.checkpoints.swift_folder import SwiftFolder
 
 logger = logging.getLogger(__name__)
@@ -58,10 +57,18 @@ class CommittedFile:
         has_ended: returns True if the others do so no more.
     """
 
-    def __init__(self, step: int, attempt: str, size: int) -> None:
+    def __init__(
+        self,
+        step: int,
+        attempt: str,
+        size: int,
+        rank: int = 0,
+        num_ranks: int = 1,
+        has_ended: Callable[[], bool] = lambda: True,
+    ) -> None:
         self.step, self.attempt, self.size = step, attempt, size
-        self.rank, self.num_ranks = ranks.rank(), ranks.size()
-        self.has_ended = ranks.group_end()
+        self.rank, self.num_ranks = rank, num_ranks
+        self.has_ended = has_ended
         self._file: int | None = None
 
     def open(self, path: Path) -> None:

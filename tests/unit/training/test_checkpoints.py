@@ -297,7 +297,7 @@ def test_optimizer_waits_until_its_parameters_are_written(
             threading.Timer(0.5, slow.may_begin.set).start()
         else:
             # A control: the step comes in the middle of the write.
-            manager._written = None
+            manager._writes._written = None
         optimizer.step()
         assert slow.may_begin.is_set() is waits
         slow.may_begin.set()

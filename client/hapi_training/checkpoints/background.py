@@ -1,0 +1,110 @@
+"""Writes behind the loop: one at a time, and then their uploads."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from hapi_training.checkpoints.folder import SharedWrite
+from hapi_training.checkpoints.torch_file import FileBytes
+from hapi_training.checkpoints.uploads import (
+    CheckpointStats,
+    CommittedFile,
+    Uploads,
+)
+
+
+class BackgroundWrites:
+    """Writes checkpoints in a thread.
+
+    Args:
+        stats: gets the costs.
+        uploads: uploads them; None to keep them here.
+    """
+
+    def __init__(
+        self, stats: CheckpointStats, uploads: Uploads | None
+    ) -> None:
+        self._stats, self._uploads = stats, uploads
+        self._written: Future[None] | None = None
+        self._committed: Future[CommittedFile] | None = None
+        self._executor = ThreadPoolExecutor(1, "hapi-checkpoint")
+        self.close: Callable[[], None] = self._executor.shutdown
+
+    def add(
+        self,
+        write: SharedWrite,
+        data: FileBytes,
+        file: CommittedFile,
+        *,
+        now: bool = True,
+    ) -> None:
+        """Writes a checkpoint; the one before has been finished.
+
+        Args:
+            write: the write.
+            data: bytes of the file.
+            file: the file.
+            now: as for :meth:`Uploads.add`.
+        """
+        written = self._executor.submit(self._write, write, data)
+        self._written = written
+        self._committed = self._executor.submit(
+            self._commit, write, file, written
+        )
+        if self._uploads is not None:
+            self._uploads.add(self._committed, now=now)
+
+    def _write(self, write: SharedWrite, data: FileBytes) -> None:
+        began = time.monotonic()
+        write.write(data)
+        self._stats.seconds_written += time.monotonic() - began
+
+    def _commit(
+        self, write: SharedWrite, file: CommittedFile, written: Future[None]
+    ) -> CommittedFile:
+        written.result()
+        path = write.commit(file.size)
+        self._stats.saved += 1
+        if self._uploads is not None:
+            file.open(path)
+        return file
+
+    def then(self, function: Callable[[], None]) -> None:
+        """Calls a function when the last write is whole, and only then."""
+        committed = self._committed
+        if committed is None:
+            function()
+            return
+
+        def call() -> CommittedFile:
+            file = committed.result()
+            function()
+            return file
+
+        self._committed = self._executor.submit(call)
+
+    def wait_for_bytes(self) -> None:
+        """Waits until tensors may change; an error is told later."""
+        if self._written is not None:
+            began = time.monotonic()
+            self._written.exception()
+            self._written = None
+            self._stats.seconds_blocked += time.monotonic() - began
+
+    def finish(self) -> None:
+        """Waits for the write; raises its error, and that of an upload."""
+        committed, self._committed, self._written = self._committed, None, None
+        if committed is not None:
+            if self._uploads and committed.exception() is not None:
+                self._uploads.forget_waiting()
+            committed.result()
+        if self._uploads is not None:
+            self._uploads.check()
+
+    def wait(self) -> None:
+        """Waits for the write, and for uploads; raises their errors."""
+        self.finish()
+        if self._uploads is not None:
+            self._uploads.wait()

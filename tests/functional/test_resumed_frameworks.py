@@ -1,0 +1,73 @@
+"""A plain loop, accelerate and Lightning go on from any step, after a kill."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from as_user import environment_of
+from children import run_family
+from equal_training import DATA
+from hapi_client.swift.swift_url import parse_location
+from jobs import upload_shards
+from photos import shards_of
+
+SECONDS = 200
+# Of two epochs of 5 steps.  Lightning counts epochs wrong, also without ours,
+# in a run that goes on from the last step of one, and is resumed again.
+KILLED_AT = 3, 8
+SCRIPT = Path(__file__).parent.parent / "support" / "resumed_trainer.py"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def data(connection, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("shards")
+    for place in DATA.values():
+        location = parse_location(place)
+        shards = shards_of((20, 16, 24, 12), size=120)
+        upload_shards(connection, location, shards, folder)
+
+
+@pytest.fixture
+def train(cluster, tmp_path, request):
+    """Trains in some way; returns what the script has printed."""
+
+    def train(way, name, *step):
+        remote = f"swift://resumed/{request.node.name}-{name}"
+        remote = remote.replace("[", "-").replace("]", "")
+        done = run_family(
+            [sys.executable, SCRIPT, way, tmp_path / name, remote, *step],
+            SECONDS,
+            environment={**environment_of(cluster), "OMP_NUM_THREADS": "1"},
+        )
+        assert (done.returncode == -9) == bool(step), done.stderr
+        # Lightning gives hints.
+        printed = [x for x in done.stdout.splitlines() if x[:1] == "{"]
+        lines = [json.loads(line) for line in printed]
+        return {name: value for line in lines for name, value in line.items()}
+
+    return train
+
+
+@pytest.mark.parametrize("way", ["plain", "accelerate", "lightning"])
+def test_run_goes_on_where_it_was_killed(train, tmp_path, way):
+    whole = train(way, "whole")
+    assert whole["begins"] == 0
+    assert len(whole["losses"]) == 10
+    first, second = KILLED_AT
+    assert train(way, "killed", str(first))["begins"] == 0
+    # From the folder, and then from Swift.
+    again = train(way, "killed", str(second))
+    assert again["begins"] in (first - 1, first)
+    shutil.rmtree(tmp_path / "killed")
+    last = train(way, "killed")
+    assert last["begins"] in (second - 1, second)
+    assert last["losses"] == whole["losses"]
+    for path in (tmp_path / "killed").iterdir():
+        if path.suffix in (".pt", ".ckpt"):
+            torch.load(path, weights_only=True, mmap=True)
