@@ -30,7 +30,7 @@ _FILE_NAME = re.compile(r"__([0-9a-f-]{36})_\d+_\d+\.distcp(/\d{6})?")
 
 
 class ObjectFiles:
-    """What torch's reader and writer need of a file system, of Swift.
+    """Reads and writes objects as torch's reader and writer do files.
 
     Paths are ``swift://container/prefix/name``.  A copy in another process
     makes a connection of its own.

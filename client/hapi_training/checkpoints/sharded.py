@@ -57,7 +57,7 @@ _ALLOWED = {
     ("pathlib", "PosixPath"): pathlib.PosixPath,
     ("pathlib._local", "PosixPath"): pathlib.PosixPath,
 }
-"""What ``.metadata`` may contain: of pickle, only these are called."""
+"""Classes and functions that ``.metadata`` may name."""
 
 
 class SwiftStorageWriter(FileSystemWriter):
