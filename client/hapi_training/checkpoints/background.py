@@ -86,7 +86,7 @@ class BackgroundWrites:
         self._committed = self._executor.submit(call)
 
     def wait_for_bytes(self) -> None:
-        """Waits until tensors may change; an error is told later."""
+        """Waits until tensors may change; an error is reported later."""
         if self._written is not None:
             began = time.monotonic()
             self._written.exception()
