@@ -241,7 +241,8 @@ class _Run:
 
     def _after_step(self, step: Step) -> None:
         is_due = (
-            step.time - self._saved_at >= SAVE_SECONDS
+            # A clock may be set back.
+            not 0 <= step.time - self._saved_at < SAVE_SECONDS
             if self._every_steps is None
             else (step.number + 1) % self._every_steps == 0
         )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import signal
+import time
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -125,11 +127,15 @@ def test_resumed_run_equals_an_uninterrupted_one(
         torch.testing.assert_close(run.weights[name], weight)
 
 
+@pytest.mark.parametrize("clock", ["goes on", "is set back"])
 def test_every_save_has_the_results_of_its_finished_epochs(
-    connection, data, tmp_path, monkeypatch
+    connection, data, tmp_path, monkeypatch, clock
 ):
     path, saves = tmp_path / "run.pt", []
-    monkeypatch.setattr(loop, "SAVE_SECONDS", 0.0)
+    if clock == "goes on":
+        monkeypatch.setattr(loop, "SAVE_SECONDS", 0.0)
+    else:
+        monkeypatch.setattr(time, "time", count(time.time(), -1).__next__)
 
     def save(manager, real=CheckpointManager.save):
         real(manager)
