@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from as_user import environment_of
+from as_user import environment_of, run
 from children import run_family
 from equal_training import DATA
 from hapi_client.swift.swift_url import parse_location
@@ -34,14 +34,25 @@ def data(connection, tmp_path_factory):
 
 
 @pytest.fixture
-def train(cluster, tmp_path, request):
+def place_of(request):
+    test = request.node.name.replace("[", "-").replace("]", "")
+    return lambda name: f"swift://resumed/{test}-{name}"
+
+
+@pytest.fixture
+def train(cluster, tmp_path, place_of):
     """Trains in some way; returns what the script has printed."""
 
     def train(way, name, *step):
-        remote = f"swift://resumed/{request.node.name}-{name}"
-        remote = remote.replace("[", "-").replace("]", "")
         done = run_family(
-            [sys.executable, SCRIPT, way, tmp_path / name, remote, *step],
+            [
+                sys.executable,
+                SCRIPT,
+                way,
+                tmp_path / name,
+                place_of(name),
+                *step,
+            ],
             SECONDS,
             environment={**environment_of(cluster), "OMP_NUM_THREADS": "1"},
         )
@@ -54,8 +65,11 @@ def train(cluster, tmp_path, request):
     return train
 
 
+@pytest.mark.timeout(3 * SECONDS)
 @pytest.mark.parametrize("way", ["plain", "accelerate", "lightning"])
-def test_run_goes_on_where_it_was_killed(train, tmp_path, way):
+def test_run_goes_on_where_it_was_killed(
+    train, place_of, cluster, tmp_path, way
+):
     whole = train(way, "whole")
     assert whole["begins"] == 0
     assert len(whole["losses"]) == 10
@@ -68,6 +82,10 @@ def test_run_goes_on_where_it_was_killed(train, tmp_path, way):
     last = train(way, "killed")
     assert last["begins"] in (second - 1, second)
     assert last["losses"] == whole["losses"]
+    place = place_of("killed")
+    done = run(cluster, tmp_path, ("hapi", "checkpoints", "verify", place))
+    assert done.returncode == 0, done.stdout
+    assert "10   │ whole" in done.stdout
     for path in (tmp_path / "killed").iterdir():
         if path.suffix in (".pt", ".ckpt"):
             torch.load(path, weights_only=True, mmap=True)

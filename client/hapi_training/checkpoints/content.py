@@ -184,18 +184,23 @@ def _digests(values: Any) -> dict[str, str]:
     }
 
 
-def checked(data: bytes, where: str) -> dict[str, Any]:
+def checked(
+    data: bytes, where: str, *, or_lightning: bool = False
+) -> dict[str, Any]:
     """Returns the content of a file, if it is whole.
 
     Args:
         data: bytes of the file.
         where: the file, for the message.
+        or_lightning: accept a checkpoint of Lightning, too.
 
     Raises:
         ClientError: ``bad_state`` naming what is wrong.
     """
     try:
-        found = loaded(data)
+        found: dict[str, Any] = loaded(data)
+        if or_lightning and "pytorch-lightning_version" in found:
+            return found
         # All of it is there, or it is no checkpoint.
         content = {name: found[name] for name in _PARTS}
         if content["version"] != VERSION:
