@@ -6,6 +6,7 @@ import logging
 import os
 import time
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -18,7 +19,7 @@ from hapi_client.atomic_file import write_atomically
 from hapi_client.option_checks import check_integer
 from hapi_client.swift.connection import Connection
 from hapi_client.swift.swift_url import parse_location
-from hapi_protocol.errors import ClientError
+from hapi_protocol.errors import ClientError, HapiError
 from hapi_training.checkpoints.background import BackgroundWrites
 from hapi_training.checkpoints.content import snapshot
 from hapi_training.checkpoints.folder import (
@@ -27,7 +28,7 @@ from hapi_training.checkpoints.folder import (
     clean,
     file_name,
 )
-from hapi_training.checkpoints.swift_folder import SwiftFolder
+from hapi_training.checkpoints.swift_folder import SwiftFolder, readable
 from hapi_training.checkpoints.torch_file import FileBytes, layout_of
 from hapi_training.checkpoints.uploads import (
     CheckpointStats,
@@ -130,9 +131,15 @@ class HapiCheckpointIO(TorchCheckpointIO, Callback):
             for step in remote.steps():
                 if newest is not None and step <= newest[0]:
                     break
-                data = remote.whole(step)
                 try:
+                    data = readable(step, partial(remote.whole, step))
                     loaded(data)
+                except HapiError as error:
+                    if error.code != "bad_state":
+                        raise
+                    reasons.append(error.message)
+                    logger.warning("passing over a file: %s", error.message)
+                    continue
                 except Exception as error:  # the object may contain anything
                     reasons.append(f"step {step} in {remote.location}")
                     logger.warning("%s: %s", reasons[-1], error)
@@ -189,7 +196,7 @@ class HapiCheckpointIO(TorchCheckpointIO, Callback):
         if self._remote is not None:
             self._remote.claim(self._run)
         trainer = self._trainer
-        content = snapshot(
+        content, _ = snapshot(
             values_of(checkpoint, "the checkpoint"),
             () if trainer is None else trainer.optimizers,
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterable, Mapping, MutableMapping
 from typing import Any
 
 import torch
@@ -35,26 +35,22 @@ def values_of(state: Mapping[str, Any], what: str) -> dict[str, Any]:
             ``torch.load(weights_only=True)`` refuses, by their paths.
     """
     content = {
-        name: value.state_dict() if hasattr(value, "state_dict") else value
+        name: value.state_dict() if _is_object(value) else value
         for name, value in state.items()
     }
-    # The bytes of tensors do not matter.
-    small = tree_map_only(torch.Tensor, lambda t: t.new_empty(0), content)
     try:
-        loaded(dumped(small))
+        loaded(dumped(_small(content)))
     except Exception as error:  # of pickle, torch or a value's own methods
-        refused = [
-            f"{keystr(path)} of type {type(value).__name__}"
-            for path, value in tree_leaves_with_path(small)
-            if not _is_loadable(value)
-        ]
+        leaves = [(keystr(p), v) for p, v in tree_leaves_with_path(content)]
+        # Of a container that is refused, all leaves may be good.
+        refused = _refused(leaves) or _refused(content.items())
         if not refused:
             raise
         raise ClientError(
             "bad_configuration",
             f"{what} cannot be loaded again, for {' and '.join(refused[:5])}; "
-            "give objects with state_dict, tensors, numbers, texts, and lists "
-            "and mappings of them",
+            "give objects with state_dict and load_state_dict, dense tensors, "
+            "numbers, texts, and lists and dicts of them",
         ) from error
     return content
 
@@ -106,9 +102,38 @@ def broadcast(
     return data.cpu().numpy().tobytes()
 
 
+def _is_object(value: Any) -> bool:
+    return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
+
+
+def _small(content: Any) -> Any:
+    """Returns a content with one tensor of each type, and without bytes.
+
+    Thousands of tensors would take seconds.
+    """
+    known: dict[type, torch.Tensor] = {}
+
+    def small(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.layout != torch.strided or tensor.is_nested:
+            raise TypeError("it is sparse or nested")
+        if type(tensor) not in known:
+            known[type(tensor)] = tensor.new_empty(0)
+        return known[type(tensor)]
+
+    return tree_map_only(torch.Tensor, small, content)
+
+
+def _refused(values: Iterable[tuple[str, Any]]) -> list[str]:
+    return [
+        f"{path} of type {type(value).__name__}"
+        for path, value in values
+        if not _is_loadable(value)
+    ]
+
+
 def _is_loadable(value: Any) -> bool:
     try:
-        loaded(dumped(value))
+        loaded(dumped(_small(value)))
     except Exception:  # as above
         return False
     return True

@@ -11,6 +11,8 @@ import signal
 import subprocess
 import sys
 import threading
+import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,9 +21,11 @@ import torch.distributed as dist
 
 from as_user import environment_of, run
 from children import family, run_family
+from forked_ranks import run_ranks
 from gateway import Storm, gateway_to
+from hapi_client import Connection
 from hapi_client.swift.swift_url import parse_location
-from hapi_protocol.errors import HapiError
+from hapi_protocol.errors import ClientError, HapiError
 from hapi_training import CheckpointManager
 from hapi_training.checkpoints import segments
 from hapi_training.checkpoints.swift_folder import SwiftFolder
@@ -129,7 +133,7 @@ def look_at(cluster, folder, place, steps):
     status, facts, _ = hapi("ls", place)
     assert status == 0
     assert [c["step"] for c in facts["checkpoints"]] == steps
-    assert all(c["length_bytes"] > 50_000 for c in facts["checkpoints"])
+    assert all(c["length_bytes"] > 20_000 for c in facts["checkpoints"])
     status, facts, output = hapi("verify", place)
     assert status == 0
     assert all(c["whole"] for c in facts["checkpoints"])
@@ -322,6 +326,66 @@ def test_swift_that_is_away_is_an_error_and_costs_nothing(
 
 def num_segments(remote):
     return -(-remote.pointer().size // segments.SEGMENT_BYTES)
+
+
+def test_damage_in_swift_is_passed_over(remote, connection, names, caplog):
+    state = {"number": 0}
+    place = {"remote": str(remote.location), "connection": connection}
+    with CheckpointManager(state, keep=9, **place) as checkpoints:
+        for number in (1, 2, 3, 4):
+            state["number"] = number
+            checkpoints.save()
+            checkpoints.wait()
+    prefix = remote.location.prefix
+    # A missing segment, and a missing object that the pointer names; and
+    # what is no checkpoint.
+    (segment,) = (name for name in names()[1] if int(name[:12]) == 3)
+    connection.delete("runs_segments", f"{prefix}/{segment}")
+    connection.delete("runs", f"{prefix}/step-{4:012}.pt")
+    name = f"{prefix}/step-{9:012}.pt"
+    connection.put("runs", name, io.BytesIO(b"\x80hostile"), 8)
+    with CheckpointManager(state, keep=9, **place) as checkpoints:
+        assert checkpoints.restore()
+        assert state["number"] == 2
+        assert "step 3: " in caplog.text
+        assert "step 4: " in caplog.text
+        checkpoints.save()
+    assert names()[0][2:] == [f"step-{n:012}.pt" for n in (1, 2, 3)]
+    state["number"] = 0
+    with CheckpointManager(state, **place) as checkpoints:
+        assert checkpoints.restore()
+    assert state["number"] == 2
+    connection.put("runs", f"{prefix}/latest", io.BytesIO(b"{}"), 2)
+    checkpoints = CheckpointManager(state, **place)
+    with checkpoints, pytest.raises(ClientError, match="latest is no pointer"):
+        checkpoints.restore()
+
+
+def rank_that_waits(rank, environment, place):
+    """Returns the step that is in Swift when ``wait`` has returned."""
+    os.environ.update(environment)
+    commit = SwiftFolder.commit
+
+    def slow_commit(*arguments):
+        time.sleep(1)
+        commit(*arguments)
+
+    SwiftFolder.commit = slow_commit
+    with CheckpointManager({"number": 3}, remote=place) as checkpoints:
+        checkpoints.save()
+        checkpoints.wait()
+        with Connection() as connection:
+            folder = SwiftFolder(connection, parse_location(place))
+            return folder.pointer().step
+
+
+def test_all_ranks_wait_for_the_commit(cluster, remote):
+    run = partial(
+        rank_that_waits,
+        environment=dict(cluster.environment),
+        place=str(remote.location),
+    )
+    assert run_ranks(2, run) == [1, 1]
 
 
 class Observer:

@@ -43,8 +43,8 @@ def main(
 ) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(5)
-    # Files of 100 kB have several ranges and segments.
-    folder.MIN_RANGE_BYTES = segments.SEGMENT_BYTES = 16 << 10
+    # Files of 30 kB have several ranges and segments.
+    folder.MIN_RANGE_BYTES = segments.SEGMENT_BYTES = 4 << 10
     module = network()
     updates = optimizer_of(module, "adamw")
     nodes = VirtualNodes(module, 8)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
@@ -16,7 +17,7 @@ from hapi_client.cli.context import (
     write_json,
 )
 from hapi_client.swift.swift_url import SCHEME, parse_location
-from hapi_protocol.errors import ClientError
+from hapi_protocol.errors import ClientError, NotFoundError
 from hapi_splitter.units import bytes_text
 
 if TYPE_CHECKING:
@@ -52,7 +53,11 @@ def ls_command(
     Keys of --json: checkpoints (step, length_bytes).
     """
     with _opened(context, place) as folder:
-        entries = [(step, folder.size(step)) for step in folder.steps()]
+        entries = []
+        for step in folder.steps():
+            # A run that goes on deletes old ones.
+            with suppress(NotFoundError, FileNotFoundError):
+                entries.append((step, folder.size(step)))
     if not entries:
         typer.echo(f"there is no checkpoint in {place}", err=True)
     print_table(
@@ -85,13 +90,14 @@ def verify_command(
     """
     # torch takes seconds to import.
     from hapi_training.checkpoints.content import checked
+    from hapi_training.checkpoints.swift_folder import readable
 
     facts = []
     with _opened(context, place) as folder:
         for step in folder.steps():
             has_digests, reason = False, ""
-            data = folder.whole(step)
             try:
+                data = readable(step, partial(folder.whole, step))
                 name = f"step {step}"
                 content = checked(data, name, or_lightning=True)
                 has_digests = content.get("digests") is not None
@@ -176,10 +182,11 @@ def _opened(
         )
     with connect(context) if is_remote else nullcontext() as connection:
         # torch takes seconds to import.
-        from hapi_training.checkpoints.folder import place_of
+        from hapi_training.checkpoints.folder import naming, place_of
         from hapi_training.checkpoints.swift_folder import SwiftFolder
 
         if connection is not None:
             yield SwiftFolder(connection, parse_location(place))
         else:
-            yield place_of(Path(place))
+            with naming(Path(place)):
+                yield place_of(place)

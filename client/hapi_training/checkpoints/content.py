@@ -16,6 +16,7 @@ from hapi_training.checkpoint_file import (
     random_state,
     set_random_state,
 )
+from hapi_training.checkpoints import ranks
 from hapi_training.checkpoints.folder import VERSION
 from hapi_training.membership import WorkerLostError
 from hapi_training.state_transfer import (
@@ -41,6 +42,8 @@ class RunState:
     Attributes:
         run: text that belongs to the run alone.
         num_calls: calls of ``save`` so far, in all parts of the run.
+        trained: addresses of the storages of the last content that steps of
+            optimizers change, and nothing else; they are the run's own.
     """
 
     def __init__(
@@ -50,6 +53,7 @@ class RunState:
         self._verify = verify
         self.run = run
         self.num_calls = 0
+        self.trained: set[int] = set()
 
     @property
     def step(self) -> int:
@@ -91,17 +95,22 @@ class RunState:
                 be loaded again.
         """
         values = values_of(self._values, "the state of the checkpoint")
+        copied, self.trained = snapshot(values, self.optimizers())
         content = {
             "version": VERSION,
             "run": self.run,
             "step": self.step,
             "calls": self.num_calls,
-            "state": snapshot(values, self.optimizers()),
-            "random": random_state(_device_of(values)),
+            "state": copied,
+            "random": [random_state(_device_of(values))],
             "features": self._features(),
         }
-        digests = _digests(content["state"]) if self._verify else None
-        return {**content, "digests": digests}
+        return {**content, "digests": None}
+
+    def add_digests(self, content: dict[str, Any]) -> None:
+        """Adds digests of the tensors, if they are wanted."""
+        if self._verify:
+            content["digests"] = _digests(content["state"])
 
     def _has_weights(self, name: str) -> bool:
         kinds = torch.nn.Module, torch.optim.Optimizer
@@ -131,13 +140,23 @@ class RunState:
             {name: values[name] for name in order},
             "the checkpoint",
         )
-        set_random_state(_device_of(values), content["random"])
+        states, rank = content["random"], ranks.rank()
+        set_random_state(_device_of(values), states[rank % len(states)])
+        if rank >= len(states) > 1:
+            # One of more ranks than there were: not the numbers of another.
+            torch.manual_seed(torch.initial_seed() + rank)
         self.run, self.num_calls = content["run"], content["calls"]
 
 
-def snapshot(values: Any, optimizers: Iterable[torch.optim.Optimizer]) -> Any:
-    """Copies values, but for tensors that change in steps of optimizers."""
-    guarded = {
+def snapshot(
+    values: Any, optimizers: Iterable[torch.optim.Optimizer]
+) -> tuple[Any, set[int]]:
+    """Copies values, but for tensors that change in steps of optimizers.
+
+    Returns:
+        The copy, and the addresses of the storages that it shares.
+    """
+    trained = {
         tensor.untyped_storage()._cdata
         for optimizer in optimizers
         for tensor in _tensors_of(
@@ -147,12 +166,14 @@ def snapshot(values: Any, optimizers: Iterable[torch.optim.Optimizer]) -> Any:
             ]
         )
     }
-    kept = {
-        id(tensor): tensor
-        for tensor in _tensors_of(values)
-        if tensor.untyped_storage()._cdata in guarded
-    }
-    return copy.deepcopy(values, kept)
+    known: dict[int, torch.Tensor] = {}
+    for tensor in _tensors_of(values):
+        if tensor.untyped_storage()._cdata in trained:
+            known[id(tensor)] = tensor
+        elif tensor.grad_fn is not None:
+            # A loss with its graph, for instance.
+            known[id(tensor)] = tensor.detach().clone()
+    return copy.deepcopy(values, known), trained
 
 
 def _tensors_of(values: Any) -> list[torch.Tensor]:

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import torch
 
-from hapi_training.checkpoints.torch_file import ALIGNMENT
-
+ALIGNMENT = 4096
+"""Bytes to which disks and direct I/O align their blocks."""
 # Chosen: from 4 MiB on a write is no faster (1 to 32 MiB were tried).
 BUFFER_BYTES = 8 << 20
 # Linux only; elsewhere writes go through the cache.

@@ -70,14 +70,8 @@ class Folder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        try:
+        with naming(path):
             path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ClientError(
-                "bad_configuration",
-                f"the folder {path} cannot be made: {error}; give another "
-                "one as local=",
-            ) from error
 
     @property
     def place(self) -> Path:
@@ -94,7 +88,10 @@ class Folder:
 
     def steps(self) -> list[int]:
         """Steps of which there is a checkpoint, the newest first."""
-        names = (FILE_NAME.fullmatch(name) for name in os.listdir(self.path))
+        with os.scandir(self.path) as entries:
+            names = [
+                FILE_NAME.fullmatch(e.name) for e in entries if e.is_file()
+            ]
         return sorted((int(name[1]) for name in names if name), reverse=True)
 
     def owner(self, run: str) -> dict[str, Any]:
@@ -107,9 +104,10 @@ class Folder:
             ClientError: ``bad_state`` for a folder of another version.
         """
         path = self.path / "run.json"
-        facts = {"version": VERSION, "run": run, "folder": uuid4().hex}
-        with suppress(FileExistsError), self._written(facts) as new:
-            os.link(new, path)
+        if not path.exists():
+            facts = {"version": VERSION, "run": run, "folder": uuid4().hex}
+            with suppress(FileExistsError), self._written(facts) as new:
+                os.link(new, path)
         facts = self._facts(path)
         if facts["run"] != run and not self.steps():
             # Of a run that was killed before its first checkpoint.
@@ -122,8 +120,8 @@ class Folder:
     def _written(self, facts: Mapping[str, Any]) -> Iterator[Path]:
         """Makes a file that gets its name when it is whole."""
         new = self.path / f"run.{uuid4().hex}.new"
-        new.write_text(json.dumps(facts))
         try:
+            new.write_text(json.dumps(facts))
             yield new
         finally:
             new.unlink(missing_ok=True)
@@ -138,8 +136,8 @@ class Folder:
             reason = f"{type(error).__name__}: {error}"
         raise ClientError(
             "bad_state",
-            f"{path} is not of version {VERSION} ({reason}); give another "
-            "folder as local=, or the release that has written it",
+            f"{path} is not of version {VERSION} ({reason}); delete it if it "
+            "is damaged, or give another folder as local=",
         )
 
     def size(self, step: int) -> int:
@@ -153,12 +151,8 @@ class Folder:
             ClientError: ``bad_configuration`` if it cannot be read.
         """
         path = self.file(step)
-        try:
+        with naming(path):
             return path.read_bytes()
-        except OSError as error:
-            raise ClientError(
-                "bad_configuration", f"{path} cannot be read: {error}"
-            ) from error
 
     def remove(self, step: int) -> None:
         self.file(step).unlink(missing_ok=True)
@@ -226,10 +220,40 @@ class OneFile(Folder):
         return name == self._target.name
 
 
-def place_of(path: Path) -> Folder:
-    """Returns the folder, or the file if there is one or it is named so."""
-    is_file = path.is_file() or (path.suffix == ".pt" and not path.is_dir())
-    return OneFile(path) if is_file else Folder(path)
+def place_of(place: str | os.PathLike[str]) -> Folder:
+    """Returns the folder, or the file if there is one or it is named so.
+
+    Raises:
+        ClientError: ``bad_configuration`` for what is no path.
+    """
+    if not isinstance(place, str | os.PathLike) or not str(place):
+        raise ClientError(
+            "bad_configuration",
+            f"local={place!r} is no path; give a folder, or a file (….pt)",
+        )
+    path = Path(place)
+    with naming(path):
+        is_file = path.is_file() or (
+            path.suffix == ".pt" and not path.is_dir()
+        )
+        return OneFile(path) if is_file else Folder(path)
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Makes an error of the system one that names the place.
+
+    Raises:
+        ClientError: ``bad_configuration``.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise ClientError(
+            "bad_configuration",
+            f"{path} cannot be written or read: {error}; make room, or choose "
+            "another place; the checkpoints before are whole",
+        ) from error
 
 
 class SharedWrite:
@@ -271,7 +295,7 @@ class SharedWrite:
             ClientError: ``bad_configuration`` if it cannot be written;
                 ``worker_lost``.
         """
-        with self._failing():
+        with naming(self._final), self._failing():
             if self.writer == 0:
                 new = self._part.with_suffix(".new")
                 reserve(new, data.size)
@@ -295,7 +319,7 @@ class SharedWrite:
         Raises:
             ClientError: as of :meth:`write`.
         """
-        with self._failing():
+        with naming(self._final), self._failing():
             if self.writer:
                 # The first writer has renamed it.
                 self._wait(lambda: not self._part.exists())
@@ -342,7 +366,7 @@ class SharedWrite:
         """Tells the other writers of an error."""
         try:
             yield
-        except BaseException as error:
+        except BaseException:
             if self._num_writers > 1:
                 with suppress(OSError):
                     self._marker("failed").touch()
@@ -350,13 +374,7 @@ class SharedWrite:
                 with suppress(OSError):
                     self._part.with_suffix(".new").unlink(missing_ok=True)
                     self._part.unlink(missing_ok=True)
-            if not isinstance(error, OSError):
-                raise
-            raise ClientError(
-                "bad_configuration",
-                f"{self._final} cannot be written: {error}; make room, or "
-                "choose another folder; the checkpoints before it are whole",
-            ) from error
+            raise
 
     def _remove_markers(self) -> None:
         for writer in range(self._num_writers):

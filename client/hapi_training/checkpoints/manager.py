@@ -9,11 +9,12 @@ from collections.abc import MutableMapping
 from contextlib import ExitStack
 from functools import partial
 from itertools import chain
-from pathlib import Path
-from tempfile import TemporaryDirectory
+from shutil import rmtree
+from tempfile import mkdtemp
 from typing import Any
 from uuid import uuid4
 
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from typing_extensions import Self
 
 from hapi_client.atomic_file import file_lock
@@ -22,11 +23,20 @@ from hapi_client.swift.connection import Connection
 from hapi_client.swift.swift_url import parse_location
 from hapi_protocol.errors import ClientError, HapiError
 from hapi_training.checkpoints import ranks
+from hapi_training.checkpoints.agreement import (
+    checksums,
+    distinct,
+    make_equal,
+)
 from hapi_training.checkpoints.background import BackgroundWrites
 from hapi_training.checkpoints.content import RunState, checked
-from hapi_training.checkpoints.folder import SharedWrite, place_of
-from hapi_training.checkpoints.swift_folder import SwiftFolder
-from hapi_training.checkpoints.torch_file import FileBytes, layout_of
+from hapi_training.checkpoints.folder import SharedWrite, naming, place_of
+from hapi_training.checkpoints.swift_folder import SwiftFolder, readable
+from hapi_training.checkpoints.torch_file import (
+    FileBytes,
+    layout_of,
+    storages_of,
+)
 from hapi_training.checkpoints.uploads import (
     CheckpointStats,
     CommittedFile,
@@ -107,7 +117,14 @@ class CheckpointManager:
         check_integer("keep", keep, 1)
         self.timeout_seconds = timeout_seconds
         check_seconds(self, "timeout_seconds")
+        if not isinstance(state, MutableMapping):
+            raise ClientError(
+                "bad_configuration",
+                f"state is of type {type(state).__name__}; give a mapping of "
+                "names to what is saved, such as {'tail': tail}",
+            )
         self._closing = ExitStack()
+        self._process = os.getpid()
         if local is None:
             if remote is None:
                 raise ClientError(
@@ -115,12 +132,12 @@ class CheckpointManager:
                     "checkpoints have no place; give a folder as local=, "
                     "swift://container/prefix as remote=, or both",
                 )
-            local = self._closing.enter_context(
-                TemporaryDirectory(prefix="hapi-checkpoints-")
-            )
+            local = mkdtemp(prefix="hapi-checkpoints-")
+            self._closing.callback(rmtree, local, ignore_errors=True)
         self.stats = CheckpointStats()
+        self._verify = verify
         self._state = RunState(state, uuid4().hex, verify=verify)
-        self._folder = place_of(Path(local))
+        self._folder = place_of(local)
         self._uploads: Uploads | None = None
         if remote is not None:
             location = parse_location(remote)
@@ -139,23 +156,28 @@ class CheckpointManager:
             self._closing.callback(self._uploads.close)
         self._every, self._keep = every, keep
         self._superseded: list[int] = []
-        self._is_open = self._is_locked = False
+        self._is_open = self._is_locked = self._is_closed = False
         self._writes = BackgroundWrites(self.stats, self._uploads)
-        for optimizer in self._state.optimizers():
-            hook = optimizer.register_step_pre_hook(self._before_step)
-            self._closing.callback(hook.remove)
+        # Of all optimizers: one may be made later, or train the same tensors.
+        hook = register_optimizer_step_pre_hook(self._before_step)
+        self._closing.callback(hook.remove)
         self._closing.callback(self._writes.close)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if os.getpid() != self._process:
+            # A fork has neither the threads nor the files.
+            return
         with self._closing:
-            try:
+            self._is_closed = True
+            if kind is None:
                 self.wait()
+                return
+            try:
+                self._wait_here()
             except HapiError as error:
-                if kind is None:
-                    raise
                 # The block's own error is the more important one.
                 logger.warning("%s", error.message)
 
@@ -165,16 +187,18 @@ class CheckpointManager:
         Raises:
             ClientError: of this or of the last save: ``bad_configuration`` if
                 it cannot be written, ``worker_lost``, or ``bad_state`` for a
-                folder of another run.  The checkpoints before are whole, and
-                training may go on.
+                folder of another run, or for ranks that train different
+                models.  The checkpoints before are whole, and training may
+                go on.
         """
+        self._check_open()
         self._state.num_calls += 1
         # By the number of the step: a worker that joins has called less.
         if self._state.step % self._every:
             return
         began = time.monotonic()
         try:
-            planned = self._planned(self._state.content())
+            planned = self._planned()
         except WorkerLostError as error:
             # The others go on, if they may.
             self._state.recover(error)
@@ -186,12 +210,29 @@ class CheckpointManager:
             self._writes.then(partial(self._prune, file.step))
         self.stats.seconds_blocked += time.monotonic() - began
 
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ClientError(
+                "bad_configuration",
+                "this CheckpointManager has ended with its block; make "
+                "another one",
+            )
+
     def wait(self) -> None:
         """Waits until the last checkpoint is whole, and in Swift.
+
+        Workers of a rendezvous wait for their own part of it.
 
         Raises:
             HapiError: as of :meth:`save`.
         """
+        if self._is_elastic:
+            self._wait_here()
+        else:
+            # The first rank's commit is that of all.
+            ranks.together(self._wait_here)
+
+    def _wait_here(self) -> None:
         self._finish()
         if self._uploads is not None:
             self._uploads.wait()
@@ -211,14 +252,15 @@ class CheckpointManager:
 
     def _prune(self, step: int) -> None:
         """Deletes old checkpoints, and what writes have left."""
-        for other in self._superseded:
-            # Of a run that began again before them.
-            if other > step:
+        with naming(self._folder.place):
+            for other in self._superseded:
+                # Of a run that began again before them.
+                if other > step:
+                    self._folder.remove(other)
+            self._superseded = []
+            self._folder.clean(step)
+            for other in self._folder.steps()[self._keep :]:
                 self._folder.remove(other)
-        self._superseded = []
-        self._folder.clean(step)
-        for other in self._folder.steps()[self._keep :]:
-            self._folder.remove(other)
 
     def restore(self) -> bool:
         """Loads the newest whole checkpoint that any rank has, on all ranks.
@@ -228,13 +270,14 @@ class CheckpointManager:
 
         Raises:
             ClientError: ``bad_state`` if none of those there are can be
-                loaded, or if the newest belongs to another model, to other
-                features or to a state with other names.
+                loaded, or if the newest belongs to another model or to other
+                features; ``bad_configuration`` for a state with other names.
         """
+        self._check_open()
         self.wait()
         if ranks.size() == 1:
             self._lock()
-        steps = ranks.gathered(self._folder.steps())
+        steps = ranks.together(self._steps_here)
         # With those in Swift behind those of the ranks.
         (*_, there) = steps = [*steps, self._steps_there()]
         reasons: list[str] = []
@@ -263,6 +306,10 @@ class CheckpointManager:
             self._state.run = run or self._state.run
         return False
 
+    def _steps_here(self) -> list[int]:
+        with naming(self._folder.place):
+            return self._folder.steps()
+
     def _steps_there(self) -> list[int]:
         """Steps of the checkpoints in Swift, equal on all ranks."""
 
@@ -286,7 +333,12 @@ class CheckpointManager:
             reasons: gets the reason.
         """
         if owner == ranks.size():
-            data, where = self._downloaded(step), f"step {step} in Swift"
+            where = f"step {step} in Swift"
+            try:
+                data = self._downloaded(step)
+            except ClientError as error:
+                _pass_over(error, reasons)
+                return None
         else:
             is_mine, folder = ranks.rank() == owner, self._folder
             pieces = ranks.together(
@@ -296,25 +348,35 @@ class CheckpointManager:
         try:
             return checked(data, where)
         except ClientError as error:
-            reasons.append(error.message)
-            logger.warning("passing over a checkpoint: %s", error.message)
+            _pass_over(error, reasons)
             return None
 
     def _downloaded(self, step: int) -> bytes:
-        """Reads a checkpoint in Swift by ranges that the ranks share."""
+        """Reads a checkpoint in Swift by ranges that the ranks share.
+
+        Raises:
+            ClientError: ``bad_state``, on all ranks, if it is damaged.
+            HapiError: of a Swift that is away.
+        """
         assert self._uploads is not None
         remote = self._uploads.folder
         rank, size = ranks.rank(), ranks.size()
-        etag, length = ranks.together(lambda: remote.version(step))[0]
+        etag, length = ranks.together(
+            lambda: readable(step, lambda: remote.version(step))
+        )[0]
         part = -(-length // size)
         start = min(length, rank * part)
         stop = min(length, start + part)
         return b"".join(
-            ranks.together(lambda: remote.read(step, etag, start, stop))
+            ranks.together(
+                lambda: readable(
+                    step, lambda: remote.read(step, etag, start, stop)
+                )
+            )
         )
 
     def _planned(
-        self, content: dict[str, Any]
+        self,
     ) -> tuple[SharedWrite, FileBytes, CommittedFile, bool]:
         """Agrees with the other ranks on a file, and on who writes what.
 
@@ -322,30 +384,34 @@ class CheckpointManager:
             The write, its bytes, the file, and whether it is uploaded now.
         """
         rank, size = ranks.rank(), ranks.size()
+        content: dict[str, Any] = {}
+
+        def begun() -> tuple[Any, ...]:
+            self._finish()
+            content.update(self._state.content())
+            is_idle = self._uploads is None or self._uploads.is_idle
+            is_first = not self._is_open or self._verify
+            facts = self._state.run, uuid4().hex, is_idle, is_first
+            return (*facts, content["random"])
+
+        facts = ranks.together(begun)
+        self._state.run, attempt, is_idle, compares_all, _ = facts[0]
+        content["random"] = distinct([each[-1][0] for each in facts])
+        if size > 1:
+            self._make_equal(content, compares_all)
+        self._state.add_digests(content)
         layout, storages = layout_of(content)
         if size > 1:
             if not rank:
                 layout = layout.filled(storages, _SMALL_BYTES)
             storages = [s for s in storages if s.nbytes() > _SMALL_BYTES]
-        is_idle = self._uploads is None or self._uploads.is_idle
-        self._state.run, attempt, layout, is_idle = ranks.broadcast(
-            (self._state.run, uuid4().hex, layout, is_idle)
-        )
-
-        def opened() -> str:
-            self._finish()
-            if not layout.fits(storages):
-                raise ClientError(
-                    "bad_state", "its state has other tensors than rank 0's"
-                )
-            return self._opened()
-
-        folders = ranks.together(opened)
+        layout = ranks.broadcast(layout)
+        folders = ranks.together(self._opened)
         writers = [r for r in range(size) if folders[r] == folders[rank]]
         writer = writers.index(rank)
         if not self._is_open and not self._is_elastic:
             ranks.together(lambda: None if writer else self._lock())
-            self._is_open = True
+        self._is_open = True
         file = CommittedFile(
             *(self._state.step, attempt, layout.size, rank, size),
             ranks.group_end(),
@@ -361,6 +427,22 @@ class CheckpointManager:
         )
         return write, FileBytes(layout, storages), file, is_idle
 
+    def _make_equal(self, content: dict[str, Any], compares_all: bool) -> None:
+        """Gives all ranks the first one's values, where they may differ."""
+        trained, storages = self._state.trained, storages_of(content)
+        left_out = {
+            storage._cdata
+            for storage in storages
+            if (
+                not compares_all
+                if storage._cdata in trained
+                # Those of the first rank are in its layout.
+                else storage.nbytes() <= _SMALL_BYTES
+            )
+        }
+        sums = ranks.together(lambda: checksums(storages, left_out))
+        make_equal(content, storages, sums, trained)
+
     @property
     def _is_elastic(self) -> bool:
         return RENDEZVOUS_VARIABLE in os.environ
@@ -371,13 +453,15 @@ class CheckpointManager:
         Not with a rendezvous: a worker that was given up may have the lock.
         """
         if not self._is_locked and not self._is_elastic:
-            self._closing.enter_context(file_lock(self._folder.locked))
-            self._is_locked = True
-            self._folder.clean()
+            with naming(self._folder.place):
+                self._closing.enter_context(file_lock(self._folder.locked))
+                self._is_locked = True
+                self._folder.clean()
 
     def _opened(self) -> str:
         """Makes sure that the folder is this run's; returns its id."""
-        owner = self._folder.owner(self._state.run)
+        with naming(self._folder.place):
+            owner = self._folder.owner(self._state.run)
         if owner["run"] != self._state.run:
             raise ClientError(
                 "bad_state",
@@ -388,3 +472,8 @@ class CheckpointManager:
             self._uploads.folder.claim(self._state.run)
         folder: str = owner["folder"]
         return folder
+
+
+def _pass_over(error: ClientError, reasons: list[str]) -> None:
+    reasons.append(error.message)
+    logger.warning("passing over a checkpoint: %s", error.message)

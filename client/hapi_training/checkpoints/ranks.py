@@ -59,12 +59,16 @@ def together(function: Callable[[], Value]) -> list[Value]:
     """
     if size() == 1:
         return [function()]
-    value, failure = None, None
+    value, failure, own = None, None, None
     try:
         value = function()
     except HapiError as error:
         failure = error.code, error.message
+    except Exception as error:  # of a user's state: the others must not wait
+        own, failure = error, ("bad_state", f"{type(error).__name__}: {error}")
     outcomes = gathered((value, failure))
+    if own is not None:
+        raise own
     failures = [
         make_error(failure[0], f"rank {number}: {failure[1]}")
         for number, (_, failure) in enumerate(outcomes)

@@ -16,12 +16,14 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from hapi_client.swift.connection import Connection
+from hapi_client.swift.retry import is_outage
 from hapi_client.swift.swift_url import Location
 from hapi_protocol.errors import (
     ClientError,
+    HapiError,
     NotFoundError,
     SourceChangedError,
 )
@@ -40,6 +42,7 @@ logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.2
 _NEW = {"If-None-Match": "*"}
+T = TypeVar("T")
 Read: TypeAlias = Callable[[int, int], bytes]
 """Returns a number of bytes of a file from an offset on."""
 
@@ -134,8 +137,8 @@ class SwiftFolder:
         raise ClientError(
             "bad_state",
             f"{self.location}/run.json is not of version {VERSION} "
-            f"({reason}); give another prefix as remote=, or the release that "
-            "has written it",
+            f"({reason}); delete it if it is damaged, or give another prefix "
+            "as remote=",
         )
 
     def pointer(self) -> Pointer | None:
@@ -145,10 +148,12 @@ class SwiftFolder:
             ClientError: ``bad_state`` if it is no pointer.
         """
         try:
-            return Pointer(**json.loads(self._read("latest")))
+            facts = json.loads(self._read("latest"))
+            sizes = {name: int(facts[name]) for name in ("step", "size")}
+            return Pointer(**{**facts, **sizes})
         except NotFoundError:
             return None
-        except (ValueError, TypeError) as error:
+        except (ValueError, KeyError, TypeError) as error:
             raise ClientError(
                 "bad_state",
                 f"{self.location}/latest is no pointer to a checkpoint: "
@@ -246,11 +251,12 @@ class SwiftFolder:
         etags = "".join(segment.etag for segment in segments)
         etag = hashlib.md5(etags.encode(), usedforsecurity=False).hexdigest()
         latest = self.pointer()
-        if latest not in (None, self.known) and not self._is_shared:
+        if latest is not None and latest != self.known and not self._is_shared:
             raise ClientError(
                 "bad_state",
-                f"another process has written {latest} to {self.location}; "
-                "end one of them, or give another prefix as remote=",
+                f"another process has written a checkpoint to {self.location}"
+                f" (latest names that of step {latest.step}); end one of "
+                "them, or give another prefix as remote=",
             )
         name = file_name(step)
         place = self._connection, self._container, self._name(name)
@@ -290,11 +296,14 @@ class SwiftFolder:
 
     def remove(self, step: int) -> None:
         """Deletes a checkpoint and its segments."""
+        name = file_name(step)
+        query = {"multipart-manifest": "delete"}
         try:
             self._connection.delete(
                 self._container,
-                self._name(file_name(step)),
-                query={"multipart-manifest": "delete"},
+                self._name(name),
+                # An object of others is no manifest.
+                query=query if self._segments_of(name) else None,
             )
         except NotFoundError:
             logger.info("%s is deleted already", file_name(step))
@@ -347,12 +356,15 @@ class SwiftFolder:
     def _segments_of(self, name: str) -> list[str]:
         """Names of the segments of a checkpoint; none if it is missing."""
         query = {"multipart-manifest": "get", "format": "raw"}
+        start = len(f"/{self._segments}/")
         try:
             entries = json.loads(self._read(name, query=query))
+            return [entry["path"][start:] for entry in entries]
         except NotFoundError:
             return []
-        start = len(f"/{self._segments}/")
-        return [entry["path"][start:] for entry in entries]
+        except (ValueError, KeyError, TypeError):
+            logger.warning("%s of %s is no checkpoint", name, self.location)
+            return []
 
     def _segment(self, name: str) -> Segment | None:
         info = self._connection.head(self._segments, name)
@@ -390,6 +402,24 @@ class SwiftFolder:
             content_type="application/json",
             **options,
         )
+
+
+def readable(step: int, read: Callable[[], T]) -> T:
+    """Reads something of a checkpoint.
+
+    Raises:
+        ClientError: ``bad_state`` if it, or a part of it, is missing or
+            damaged.
+        HapiError: of a Swift that is away.
+    """
+    try:
+        return read()
+    except HapiError as error:
+        if is_outage(error):
+            raise
+        raise ClientError(
+            "bad_state", f"step {step}: {error.message.partition(';')[0]}"
+        ) from error
 
 
 def _num_segments(size: int) -> int:

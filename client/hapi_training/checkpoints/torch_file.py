@@ -1,7 +1,7 @@
 """Files of ``torch.save``, laid out before their tensors are written.
 
-torch writes a *skeleton*: everything but the bytes of the tensors, which
-begin at multiples of 4 KiB.  That takes a millisecond; threads and processes
+torch writes a *skeleton*: everything but the bytes of the tensors.  That
+takes a millisecond; threads and processes
 then fill in the bytes.  The file is the one that ``torch.save`` writes
 without checksums, which ``torch.load`` does not check.
 """
@@ -11,16 +11,13 @@ from __future__ import annotations
 import io
 import pickle
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch.utils.serialization import config
 
-ALIGNMENT = 4096
-"""Bytes to which disks and direct I/O align their blocks."""
 # torch's options are those of the process.
 _lock = threading.Lock()
 
@@ -48,7 +45,7 @@ class Layout:
     ) -> Layout:
         """Returns a layout without the holes of at most ``limit`` bytes."""
         parts = [
-            (offset, bytes(_bytes_of(storage).cpu().numpy()))
+            (offset, bytes(bytes_of(storage).cpu().numpy()))
             for (offset, length), storage in zip(
                 self.holes, storages, strict=True
             )
@@ -129,22 +126,13 @@ def layout_of(content: Any) -> tuple[Layout, list[torch.UntypedStorage]]:
 def _save(
     content: Any, file: Any, skipping: AbstractContextManager[None]
 ) -> None:
-    with _lock, _our_options(), skipping:
-        torch.save(content, file)
-
-
-@contextmanager
-def _our_options() -> Iterator[None]:
-    """Aligns storages, and leaves out checksums."""
-    save: Any = config.save
-    before = save.storage_alignment, torch.serialization.get_crc32_options()
-    save.storage_alignment = ALIGNMENT
-    torch.serialization.set_crc32_options(False)
-    try:
-        yield
-    finally:
-        save.storage_alignment = before[0]
-        torch.serialization.set_crc32_options(before[1])
+    with _lock, skipping:
+        before = torch.serialization.get_crc32_options()
+        torch.serialization.set_crc32_options(False)
+        try:
+            torch.save(content, file)
+        finally:
+            torch.serialization.set_crc32_options(before)
 
 
 class FileBytes:
@@ -164,7 +152,7 @@ class FileBytes:
             if data
         ]
         for (offset, _), storage in zip(layout.holes, storages, strict=True):
-            pieces.append((offset, _bytes_of(storage)))
+            pieces.append((offset, bytes_of(storage)))
         self._pieces = sorted(pieces, key=lambda piece: piece[0])
         self.size = layout.size
 
@@ -185,7 +173,7 @@ class FileBytes:
         target[done - start :].zero_()
 
 
-def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
+def bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
     """Returns a view of the bytes of a storage."""
     view = torch.empty(0, dtype=torch.uint8, device=storage.device)
     return view.set_(storage)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hapi_client.swift.retry import is_outage
-from hapi_protocol.errors import HapiError
+from hapi_protocol.errors import HapiError, make_error
 from hapi_training.checkpoints.swift_folder import SwiftFolder
 
 logger = logging.getLogger(__name__)
@@ -161,6 +161,15 @@ class Uploads:
             self._waiting_out(lambda: self._send(file))
             if not file.rank:
                 self._waiting_out(lambda: self._commit(file))
+        except HapiError as error:
+            raise make_error(
+                error.code,
+                f"the checkpoint of step {file.step} is not in "
+                f"{self.folder.location}: {error.message}; those before it "
+                "stay, and training may go on",
+                object_name=error.object_name,
+                trans_id=error.trans_id,
+            ) from error
         finally:
             file.close()
         self._stats.uploaded += 1
