@@ -440,7 +440,7 @@ class Unwilling:
 
 
 def rank_that_differs(rank, path, case):
-    """What each rank gets: what it has restored, or the message."""
+    """Returns what this rank has restored, or its error."""
     torch.manual_seed(rank)
     folder.MIN_RANGE_BYTES = 4096
     module = nn.Linear(100, 100)
