@@ -23,6 +23,7 @@ from hapi_client import Connection, FeatureDataset
 from hapi_training import CheckpointManager
 
 EPOCHS = 2
+DATA = {"train": "swift://frameworks/train"}
 Parts: TypeAlias = tuple[
     torch.nn.Module, torch.optim.Optimizer, FeatureDataset
 ]
@@ -74,7 +75,10 @@ def in_a_loop(
 
 def main(way: str, folder: str, remote: str, last: str | None = None) -> None:
     check = Checks(None if last is None else int(last))
-    with Connection() as connection, job_of(connection, "freeze") as job:
+    with (
+        Connection() as connection,
+        job_of(connection, "freeze", data=DATA) as job,
+    ):
         optimizer = torch.optim.AdamW(job.tail.parameters())
         parts = job.tail, optimizer, job.dataset()
         if way == "lightning":

@@ -58,6 +58,7 @@ def test_loader_prepares_in_the_background_and_leaves_nothing():
     loader = ValidatingLoader()
     loader.begin()
     try:
+        until(lambda: servers(os.getpid()), SECONDS)
         [server] = servers(os.getpid())
     finally:
         loader.end()
