@@ -35,6 +35,7 @@ TEMPLATES = FOLDER / "rendering"
 MODELS = FOLDER / "results" / "models.csv"
 CLUSTER = FOLDER / "results" / "cluster.json"
 NODES = FOLDER / "results" / "nodes.json"
+CHECKPOINTS = FOLDER / "results" / "checkpoints.json"
 
 
 def environment() -> Environment:
@@ -118,6 +119,7 @@ def write_rst(record: Record, source: Path, page: Path, images: Path) -> None:
             models=models(),
             cluster=json.loads(CLUSTER.read_text()),
             nodes=json.loads(NODES.read_text()),
+            checkpoints=json.loads(CHECKPOINTS.read_text()),
             processors=sorted({x["processor"] for x in record["begun"]}),
         )
     )

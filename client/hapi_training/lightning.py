@@ -204,7 +204,7 @@ class HapiCheckpointIO(TorchCheckpointIO, Callback):
         step, attempt = checkpoint["global_step"], uuid4().hex
         place = OneFile(Path(path))
         writes.add(
-            SharedWrite(place, step, attempt, 0, 1, 0.0, lambda: True),
+            SharedWrite(place, step, attempt, 0, 1, 1, 0.0, lambda: True),
             FileBytes(layout, storages),
             CommittedFile(step, attempt, layout.size),
             now=self._uploads is None or self._uploads.is_idle,

@@ -258,7 +258,7 @@ def test_uploads_get_through_a_storm(through, remote, names):
     with CheckpointManager(state, **place) as checkpoints:
         checkpoints.save()
         checkpoints.wait()
-        gateway.storm = Storm(refused=0.1, expired=0.02, torn=0.03)
+        gateway.storm = Storm(refused=0.1, expired=0.1, torn=0.05)
         for number in range(1, 8):
             state["number"] = number
             checkpoints.save()

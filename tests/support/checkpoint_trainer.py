@@ -44,6 +44,7 @@ def main(
     torch.set_num_threads(1)
     torch.manual_seed(5)
     # Files of 30 kB have several ranges and segments.
+    folder.CORES_PER_WRITER = 0.1
     folder.MIN_RANGE_BYTES = segments.SEGMENT_BYTES = 4 << 10
     module = network()
     updates = optimizer_of(module, "adamw")

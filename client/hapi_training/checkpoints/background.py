@@ -30,7 +30,7 @@ class BackgroundWrites:
         self._written: Future[None] | None = None
         self._committed: Future[CommittedFile] | None = None
         self._executor = ThreadPoolExecutor(1, "hapi-checkpoint")
-        self.close: Callable[[], None] = self._executor.shutdown
+        self._later: list[Future[None]] = []
 
     def add(
         self,
@@ -72,18 +72,27 @@ class BackgroundWrites:
         return file
 
     def then(self, function: Callable[[], None]) -> None:
-        """Calls a function when the last write is whole, and only then."""
+        """Calls a function when the last write is whole, and only then.
+
+        Nobody waits for it: deleting a large file takes long.
+        """
         committed = self._committed
-        if committed is None:
-            function()
-            return
 
-        def call() -> CommittedFile:
-            file = committed.result()
-            function()
-            return file
+        def call() -> None:
+            if committed is None or committed.exception() is None:
+                function()
 
-        self._committed = self._executor.submit(call)
+        self._later.append(self._executor.submit(call))
+
+    def _check_later(self) -> None:
+        for done in [each for each in self._later if each.done()]:
+            self._later.remove(done)
+            done.result()
+
+    def close(self) -> None:
+        """Ends the thread, when all is done."""
+        self._executor.shutdown()
+        self._check_later()
 
     def wait_for_bytes(self) -> None:
         """Waits until tensors may change; an error is reported later."""
@@ -100,6 +109,7 @@ class BackgroundWrites:
             if self._uploads and committed.exception() is not None:
                 self._uploads.forget_waiting()
             committed.result()
+        self._check_later()
         if self._uploads is not None:
             self._uploads.check()
 

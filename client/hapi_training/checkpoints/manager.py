@@ -30,7 +30,12 @@ from hapi_training.checkpoints.agreement import (
 )
 from hapi_training.checkpoints.background import BackgroundWrites
 from hapi_training.checkpoints.content import RunState, checked
-from hapi_training.checkpoints.folder import SharedWrite, naming, place_of
+from hapi_training.checkpoints.folder import (
+    SharedWrite,
+    most_writers,
+    naming,
+    place_of,
+)
 from hapi_training.checkpoints.swift_folder import SwiftFolder, readable
 from hapi_training.checkpoints.torch_file import (
     FileBytes,
@@ -405,7 +410,7 @@ class CheckpointManager:
             if not rank:
                 layout = layout.filled(storages, _SMALL_BYTES)
             storages = [s for s in storages if s.nbytes() > _SMALL_BYTES]
-        layout = ranks.broadcast(layout)
+        layout, max_writers = ranks.broadcast((layout, most_writers()))
         folders = ranks.together(self._opened)
         writers = [r for r in range(size) if folders[r] == folders[rank]]
         writer = writers.index(rank)
@@ -422,6 +427,7 @@ class CheckpointManager:
             attempt,
             writer,
             len(writers),
+            max_writers,
             self.timeout_seconds,
             file.has_ended,
         )

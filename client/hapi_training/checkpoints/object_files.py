@@ -135,7 +135,7 @@ class _Upload:
     def write(self, data: bytes) -> int:
         self._buffer += data
         self._position += len(data)
-        # Up to 1,000 segments are 88 GiB.
+        # Up to 1,000 segments are 176 GiB.
         length = SEGMENT_BYTES * (1 + self._num_segments // 100)
         while len(self._buffer) >= length:
             self._send(length)

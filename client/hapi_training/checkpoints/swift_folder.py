@@ -14,7 +14,7 @@ import io
 import json
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias, TypeVar
 
@@ -183,7 +183,7 @@ class SwiftFolder:
         read: Read,
         rank: int,
         num_ranks: int,
-    ) -> None:
+    ) -> dict[int, Segment]:
         """Uploads this rank's segments of a checkpoint.
 
         Args:
@@ -195,20 +195,25 @@ class SwiftFolder:
             rank: this rank.
             num_ranks: ranks that upload.
 
+        Returns:
+            The segments, by their numbers.
+
         Raises:
             HapiError: of Swift.
         """
-        in_parallel(
+        numbers = range(rank, _num_segments(size), num_ranks)
+        segments = in_parallel(
             lambda number: self._send(step, attempt, size, read, number),
-            range(rank, _num_segments(size), num_ranks),
+            numbers,
         )
+        return dict(zip(numbers, segments, strict=True))
 
     def _send(
         self, step: int, attempt: str, size: int, read: Read, number: int
-    ) -> None:
+    ) -> Segment:
         length = segment_bytes(size)
         start = number * length
-        put_segment(
+        return put_segment(
             self._connection,
             self._segments,
             self._segment_name(step, attempt, number),
@@ -222,6 +227,7 @@ class SwiftFolder:
         size: int,
         read: Read,
         has_ended: Callable[[], bool],
+        sent: Mapping[int, Segment],
     ) -> None:
         """Makes the checkpoint, when all segments are there; then names it.
 
@@ -231,6 +237,7 @@ class SwiftFolder:
             size: see there.
             read: see there; segments of a rank that is lost are read, too.
             has_ended: returns True if other ranks upload nothing any more.
+            sent: what :meth:`upload` has returned.
 
         Raises:
             ClientError: ``bad_state`` if another process writes there, too.
@@ -240,7 +247,7 @@ class SwiftFolder:
         for number in range(_num_segments(size)):
             name = self._segment_name(step, attempt, number)
             began = time.monotonic()
-            while (segment := self._segment(name)) is None:
+            while (segment := sent.get(number) or self._segment(name)) is None:
                 waited = time.monotonic() - began
                 if waited > self._patience or has_ended():
                     logger.info("uploading %s of another rank, too", name)
@@ -287,8 +294,9 @@ class SwiftFolder:
             keep: number of checkpoints that are kept.
             superseded: later steps of what the run was before a restore.
         """
-        kept = [other for other in self.steps() if other <= step][:keep]
-        for other in self.steps():
+        steps = self.steps()
+        kept = [other for other in steps if other <= step][:keep]
+        for other in steps:
             if (other < step and other not in kept) or (
                 other > step and other in superseded
             ):

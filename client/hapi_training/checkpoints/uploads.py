@@ -5,15 +5,18 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from hapi_client.swift.retry import is_outage
 from hapi_protocol.errors import HapiError, make_error
+from hapi_training.checkpoints.segments import Segment
 from hapi_training.checkpoints.swift_folder import SwiftFolder
 
+T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 # As FeatureDataset's reads (ReadConfig.retry_seconds).
@@ -158,9 +161,9 @@ class Uploads:
     def _upload(self, committed: Future[CommittedFile]) -> None:
         file, began = committed.result(), time.monotonic()
         try:
-            self._waiting_out(lambda: self._send(file))
+            sent = self._waiting_out(lambda: self._send(file))
             if not file.rank:
-                self._waiting_out(lambda: self._commit(file))
+                self._waiting_out(lambda: self._commit(file, sent))
         except HapiError as error:
             raise make_error(
                 error.code,
@@ -175,8 +178,8 @@ class Uploads:
         self._stats.uploaded += 1
         self._stats.seconds_uploaded += time.monotonic() - began
 
-    def _send(self, file: CommittedFile) -> None:
-        self.folder.upload(
+    def _send(self, file: CommittedFile) -> dict[int, Segment]:
+        return self.folder.upload(
             file.step,
             file.attempt,
             file.size,
@@ -185,9 +188,13 @@ class Uploads:
             file.num_ranks,
         )
 
-    def _commit(self, file: CommittedFile) -> None:
+    def _commit(
+        self, file: CommittedFile, sent: Mapping[int, Segment]
+    ) -> None:
         self.folder.commit(
-            file.step, file.attempt, file.size, file.read, file.has_ended
+            *(file.step, file.attempt, file.size, file.read),
+            file.has_ended,
+            sent,
         )
         self.folder.prune(file.step, self._keep, self.superseded)
         self.superseded = []
@@ -195,7 +202,7 @@ class Uploads:
             self.folder.collect(file.step)
             self._has_collected = True
 
-    def _waiting_out(self, function: Callable[[], None]) -> None:
+    def _waiting_out(self, function: Callable[[], T]) -> T:
         """Calls a function again while Swift does not answer.
 
         Raises:

@@ -183,6 +183,7 @@ def test_every_second_step(tmp_path):
 
 
 def in_small_ranges(rank, path, stop=None, **options):
+    folder.CORES_PER_WRITER = 0.1
     folder.MIN_RANGE_BYTES = 4096
     return train(path, stop, **options)
 
@@ -407,6 +408,7 @@ def test_nothing_is_left_of_many_checkpoints(tmp_path):
 
 def rank_that_fails(rank, path):
     """Rank 1 cannot write."""
+    folder.CORES_PER_WRITER = 0.1
     folder.MIN_RANGE_BYTES = 4096
     if rank:
         folder.write_range = broken
@@ -442,6 +444,7 @@ class Unwilling:
 def rank_that_differs(rank, path, case):
     """Returns what this rank has restored, or its error."""
     torch.manual_seed(rank)
+    folder.CORES_PER_WRITER = 0.1
     folder.MIN_RANGE_BYTES = 4096
     module = nn.Linear(100, 100)
     state = {
