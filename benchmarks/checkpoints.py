@@ -4,7 +4,8 @@
 
 Contenders of a part take turns in each round; ratios are those of rounds.
 
-  writers  a save by 1, 2 and 4 ranks until it is whole, over dd with direct
+  writers  a save by 1, 2 and 4 ranks (of which one writes for two cores)
+           until it is whole, over dd with direct
            I/O, and over the fastest of torch.save and of
            torch.distributed.checkpoint, whose files and folders are synced;
            files before it are deleted between the measurements
