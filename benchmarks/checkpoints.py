@@ -107,7 +107,7 @@ def timed(run: Run) -> float:
 def in_turn(
     contenders: Mapping[str, Callable[[], Any]], rounds: int, part: str
 ) -> dict[str, list[Any]]:
-    """What each contender returns in each round, in an order that rotates."""
+    """Returns what contenders return in each round; their order rotates."""
     found: dict[str, list[Any]] = {name: [] for name in contenders}
     note = cli.clock(f"{part} ")
     for number in range(-1, rounds):
