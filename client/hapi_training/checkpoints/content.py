@@ -226,6 +226,8 @@ def checked(
         content = {name: found[name] for name in _PARTS}
         if content["version"] != VERSION:
             raise ValueError(f"its version is {content['version']!r}")
+        if not (content["random"] and isinstance(content["state"], dict)):
+            raise ValueError("it has no state, or no random numbers")
         digests = content["digests"]
         if digests is not None and digests != _digests(content["state"]):
             raise ValueError("its tensors are not those of their digests")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import time
+import weakref
 from collections.abc import MutableMapping
 from contextlib import ExitStack
 from functools import partial
-from itertools import chain
 from shutil import rmtree
 from tempfile import mkdtemp
 from typing import Any
@@ -29,14 +29,15 @@ from hapi_training.checkpoints.agreement import (
     make_equal,
 )
 from hapi_training.checkpoints.background import BackgroundWrites
-from hapi_training.checkpoints.content import RunState, checked
+from hapi_training.checkpoints.content import RunState
 from hapi_training.checkpoints.folder import (
     SharedWrite,
     most_writers,
     naming,
     place_of,
 )
-from hapi_training.checkpoints.swift_folder import SwiftFolder, readable
+from hapi_training.checkpoints.restoring import newest_whole
+from hapi_training.checkpoints.swift_folder import SwiftFolder
 from hapi_training.checkpoints.torch_file import (
     FileBytes,
     layout_of,
@@ -74,8 +75,8 @@ class CheckpointManager:
     A checkpoint is a file for ``torch.load``, which all ranks write together
     while the loop goes on: :meth:`save` copies buffers, random numbers and
     positions; parameters and the optimizer's state stay where they are, and
-    the next ``step`` of an optimizer in ``state`` waits until they are
-    written.  Who changes them otherwise calls :meth:`wait` before.
+    the next ``step`` of any optimizer waits until they are written.  Who
+    changes them otherwise calls :meth:`wait` before.
 
     All ranks call the methods at the same steps; if one fails, all do.
 
@@ -138,7 +139,9 @@ class CheckpointManager:
                     "swift://container/prefix as remote=, or both",
                 )
             local = mkdtemp(prefix="hapi-checkpoints-")
-            self._closing.callback(rmtree, local, ignore_errors=True)
+            # Also at the exit of the process, and without a block.
+            remove = weakref.finalize(self, _remove, local, self._process)
+            self._closing.callback(remove)
         self.stats = CheckpointStats()
         self._verify = verify
         self._state = RunState(state, uuid4().hex, verify=verify)
@@ -282,103 +285,17 @@ class CheckpointManager:
         self.wait()
         if ranks.size() == 1:
             self._lock()
-        steps = ranks.together(self._steps_here)
-        # With those in Swift behind those of the ranks.
-        (*_, there) = steps = [*steps, self._steps_there()]
-        reasons: list[str] = []
-        for step in sorted(set(chain.from_iterable(steps)), reverse=True):
-            owner = next(r for r, own in enumerate(steps) if step in own)
-            content = self._read(step, owner, reasons)
-            if content is None and owner < ranks.size() and step in there:
-                content = self._read(step, ranks.size(), reasons)
-            if content is not None:
-                self._state.load(content)
-                self._superseded = [
-                    s for s in self._folder.steps() if s > step
-                ]
-                if self._uploads is not None:
-                    self._uploads.superseded = [s for s in there if s > step]
-                return True
-        if reasons:
-            raise ClientError(
-                "bad_state",
-                f"no checkpoint can be loaded: {'; '.join(reasons)}; give "
-                "another place, or delete them to start from the beginning",
-            )
-        if self._uploads is not None:
+        remote = None if self._uploads is None else self._uploads.folder
+        newest = newest_whole(self._folder, remote)
+        if newest is not None:
+            self._state.load(newest.content)
+            self._superseded = newest.later_here
+            if self._uploads is not None:
+                self._uploads.superseded = newest.later_there
+        elif remote is not None:
             # A run may have been killed before its first checkpoint.
-            run = self._uploads.folder.run()
-            self._state.run = run or self._state.run
-        return False
-
-    def _steps_here(self) -> list[int]:
-        with naming(self._folder.place):
-            return self._folder.steps()
-
-    def _steps_there(self) -> list[int]:
-        """Steps of the checkpoints in Swift, equal on all ranks."""
-
-        def steps() -> list[int]:
-            if self._uploads is None or ranks.rank():
-                return []
-            folder = self._uploads.folder
-            folder.known = folder.pointer()
-            return folder.steps()
-
-        return ranks.together(steps)[0]
-
-    def _read(
-        self, step: int, owner: int, reasons: list[str]
-    ) -> dict[str, Any] | None:
-        """Returns a checkpoint on all ranks; None if it is damaged.
-
-        Args:
-            step: its step.
-            owner: rank that has it; the number of ranks for that in Swift.
-            reasons: gets the reason.
-        """
-        if owner == ranks.size():
-            where = f"step {step} in Swift"
-            try:
-                data = self._downloaded(step)
-            except ClientError as error:
-                _pass_over(error, reasons)
-                return None
-        else:
-            is_mine, folder = ranks.rank() == owner, self._folder
-            pieces = ranks.together(
-                lambda: folder.whole(step) if is_mine else b""
-            )
-            data, where = pieces[owner], str(folder.file(step))
-        try:
-            return checked(data, where)
-        except ClientError as error:
-            _pass_over(error, reasons)
-            return None
-
-    def _downloaded(self, step: int) -> bytes:
-        """Reads a checkpoint in Swift by ranges that the ranks share.
-
-        Raises:
-            ClientError: ``bad_state``, on all ranks, if it is damaged.
-            HapiError: of a Swift that is away.
-        """
-        assert self._uploads is not None
-        remote = self._uploads.folder
-        rank, size = ranks.rank(), ranks.size()
-        etag, length = ranks.together(
-            lambda: readable(step, lambda: remote.version(step))
-        )[0]
-        part = -(-length // size)
-        start = min(length, rank * part)
-        stop = min(length, start + part)
-        return b"".join(
-            ranks.together(
-                lambda: readable(
-                    step, lambda: remote.read(step, etag, start, stop)
-                )
-            )
-        )
+            self._state.run = remote.run() or self._state.run
+        return newest is not None
 
     def _planned(
         self,
@@ -480,6 +397,7 @@ class CheckpointManager:
         return folder
 
 
-def _pass_over(error: ClientError, reasons: list[str]) -> None:
-    reasons.append(error.message)
-    logger.warning("passing over a checkpoint: %s", error.message)
+def _remove(folder: str, process: int) -> None:
+    # Not in a fork: it is the parent's.
+    if os.getpid() == process:
+        rmtree(folder, ignore_errors=True)

@@ -229,7 +229,7 @@ def _checked(metadata: Any) -> Metadata:
 class _SafePlanner:
     """Gives a planner values that need no code to be loaded.
 
-    It loads them by ``torch.load(weights_only=False)``.
+    torch's own planner unpickles whatever it is given.
     """
 
     def __init__(self, planner: LoadPlanner) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import gc
 import io
 import os
 import re
+import tempfile
 import threading
 from collections import deque
 from functools import partial
@@ -437,8 +439,7 @@ class Unwilling:
     def state_dict(self):
         raise OSError("no state here")
 
-    def load_state_dict(self, state):
-        raise NotImplementedError
+    load_state_dict = state_dict
 
 
 def rank_that_differs(rank, path, case):
@@ -545,6 +546,14 @@ def test_loss_with_its_graph_and_odd_files(tmp_path):
     (tmp_path / STEP_8).mkdir()
     with CheckpointManager({"losses": []}, local=tmp_path) as manager:
         assert manager.restore()
+
+
+def test_refused_manager_leaves_no_temporary_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(ClientError, match="not a Swift location"):
+        CheckpointManager({}, remote="swift://")
+    gc.collect()
+    assert not os.listdir(tmp_path)
 
 
 def test_file_of_thousands_of_tensors_is_small(tmp_path):
