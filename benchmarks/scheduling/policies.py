@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
@@ -36,6 +36,7 @@ class Run:
 
 Runs = Sequence[Run]
 Sizes = Counter[Run]
+Policy = Callable[[Runs, int], Sizes]
 
 
 def gang_fifo(runs: Runs, num_gpus: int) -> Sizes:
@@ -56,8 +57,21 @@ def gang_priority(runs: Runs, num_gpus: int) -> Sizes:
 
 def gang_srtf(runs: Runs, num_gpus: int) -> Sizes:
     """Shortest remaining time first, passing over what does not fit."""
+    return _fitting(_shortest_first(runs), num_gpus)
+
+
+def gang_least_work(runs: Runs, num_gpus: int) -> Sizes:
+    """The same by GPU-seconds; only to compare with single iterations."""
+
+    def work(run: Run) -> float:
+        return run.job.gpus * run.seconds(run.job.gpus)
+
+    return _fitting(sorted(runs, key=work), num_gpus)
+
+
+def _fitting(runs: Runs, num_gpus: int) -> Sizes:
     sizes = Sizes()
-    for run in _shortest_first(runs):
+    for run in runs:
         if sizes.total() + run.job.gpus <= num_gpus:
             sizes[run] = run.job.gpus
     return sizes

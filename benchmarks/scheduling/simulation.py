@@ -15,7 +15,7 @@ from typing import Any
 import simpy
 
 from benchmarks.scheduling.jobs import GPUS_PER_NODE, Job
-from benchmarks.scheduling.policies import POLICIES, Run
+from benchmarks.scheduling.policies import Policy, Run
 
 Event = dict[str, Any]
 Process = Generator[simpy.Event, Any, None]
@@ -26,8 +26,8 @@ ROUNDING = 1e-6
 class Cluster:
     """GPUs, of which each node has four, and a policy."""
 
-    def __init__(self, num_gpus: int, policy: str, pause: float) -> None:
-        self._policy, self._pause_seconds = POLICIES[policy], pause
+    def __init__(self, num_gpus: int, policy: Policy, pause: float) -> None:
+        self._policy, self._pause_seconds = policy, pause
         self._free = {*range(num_gpus)}
         self._env = simpy.Environment()
         self._runs: list[Run] = []

@@ -8,7 +8,7 @@ from benchmarks import cluster
 from benchmarks.scheduling import jobs as tables
 from benchmarks.scheduling.checker import completions
 from benchmarks.scheduling.jobs import Job, read_workload
-from benchmarks.scheduling.policies import POLICIES
+from benchmarks.scheduling.policies import POLICIES, elastic_srtf
 from benchmarks.scheduling.simulation import Cluster, place
 
 PAUSE = 5.0
@@ -19,7 +19,7 @@ GPUS = 32
 def simulated():
     """Some jobs, and the log of a policy that resizes them, from JSON."""
     jobs = read_workload(1, GPUS)[:20]
-    log = Cluster(GPUS, "elastic SRTF", PAUSE).run(jobs)
+    log = Cluster(GPUS, elastic_srtf, PAUSE).run(jobs)
     return jobs, json.loads(json.dumps(log))
 
 
@@ -79,7 +79,7 @@ def test_mutated_log_is_rejected(simulated, mutation):
 
 def test_log_with_free_resizes_is_rejected(simulated):
     jobs, _ = simulated
-    log = Cluster(GPUS, "elastic SRTF", 0.0).run(jobs)
+    log = Cluster(GPUS, elastic_srtf, 0.0).run(jobs)
     with pytest.raises(ValueError, match="too many steps"):
         completions(log, jobs, GPUS, PAUSE)
 
@@ -108,7 +108,7 @@ def test_policy_decides_as_by_hand(monkeypatch, policy):
         Job("B", 1.0, "", gpus=4, batch=4, steps=3, weight=1),
         Job("C", 2.0, "", gpus=1, batch=1, steps=1, weight=10),
     ]
-    log = Cluster(4, policy, PAUSE).run(jobs)
+    log = Cluster(4, POLICIES[policy], PAUSE).run(jobs)
     ends = completions(log, jobs, 4, PAUSE)
     assert ends == pytest.approx(ENDS[policy])
 
