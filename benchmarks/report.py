@@ -34,6 +34,7 @@ FOLDER = Path(__file__).parent
 TEMPLATES = FOLDER / "rendering"
 MODELS = FOLDER / "results" / "models.csv"
 CLUSTER = FOLDER / "results" / "cluster.json"
+ITERATIONS = FOLDER / "results" / "iterations.json"
 NODES = FOLDER / "results" / "nodes.json"
 CHECKPOINTS = FOLDER / "results" / "checkpoints.json"
 
@@ -118,6 +119,7 @@ def write_rst(record: Record, source: Path, page: Path, images: Path) -> None:
             tiers=TIERS,
             models=models(),
             cluster=json.loads(CLUSTER.read_text()),
+            iterations=json.loads(ITERATIONS.read_text()),
             nodes=json.loads(NODES.read_text()),
             checkpoints=json.loads(CHECKPOINTS.read_text()),
             processors=sorted({x["processor"] for x in record["begun"]}),

@@ -203,7 +203,7 @@ def test_blocks_of_steps_keep_the_ratios():
     costs = Costs(0.0066, 0.1)
 
     def ratio(block):
-        """Of mean JCTs with partial backward and without."""
+        """Mean JCT with partial backward over that without."""
         scaled, means = Costs(*(block * cost for cost in costs)), []
         for segments in (4, 1):
             tasks = [NodeJob(job, job.gpus, segments, block) for job in jobs]
