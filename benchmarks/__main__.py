@@ -19,6 +19,7 @@ COMMANDS: Mapping[str, str] = MappingProxyType(
         "cluster": "policies that give the GPUs of a cluster to training jobs",
         "memory": "predicted over measured memory of forward passes",
         "nodes": "cost of virtual nodes: seconds, bytes, activations",
+        "partial": "partial backward passes: seconds, accuracy",
         "checkpoints": "checkpoints over dd, torch.save, swiftclient",
         "fairness": "shares of accounts that use one worker",
         "attacks": "a neighbour's waiting times next to dear images",

@@ -158,12 +158,9 @@ def measure_activations() -> float:
 
 def measure_wire(num_workers: int) -> dict[str, float]:
     """Starts workers in a network namespace, whose bytes it counts."""
-    namespace = [
-        *("unshare", "--net", "--map-root-user", "sh", "-c"),
-        'ip link set lo up && exec "$@"',
-        "sh",
-    ]
-    ring, ours, control = run_workers(num_workers, ["wire"], namespace)
+    ring, ours, control = run_workers(
+        num_workers, ["--worker", "wire"], in_namespace()
+    )
     return {
         "workers": num_workers,
         "ratio": ours / ring,
@@ -171,16 +168,27 @@ def measure_wire(num_workers: int) -> dict[str, float]:
     }
 
 
+def in_namespace() -> list[str]:
+    """Begin of a command line that runs in a network namespace."""
+    return [
+        *("unshare", "--net", "--map-root-user", "sh", "-c"),
+        'ip link set lo up && exec "$@"',
+        "sh",
+    ]
+
+
 def run_workers(
-    num_workers: int, what: Sequence[str], before: Sequence[str] = ()
+    num_workers: int,
+    what: Sequence[str],
+    before: Sequence[str] = (),
+    module: str = "benchmarks.nodes",
 ) -> list[float]:
     """Returns the numbers that the workers of torchrun print."""
     done = subprocess.run(
         [
             *before,
             *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-            *(f"--nproc-per-node={num_workers}", "-m", "benchmarks.nodes"),
-            *("--worker", *what),
+            *(f"--nproc-per-node={num_workers}", "-m", module, *what),
         ],
         capture_output=True,
         text=True,
@@ -196,7 +204,8 @@ def run_workers(
 def measure_balance(rounds: int, size: int) -> dict[str, Any]:
     """Two workers on a core each; another process runs on the second."""
     numbers = run_workers(
-        2, ["balance", "--rounds", str(rounds), "--size", str(size)]
+        2,
+        ["--worker", "balance", *f"--rounds {rounds} --size {size}".split()],
     )
     return {
         "ratio": ratio(numbers[::3], numbers[1::3]),

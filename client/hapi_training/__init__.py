@@ -20,12 +20,16 @@ if TYPE_CHECKING:
         SwiftStorageWriter,
     )
     from hapi_training.checkpoints.uploads import CheckpointStats
+    from hapi_training.partial_backward import PartialBackward
+    from hapi_training.turns import DeviceQueue
     from hapi_training.virtual_nodes.step import Step
     from hapi_training.virtual_nodes.virtual_nodes import VirtualNodes
 
 __all__ = [
     "CheckpointManager",
     "CheckpointStats",
+    "DeviceQueue",
+    "PartialBackward",
     "Step",
     "SwiftStorageReader",
     "SwiftStorageWriter",
@@ -35,6 +39,8 @@ __all__ = [
 _HOMES = {
     "CheckpointManager": "hapi_training.checkpoints.manager",
     "CheckpointStats": "hapi_training.checkpoints.uploads",
+    "DeviceQueue": "hapi_training.turns",
+    "PartialBackward": "hapi_training.partial_backward",
     "SwiftStorageReader": "hapi_training.checkpoints.sharded",
     "SwiftStorageWriter": "hapi_training.checkpoints.sharded",
     "Step": "hapi_training.virtual_nodes.step",

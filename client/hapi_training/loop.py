@@ -18,6 +18,8 @@ from hapi_protocol.errors import ClientError
 from hapi_training.checkpoint_file import defer_interrupts
 from hapi_training.checkpoints.manager import CheckpointManager
 from hapi_training.checkpoints.uploads import CheckpointStats
+from hapi_training.partial_backward import PartialBackward
+from hapi_training.turns import DeviceQueue
 from hapi_training.virtual_nodes.step import Step
 from hapi_training.virtual_nodes.virtual_nodes import VirtualNodes
 
@@ -98,6 +100,8 @@ def train_tail(
     on_resume: Callable[[int, int], None] = lambda epochs, samples: None,
     checkpoints: CheckpointPlaces | None = None,
     num_nodes: int = 1,
+    partial: PartialBackward | None = None,
+    queue: Path | None = None,
     seed: int = 0,
 ) -> History:
     """Trains ``job.tail`` with SGD and cross entropy.
@@ -118,6 +122,8 @@ def train_tail(
         checkpoints: places of checkpoints, which are written at intervals,
             after each epoch and on an interrupt; None for none.
         num_nodes: number of virtual nodes of all workers.
+        partial: lets nodes train only the last layers, in turn.
+        queue: socket of the device's queue; None for a device of its own.
         seed: seed of their random numbers.
 
     Returns:
@@ -136,7 +142,16 @@ def train_tail(
             "there is no parameter to train after the freeze point; freeze "
             "less of the model (freeze=, --freeze)",
         )
-    nodes = VirtualNodes(job.tail, num_nodes, seed=seed, strict=False)
+    nodes = VirtualNodes(
+        job.tail,
+        num_nodes,
+        seed=seed,
+        partial=partial,
+        queue=None
+        if queue is None
+        else DeviceQueue(queue, steps=epochs * len(job.train_loader)),
+        strict=False,
+    )
     # Several workers end one after another.
     is_deferred = checkpoints is not None and nodes.is_alone
     deferral = defer_interrupts() if is_deferred else nullcontext(Event())

@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 from hapi_client.sampling.distributed import Rank, this_rank
 from hapi_protocol.errors import ClientError
+from hapi_training.turns import given_back
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +70,9 @@ class Membership:
 def reaching_others(when: str) -> Iterator[None]:
     """Turns errors of torch.distributed into one that names the step.
 
+    A turn on a shared device is given back meanwhile: the others may need it
+    to get as far.
+
     Args:
         when: the step, for the message.
 
@@ -76,7 +80,8 @@ def reaching_others(when: str) -> Iterator[None]:
         ClientError: ``worker_lost``.
     """
     try:
-        yield
+        with given_back():
+            yield
     # ValueError: this worker has left the group after a loss.
     except (dist.DistError, RuntimeError, ValueError) as error:
         if isinstance(error, torch.OutOfMemoryError):

@@ -202,7 +202,7 @@ _STATUSES: tuple[tuple[int, type[HapiError], str], ...] = (
         0,
         ClientError,
         "keys_changed bad_sample not_connected no_hapi unsupported_version "
-        "bad_configuration bad_state worker_lost",
+        "bad_configuration bad_state worker_lost queue_lost",
     ),
     (0, TruncatedStreamError, "truncated"),
     (0, DataIndexError, "bad_index"),

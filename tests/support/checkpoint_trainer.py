@@ -5,8 +5,9 @@
 ``OPTIONS`` is JSON: arguments of ``CheckpointManager``, ``seconds`` that a
 step takes at least, ``restores``, false to begin with what others have, and
 ``steps_after``, a file and a number of steps after which it ends when there
-is the file.  Prints the step at which it begins, each step, and that of the
-last whole checkpoint; ``RESULT`` gets the digest of the run and the counters.
+is the file, and ``queue``, arguments of ``DeviceQueue``.  Prints the step at
+which it begins, each step, and that of the last whole checkpoint; ``RESULT``
+gets the digest of the run and the counters.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any
 import torch
 from torch.nn.functional import cross_entropy
 
-from hapi_training import VirtualNodes
+from hapi_training import DeviceQueue, VirtualNodes
 from hapi_training.checkpoints import folder, segments
 from hapi_training.checkpoints.manager import CheckpointManager
 from node_training import batches, digest, network, optimizer_of
@@ -39,6 +40,7 @@ def main(
     seconds: float = 0.0,
     restores: bool = True,
     steps_after: tuple[str, int] | None = None,
+    queue: dict[str, Any] | None = None,
     **options: Any,
 ) -> None:
     torch.set_num_threads(1)
@@ -48,7 +50,12 @@ def main(
     folder.MIN_RANGE_BYTES = segments.SEGMENT_BYTES = 4 << 10
     module = network()
     updates = optimizer_of(module, "adamw")
-    nodes = VirtualNodes(module, 8)
+    nodes = VirtualNodes(
+        module,
+        8,
+        queue=DeviceQueue(**queue) if queue else None,
+        timeout_seconds=5.0 if queue else 30.0,
+    )
     state: dict[str, Any] = {
         "module": module,
         "optimizer": updates,

@@ -21,7 +21,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from hapi_client import FeatureDataset, split_model
-from hapi_training import VirtualNodes
+from hapi_training import PartialBackward, VirtualNodes
 from networks import small_transform
 from node_ranks import BATCH, DATA, Network
 from node_training import digest, optimizer_of
@@ -56,7 +56,9 @@ def main(
     torch.manual_seed(0)
     frozen, tail = split_model(Network(), "body", transform=small_transform())
     updates = optimizer_of(tail, "adamw")
-    nodes = VirtualNodes(tail, 8, timeout_seconds=10)
+    nodes = VirtualNodes(
+        tail, 8, partial=PartialBackward(2), timeout_seconds=10
+    )
     schedule = torch.optim.lr_scheduler.StepLR(updates, 5, 0.9)
     state: dict[str, Any] = {
         "tail": tail,

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from hapi_training import VirtualNodes
+from hapi_training import PartialBackward, VirtualNodes
 
 BATCH = 24
 CLASSES = 5
@@ -94,6 +94,7 @@ def train(
     data: Iterable[Any] | None = None,
     balance_at: int | None = None,
     module: nn.Module | None = None,
+    partial: PartialBackward | None = None,
 ) -> str:
     """Trains an epoch; returns the digest of all that it computed.
 
@@ -105,12 +106,13 @@ def train(
         data: global batches.
         balance_at: step after which other nodes are given.
         module: the module.
+        partial: of the nodes.
     """
     from hapi_training.virtual_nodes.assignment import divided
 
     module = module or network()
     updates = optimizer_of(module, optimizer)
-    nodes = VirtualNodes(module, num_nodes, seed=1)
+    nodes = VirtualNodes(module, num_nodes, seed=1, partial=partial)
     if counts:
         nodes._group.assign(divided(num_nodes, counts))
     losses = []

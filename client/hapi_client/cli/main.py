@@ -12,7 +12,14 @@ from importlib.metadata import version
 import typer
 from urllib3.exceptions import InsecureRequestWarning
 
-from hapi_client.cli import cache, checkpoints, cluster, models, worker
+from hapi_client.cli import (
+    cache,
+    checkpoints,
+    cluster,
+    device_queue,
+    models,
+    worker,
+)
 from hapi_client.cli.context import Login
 from hapi_client.cli.demo.command import demo_command
 from hapi_client.cli.doctor import doctor_command
@@ -56,6 +63,7 @@ app.command("demo")(demo_command)
 app.command("doctor")(doctor_command)
 app.add_typer(cache.app, name="cache")
 app.add_typer(checkpoints.app, name="checkpoints")
+app.add_typer(device_queue.app, name="device-queue")
 app.add_typer(models.app, name="models")
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(worker.app, name="worker")

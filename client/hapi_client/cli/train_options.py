@@ -58,6 +58,20 @@ class TrainOptions(JobOptions):
         panel=TRAINING,
         metavar="HOST:PORT",
     )
+    partial_backward: int | None = option(
+        "Let each virtual node train only the last layers, in turn, of this "
+        "many segments: fewer seconds a step, and more steps. It divides "
+        "--virtual-nodes, whose default is 8 then.",
+        None,
+        TRAINING,
+        min=2,
+    )
+    device_queue: Path | None = option(
+        "Socket of 'hapi device-queue': take turns with the other jobs of "
+        "the device.",
+        panel=TRAINING,
+        metavar="SOCKET",
+    )
     resume: Path | None = option(
         "Checkpoint file, or folder of the last two: resume from it, sample "
         "by sample, if it exists. It is written after each epoch, every 30 "

@@ -36,6 +36,7 @@ from hapi_training.loop import (
     History,
     train_tail,
 )
+from hapi_training.partial_backward import PartialBackward
 from hapi_training.store import RENDEZVOUS_VARIABLE
 
 SHARED_NODES = 8
@@ -172,6 +173,10 @@ def _train_job(
             if options.resume or options.remote
             else None,
             num_nodes=num_nodes_of(options),
+            partial=PartialBackward(options.partial_backward)
+            if options.partial_backward
+            else None,
+            queue=options.device_queue,
             seed=options.seed,
         )
         # Before the report, whose writing may fail for lack of space.
@@ -209,6 +214,8 @@ def num_nodes_of(options: TrainOptions) -> int:
     is_shared = (
         this_rank(os.environ).world_size > 1
         or RENDEZVOUS_VARIABLE in os.environ
+        or options.partial_backward is not None
+        or options.device_queue is not None
     )
     default = SHARED_NODES if is_shared else 1
     return options.virtual_nodes or default

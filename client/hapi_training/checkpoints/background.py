@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 from hapi_training.checkpoints.folder import SharedWrite
 from hapi_training.checkpoints.torch_file import FileBytes
@@ -13,6 +14,7 @@ from hapi_training.checkpoints.uploads import (
     CommittedFile,
     Uploads,
 )
+from hapi_training.turns import given_back
 
 
 class BackgroundWrites:
@@ -98,7 +100,7 @@ class BackgroundWrites:
         """Waits until tensors may change; an error is reported later."""
         if self._written is not None:
             began = time.monotonic()
-            self._written.exception()
+            _wait_for(self._written)
             self._written = None
             self._stats.seconds_blocked += time.monotonic() - began
 
@@ -106,6 +108,7 @@ class BackgroundWrites:
         """Waits for the write; raises its error, and that of an upload."""
         committed, self._committed, self._written = self._committed, None, None
         if committed is not None:
+            _wait_for(committed)
             if self._uploads and committed.exception() is not None:
                 self._uploads.forget_waiting()
             committed.result()
@@ -117,4 +120,12 @@ class BackgroundWrites:
         """Waits for the write, and for uploads; raises their errors."""
         self.finish()
         if self._uploads is not None:
-            self._uploads.wait()
+            with given_back():
+                self._uploads.wait()
+
+
+def _wait_for(future: Future[Any]) -> None:
+    """Waits, while other jobs may use the device."""
+    if not future.done():
+        with given_back():
+            future.exception()

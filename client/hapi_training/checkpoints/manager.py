@@ -7,7 +7,7 @@ import os
 import time
 import weakref
 from collections.abc import MutableMapping
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from shutil import rmtree
 from tempfile import mkdtemp
@@ -50,6 +50,7 @@ from hapi_training.checkpoints.uploads import (
 )
 from hapi_training.membership import WorkerLostError
 from hapi_training.store import RENDEZVOUS_VARIABLE
+from hapi_training.turns import given_back
 
 logger = logging.getLogger(__name__)
 
@@ -206,7 +207,9 @@ class CheckpointManager:
             return
         began = time.monotonic()
         try:
-            planned = self._planned()
+            # Ranks wait for each other more than once.
+            with given_back() if ranks.size() > 1 else nullcontext():
+                planned = self._planned()
         except WorkerLostError as error:
             # The others go on, if they may.
             self._state.recover(error)

@@ -19,6 +19,8 @@ _REMEDIES = {
     "torch": "install the same torch on all of them",
     "num_nodes": "give all of them the same number of virtual nodes",
     "seed": "give all of them the same seed",
+    "segments": "give all of them the same partial=PartialBackward(…)",
+    "warmup_steps": "give all of them the same warmup_steps",
     "module": "give all of them the same model",
 }
 

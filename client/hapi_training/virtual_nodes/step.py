@@ -16,6 +16,8 @@ from torch.utils._pytree import tree_map
 
 from hapi_protocol.errors import ClientError
 from hapi_training.membership import WorkerLostError
+from hapi_training.partial_backward import Segments
+from hapi_training.turns import NoQueue
 from hapi_training.virtual_nodes.exchange import (
     Exchange,
     Numbers,
@@ -28,7 +30,8 @@ from hapi_training.virtual_nodes.reduction_tree import PartialSums, total
 
 _LOSS, _WEIGHT, _NODES, _SAMPLES, _ADDED, _FIRST_TENSOR = range(6)
 """Columns of a node's numbers: its loss times its weight, its weight, 1, its
-samples, what was added, and from there on its weight in each tensor."""
+samples, what was added; then its weight in each tensor, and in each segment
+that partial backward passes divide the module into."""
 Means: TypeAlias = tuple[Tensors, list[float], list[torch.Tensor] | None]
 
 
@@ -43,6 +46,10 @@ class StepSettings:
         device: device of the module.
         is_training: False without backward passes.
         is_elastic: True if workers may come and go.
+        segments: which layers each node trains.
+        turns: turns on the device.
+        left_turns: turns that the run has left with this step; None if
+            unknown.
         num_waiting: returns the number of workers that wait to join.
         take_again: called after the loss of another worker; returns batch
             and exchange with which to take the step again, or None if others
@@ -57,6 +64,9 @@ class StepSettings:
     device: torch.device
     is_training: bool
     is_elastic: bool
+    segments: Segments
+    turns: NoQueue
+    left_turns: int | None
     num_waiting: Callable[[], int]
     take_again: Callable[[WorkerLostError], tuple[NodeBatch, Exchange] | None]
     finished: Callable[[Exchange, list[float]], None]
@@ -95,6 +105,7 @@ class Step:
         num_samples: samples of all workers, after the last node.
         added: sum of all that was added with :meth:`add`, then.
         time: the first worker's clock, in seconds, then.
+        unreached: segments without a node that has samples, then.
         is_begun: internal, as those below.
     """
 
@@ -107,6 +118,7 @@ class Step:
     ) -> None:
         self._module = module
         self._settings = settings
+        self._segments = settings.segments
         self._node: NodeSamples | None = None
         self._weight: float | None = None
         self._loss = math.nan
@@ -114,7 +126,7 @@ class Step:
         self.added = self.time = 0.0
         self.is_begun = self.is_finished = self.has_targets = False
         self._seconds: list[float] = []
-        self.num_waiting = 0
+        self.num_waiting = self.unreached = 0
         self._use(batch, exchange)
 
     @property
@@ -159,12 +171,23 @@ class Step:
         """Yields the samples of all nodes."""
         device = self._settings.device
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            for node in self._batch.nodes:
+            for number, node in enumerate(self._batch.nodes):
+                if node.size:
+                    self._take_turn(number)
                 yield from self._run(node, sums)
+
+    def _take_turn(self, number: int) -> None:
+        left = self._settings.left_turns
+        self._settings.turns.take(
+            left if left is None else max(1, left - number)
+        )
 
     def _exchanged(self, sums: NodeSums, started: float) -> bool:
         """Gives the module the sums; False if the step is taken again."""
         means: Means | None = None
+        is_alone = self._exchange.num_ranks == 1
+        if not is_alone:
+            self._settings.turns.give_back()
         try:
             means = self._means(sums, started)
             self._exchange.wait_for_all()
@@ -175,7 +198,11 @@ class Step:
                 self._use(*again)
                 return False
             assert means is not None, "no other worker can have passed before"
+        if not is_alone:
+            # For the sums and the optimizer.
+            self._take_turn(len(self._batch.nodes))
         sums.put(*means)
+        self._segments.use_measured()
         self._settings.finished(self._exchange, self._seconds)
         return True
 
@@ -220,6 +247,7 @@ class Step:
                 "number"
             )
         self._weight = value
+        self._segments.end_forward()
         if value:
             self._losses[node.node] = loss.detach().reshape(())
             # A factor of 1 for each full node: sums of 16-bit numbers do not
@@ -252,14 +280,16 @@ class Step:
                 sums.start_node(self._partial.take_earlier(node.node))
             self._node, self._weight = node, None
             torch.manual_seed(self._settings.node_seed(node.node))
-            yield tree_map(
-                lambda tensor: tensor.to(self._settings.device), node.values
-            )
+            device = self._settings.device
+            samples = tree_map(lambda tensor: tensor.to(device), node.values)
+            with self._segments.node(self.number, node.node):
+                yield samples
             self._node = None
         if sums is None:
             return
         values: Tensors = [None] * len(sums.like)
-        row = np.zeros(_FIRST_TENSOR + len(values))
+        first_segment = _FIRST_TENSOR + len(values)
+        row = np.zeros(first_segment + self._segments.count)
         if node.size:
             if self._weight is None:
                 raise self._misuse(
@@ -273,6 +303,8 @@ class Step:
             row[_FIRST_TENSOR : _FIRST_TENSOR + len(gradients)] = [
                 0.0 if value is None else self._weight for value in gradients
             ]
+            depth = self._segments.depth(self.number, node.node)
+            row[first_segment + depth :] = self._weight
         self._rows[node.node] = row
         self._partial.put(node.node, values)
 
@@ -293,11 +325,12 @@ class Step:
         for number, row in self._rows.items():
             rows.put(number, row)
         first_buffer = _FIRST_TENSOR + sums.num_parameters
+        first_segment = _FIRST_TENSOR + len(sums.like)
         partial = self._partial.sums
         for tree, changes in zip(
             partial, sums.has_change(list(partial.values())), strict=True
         ):
-            rows.sums[tree][first_buffer:] = changes
+            rows.sums[tree][first_buffer:first_segment] = changes
         # The losses have arrived, so the device has computed everything.
         mine = time.monotonic() - started
         of_rank = np.array(
@@ -318,27 +351,32 @@ class Step:
         summed = self._exchange.sum(
             partial,
             {
-                tree: numbers[_FIRST_TENSOR:] > 0
+                tree: numbers[_FIRST_TENSOR:first_segment] > 0
                 for tree, numbers in trees.items()
             },
             sums.like,
         )
         integers = None
+        # Ranks have their nodes in the order of the tree.
+        first = int(has_samples.argmax())
         if has_integers.any():
-            # Ranks have their nodes in the order of the tree.
-            first = int(has_samples.argmax())
             integers = self._exchange.copy_from(first, sums.integers)
+        if self._segments.is_unknown:
+            measured = torch.tensor(self._segments.measured)
+            (measured,) = self._exchange.copy_from(first, [measured])
+            self._segments.measured = measured.tolist()
+        of_segment = row[first_segment:]
+        weights = of_segment[self._segments.of_parameters()]
+        self.unreached = int((of_segment == 0).sum())
         self.num_samples, self.added = int(row[_SAMPLES]), row[_ADDED].item()
         self.has_targets = bool(row[_WEIGHT])
         if self.has_targets:
             self._loss = float(row[_LOSS] / row[_WEIGHT])
         self._seconds, self.time = seconds.tolist(), float(clocks[0])
         self.num_waiting = int(waiting.max())
-        weight = row[_WEIGHT] / self._batch.node_samples
-        num_buffers = len(row) - first_buffer
         divisors = [
-            *[weight or 1.0] * sums.num_parameters,
-            *[row[_NODES] or 1.0] * num_buffers,
+            *(w / self._batch.node_samples or 1.0 for w in weights.tolist()),
+            *[row[_NODES] or 1.0] * (first_segment - first_buffer),
         ]
         return summed, divisors, integers
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import statistics
+import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
@@ -17,6 +19,8 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from hapi_client.option_checks import check_integer, check_seconds
 from hapi_protocol.errors import ClientError
 from hapi_training.membership import WorkerLostError
+from hapi_training.partial_backward import PartialBackward, Segments
+from hapi_training.turns import DeviceQueue, NoQueue, Turns
 from hapi_training.virtual_nodes.assignment import (
     balanced_counts,
     divided,
@@ -38,6 +42,10 @@ VERSION = 1
 # Chosen: less than the seconds of equal steps differ by on a shared machine.
 MIN_GAIN = 1.03
 """Expected speed-up from which :meth:`VirtualNodes.balance` moves nodes."""
+# Chosen: with as much waiting a gain of 1.33 becomes less than 1.15.
+MAX_WAITING_SHARE = 0.5
+"""Part of an epoch's seconds from which a warning says so, if it is above"""
+MIN_WAITED_SECONDS = 1.0
 Number = TypeVar("Number", int, float, torch.Tensor)
 
 
@@ -69,6 +77,9 @@ class VirtualNodes:
             wrapped for data parallelism.  It is on its device already.
         num_nodes: number of nodes; the batch size is a multiple of it.
         seed: seed of the random numbers of the nodes, as for dropout.
+        partial: lets nodes train only the last layers, in turn.
+        queue: a :class:`DeviceQueue` or its socket, if other jobs compute on
+            the device, too: each node waits for its turn.
         timeout_seconds: longest wait for a worker of a rendezvous that does
             not answer.
         strict: False to warn where the bits could differ, instead of an
@@ -90,20 +101,46 @@ class VirtualNodes:
         num_nodes: int,
         *,
         seed: int = 0,
+        partial: PartialBackward | None = None,
+        queue: DeviceQueue | str | os.PathLike[str] | None = None,
         timeout_seconds: float = 30.0,
         strict: bool = True,
     ) -> None:
         check_integer("num_nodes", num_nodes, 1)
         check_integer("seed", seed, 0)
+        if partial is not None and not isinstance(partial, PartialBackward):
+            raise ClientError(
+                "bad_configuration",
+                f"partial is a {type(partial).__name__}; give a "
+                "PartialBackward, such as PartialBackward(4)",
+            )
         self.timeout_seconds = timeout_seconds
         check_seconds(self, "timeout_seconds")
         _check_module(module)
         self.num_nodes, self.seed = num_nodes, seed
         self._module = module
         self._strict = strict
+        self._segments = Segments(module, partial, num_nodes)
         self._group = WorkerGroup(
-            module, num_nodes, seed, timeout_seconds, strict=strict
+            module,
+            num_nodes,
+            seed,
+            timeout_seconds,
+            self._segments,
+            strict=strict,
         )
+        self._turns = NoQueue()
+        self._total_steps: int | None = None
+        if queue is not None:
+            if not isinstance(queue, DeviceQueue):
+                queue = DeviceQueue(queue)
+            self._total_steps = queue.steps
+            self._turns = Turns(
+                queue,
+                self._group.device,
+                self._group.rank.rank,
+                timeout_seconds,
+            )
         self._epoch = 0
         self._warned: set[str] = set()
 
@@ -186,7 +223,10 @@ class VirtualNodes:
     def _evaluated(self, batches: NodeBatches) -> Iterator[Step]:
         for batch in batches.batches(self.mine):
             step = self._step(batch, lambda error: None, is_training=False)
-            yield step
+            try:
+                yield step
+            finally:
+                self._turns.give_back()
             self._check_finished(step)
 
     def _trained(self, batches: NodeBatches) -> Iterator[Step]:
@@ -206,17 +246,24 @@ class VirtualNodes:
 
         # The others may have had all of this pass.
         num_samples = int(self._group.is_new)
+        started, waited = time.monotonic(), 0.0
         while True:
             assignment = self._group.assignment
             before = batches.position()
+            asked = time.monotonic()
             batch = next(remaining, None)
+            waited += time.monotonic() - asked
             if batch is None:
                 break
             after = batches.position()
             self._warn_of_single_samples(batch)
             step = self._step(batch, take_again, is_training=True)
-            yield step
+            try:
+                yield step
+            finally:
+                self._turns.give_back()
             self._check_finished(step)
+            self._turns.measured()
             if step.has_targets and not math.isfinite(step.loss):
                 self._warn(
                     "step %d has the loss %f, of which the gradients are left "
@@ -224,6 +271,16 @@ class VirtualNodes:
                     "that are not finite",
                     step.number,
                     step.loss,
+                )
+            if step.unreached and step.has_targets:
+                self._warn(
+                    "no virtual node with samples trains the first %d of %d "
+                    "segments in step %d, which stay as they are; leave out "
+                    "short last batches (drop_last=True), or give more "
+                    "virtual nodes",
+                    step.unreached,
+                    self._segments.count,
+                    step.number,
                 )
             num_samples += step.num_samples
             if after["epoch"] != batches.epoch:
@@ -234,6 +291,15 @@ class VirtualNodes:
             if self._group.assignment is not assignment:
                 batches.move_to(after)
                 remaining = batches.batches(self.mine)
+        share = waited / (time.monotonic() - started)
+        is_long = waited > MIN_WAITED_SECONDS and share > MAX_WAITING_SHARE
+        if self._segments.count > 1 and is_long:
+            self._warn(
+                "partial backward passes gain little here: %.0f %% of the "
+                "seconds of this epoch went into waiting for data; leave out "
+                "partial=",
+                100 * share,
+            )
         if not num_samples:
             raise ClientError(
                 "bad_sample",
@@ -251,6 +317,7 @@ class VirtualNodes:
         is_training: bool,
     ) -> Step:
         self._group.begin_step()
+        self._segments.begin_step()
         settings = StepSettings(
             self.step,
             self.num_nodes,
@@ -258,11 +325,20 @@ class VirtualNodes:
             self._group.device,
             is_training,
             self._group.is_elastic,
+            self._segments,
+            self._turns,
+            self._left_turns(),
             self._group.num_waiting,
             take_again,
             self._group.finish_step,
         )
         return Step(self._module, batch, self._group.exchange, settings)
+
+    def _left_turns(self) -> int | None:
+        if self._total_steps is None:
+            return None
+        turns = len(self.mine) + (self._group.rank.world_size > 1)
+        return max(1, self._total_steps - self.step) * turns
 
     def _check_optimizers(self, state: Mapping[str, Any]) -> None:
         """Refuses optimizers of parameters that nobody sums."""
@@ -376,6 +452,7 @@ class VirtualNodes:
             "version": VERSION,
             "step": self.step,
             "epoch": self._epoch,
+            "segment_of": self._segments.table,
             **self._group.facts(),
         }
 
@@ -397,10 +474,13 @@ class VirtualNodes:
                 f"state_dict() of version {VERSION}",
             )
         facts = self._group.facts()
-        for name in ("num_nodes", "seed"):
+        # States of earlier versions have no segments.
+        state = {"segments": 1, "warmup_steps": 0, "segment_of": {}, **state}
+        for name in ("num_nodes", "seed", "segments", "warmup_steps"):
             check_equal({name: facts[name]}, state, "in the state")
         check_equal(facts, state, "in the state", strict=self._strict)
         self._group.step = state["step"]
+        self._segments.table = dict(state["segment_of"])
         self._epoch = int(state["epoch"])
 
     def _warn_of_single_samples(self, batch: NodeBatch) -> None:

@@ -14,6 +14,7 @@ from hapi_client.sampling.distributed import Rank
 from hapi_protocol.errors import ClientError
 from hapi_training.checkpoint_file import random_state, set_random_state
 from hapi_training.membership import WorkerLostError, reaching_others
+from hapi_training.partial_backward import Segments
 from hapi_training.rendezvous import ElasticMembership, open_membership
 from hapi_training.state_transfer import (
     broadcast,
@@ -47,6 +48,7 @@ class WorkerGroup:
         num_nodes: number of virtual nodes.
         seed: seed of their random numbers.
         timeout_seconds: as for :class:`.VirtualNodes`.
+        segments: which layers each node trains.
         strict: False to warn of workers whose bits would differ.
 
     Attributes:
@@ -68,10 +70,11 @@ class WorkerGroup:
         num_nodes: int,
         seed: int,
         timeout_seconds: float,
+        segments: Segments,
         *,
         strict: bool,
     ) -> None:
-        self._module = module
+        self._module, self._segments = module, segments
         self._num_nodes = num_nodes
         self._seed = seed
         self._strict = strict
@@ -103,6 +106,7 @@ class WorkerGroup:
         return {
             "num_nodes": self._num_nodes,
             "seed": self._seed,
+            **self._segments.facts(),
             **numeric_facts(self.device),
         }
 
@@ -283,6 +287,7 @@ class WorkerGroup:
                 self.step,
                 self._membership.done,
                 [p.grad for p in self._module.parameters()],
+                self._segments.table,
                 random_state(self.device),
             ],
         }
@@ -295,9 +300,8 @@ class WorkerGroup:
         """
         own = self._own_state()
         load_values(own, loaded(self._joined), "the other workers")
-        position, self.step, self._membership.done, gradients, random = (
-            own.pop(_OWN)
-        )
+        position, self.step, self._membership.done, *others = own.pop(_OWN)
+        gradients, self._segments.table, random = others
         if self._state is not None:
             # Values, which have been replaced.
             self._state.update(own)

@@ -1,0 +1,382 @@
+"""A queue that gives jobs turns on one device, one at a time.
+
+Jobs connect to a unix socket that only its owner can open.  Both sides send
+one JSON object a line.  A job says ``hello`` with its version, name, weight
+and device, ``want`` with the number of turns that it has left, ``done``, and
+once ``resident`` and ``peak``, its memory between turns and at most.  The
+queue answers ``turn``, ``alive`` while the job waits, and ``error``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import socket
+import stat
+import struct
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hapi_client.atomic_file import file_lock
+from hapi_protocol.errors import ClientError
+from hapi_splitter.units import bytes_text
+from hapi_training.turn_policies import POLICIES, Share
+from hapi_training.turns import ALIVE_SECONDS, VERSION, connected
+
+logger = logging.getLogger(__name__)
+
+LINE_BYTES = 1 << 16
+"""Longest line that a job may send."""
+NUM_DECISIONS = 10_000
+"""Decisions whose seconds are kept."""
+NUM_ENDED = 20
+"""Ended jobs that the status names."""
+
+
+class Refused(Exception):
+    """Why a job cannot have turns."""
+
+
+class _Job:
+    """A job's connection.
+
+    Attributes:
+        share: what the policy knows of it.
+        name: name and rank.
+        pid: its process.
+        waiting_since: since when it waits for a turn, by the monotonic clock;
+            None if it does not.
+        turn_since: since when it has its turn; None if it has none.
+        waited_seconds: seconds of its waiting so far.
+        resident: bytes of the device between turns; None before it has
+            told them.
+        peak: most bytes of the device.
+        is_admitted: False if its memory does not fit beside the others'.
+        end: why it was ended.
+    """
+
+    def __init__(self, writer: asyncio.StreamWriter, pid: int) -> None:
+        self.share = Share(1.0)
+        self.name = f"process {pid}"
+        self.pid = pid
+        self.waiting_since: float | None = None
+        self.turn_since: float | None = None
+        self.waited_seconds = 0.0
+        self.resident: int | None = None
+        self.peak = 0
+        self.is_admitted = True
+        self.end = "ended"
+        self._writer = writer
+
+    def send(self, message: dict[str, Any]) -> None:
+        self._writer.write(json.dumps(message).encode() + b"\n")
+
+    def close(self, reason: str) -> None:
+        """Ends the connection; the job notices when it gives its turn back."""
+        self.end = reason
+        self._writer.close()
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "pid": self.pid,
+            "weight": self.share.weight,
+            "state": "has its turn"
+            if self.turn_since is not None
+            else "waits for memory"
+            if not self.is_admitted
+            else "waits"
+            if self.waiting_since is not None
+            else "is away",
+            "turns": self.share.turns,
+            "turn_seconds": self.share.seconds,
+            "waited_seconds": self.waited_seconds,
+            "left_seconds": None
+            if self.share.left is None
+            else self.share.left_seconds(),
+            "resident_bytes": self.resident,
+            "peak_bytes": self.peak,
+        }
+
+
+class Queue:
+    """The jobs of one device, and whose turn it is.
+
+    Args:
+        policy: a key of :data:`.POLICIES`.
+        memory_bytes: memory of the device; None for what the first job says.
+        turn_seconds: longest turn; a job that has not given it back is ended.
+    """
+
+    def __init__(
+        self, policy: str, memory_bytes: int | None, turn_seconds: float
+    ) -> None:
+        self._policy_name, self._policy = policy, POLICIES[policy]()
+        self._memory_bytes = memory_bytes
+        self._turn_seconds = turn_seconds
+        self._device: str | None = None
+        self._jobs: list[_Job] = []
+        self._holder: _Job | None = None
+        self._decisions: deque[float] = deque(maxlen=NUM_DECISIONS)
+        self._ended: deque[dict[str, str]] = deque(maxlen=NUM_ENDED)
+
+    async def serve(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        """Serves one connection until its end."""
+        pid, uid = _peer(writer)
+        job = _Job(writer, pid)
+        try:
+            if uid != os.getuid():
+                raise Refused(
+                    f"the device queue is of user {os.getuid()}, and this job "
+                    f"of user {uid}; start a queue of your own"
+                )
+            while line := await reader.readline():
+                self._handle(job, json.loads(line))
+        except Refused as error:
+            job.send({"error": str(error)})
+            job.end = f"refused: {error}"
+        except (ValueError, KeyError, TypeError, OSError) as error:
+            job.end = f"broken: {error!r}"
+        finally:
+            self._leave(job)
+            writer.close()
+
+    def _handle(self, job: _Job, message: dict[str, Any]) -> None:
+        if "status" in message:
+            job.send(self.facts())
+        elif "hello" in message:
+            self._enter(job, message)
+        elif job not in self._jobs:
+            raise ValueError("no hello")
+        if "done" in message and job is self._holder:
+            self._end_turn(job)
+        if "want" in message:
+            job.share.left = message["want"]
+            job.waiting_since = time.monotonic()
+            self._policy.asks(job.share)
+        if "peak" in message and "hello" not in message:
+            self._declare(job, message["resident"], message["peak"])
+        self._decide()
+
+    def _enter(self, job: _Job, hello: dict[str, Any]) -> None:
+        if hello["hello"] != VERSION:
+            raise Refused(
+                f"the device queue speaks version {VERSION}, and this job "
+                f"version {hello['hello']}; install the same release of HAPI "
+                "for both"
+            )
+        if hello["device"] != (self._device or hello["device"]):
+            raise Refused(
+                f"the device queue is for {self._device}, and this job "
+                f"computes on {hello['device']}; start a queue for each device"
+            )
+        self._device = hello["device"]
+        if self._memory_bytes is None:
+            self._memory_bytes = int(hello["memory_bytes"])
+        job.share = Share(float(hello["weight"]))
+        job.name = f"{hello['name']} (rank {hello['rank']}, pid {job.pid})"
+        self._jobs.append(job)
+        job.send({"welcome": VERSION})
+        logger.info("%s joins", job.name)
+        if "peak" in hello:
+            self._declare(job, hello["resident"], hello["peak"])
+
+    def _declare(self, job: _Job, resident: int, peak: int) -> None:
+        assert self._memory_bytes is not None, "told with the hello"
+        job.resident, job.peak = int(resident), int(peak)
+        if job.peak > self._memory_bytes:
+            raise Refused(
+                f"the job needs {bytes_text(job.peak)} at its peak, but the "
+                f"device has {bytes_text(self._memory_bytes)}; give it "
+                "smaller nodes (more of them), or the queue more (--memory)"
+            )
+        job.is_admitted = False
+        self._admit()
+        if not job.is_admitted:
+            logger.info("%s waits for memory", job.name)
+
+    def _admit(self) -> None:
+        """Admits jobs that fit beside the others, in the order of arrival."""
+        assert self._memory_bytes is not None, "told with the hello"
+        told = [job for job in self._jobs if job.resident is not None]
+        inside = [job for job in told if job.is_admitted]
+        for job in told:
+            if job.is_admitted:
+                continue
+            both = [*inside, job]
+            resident = sum(other.resident or 0 for other in both)
+            most = max(other.peak - (other.resident or 0) for other in both)
+            if resident + most > self._memory_bytes and inside:
+                return
+            job.is_admitted = True
+            inside.append(job)
+
+    def _end_turn(self, job: _Job) -> None:
+        assert job.turn_since is not None, "it is the holder"
+        seconds = time.monotonic() - job.turn_since
+        job.turn_since = self._holder = None
+        job.share.turns += 1
+        job.share.seconds += seconds
+        self._policy.ends(job.share, seconds)
+
+    def _leave(self, job: _Job) -> None:
+        if job not in self._jobs:
+            return
+        self._jobs.remove(job)
+        if job is self._holder:
+            self._end_turn(job)
+        self._ended.append({"name": job.name, "reason": job.end})
+        logger.info("%s: %s", job.name, job.end)
+        if self._memory_bytes is not None:
+            self._admit()
+        self._decide()
+
+    def _decide(self) -> None:
+        """Gives the next turn, if there is none."""
+        if self._holder is not None:
+            return
+        started = time.perf_counter()
+        # What a job needs is known after its first step: one at a time.
+        new = next((job for job in self._jobs if job.resident is None), None)
+        waiting = {
+            job.share: job
+            for job in self._jobs
+            if job.waiting_since is not None
+            and job.is_admitted
+            and (job.resident is not None or job is new)
+        }
+        if not waiting:
+            return
+        job = waiting[self._policy.choose(waiting)]
+        now = time.monotonic()
+        assert job.waiting_since is not None, "it is one of these"
+        job.waited_seconds += now - job.waiting_since
+        job.waiting_since, job.turn_since = None, now
+        self._holder = job
+        self._decisions.append(time.perf_counter() - started)
+        job.send({"turn": True})
+
+    async def watch(self) -> None:
+        """Tells waiting jobs that the queue lives, and ends long turns."""
+        while True:
+            await asyncio.sleep(min(ALIVE_SECONDS, self._turn_seconds / 4))
+            for job in self._jobs:
+                if job.waiting_since is not None:
+                    job.send({"alive": True})
+            holder = self._holder
+            if holder is None or holder.turn_since is None:
+                continue
+            if time.monotonic() - holder.turn_since > self._turn_seconds:
+                reason = (
+                    f"held its turn for more than {self._turn_seconds:g} s "
+                    "(--turn-limit)"
+                )
+                logger.warning("%s %s; others go on", holder.name, reason)
+                holder.close(reason)
+                self._leave(holder)
+
+    def facts(self) -> dict[str, Any]:
+        """The status, fit for JSON."""
+        milliseconds = 1000 * np.array([*self._decisions] or [0.0])
+        return {
+            "policy": self._policy_name,
+            "device": self._device,
+            "memory_bytes": self._memory_bytes,
+            "turn_limit_seconds": self._turn_seconds,
+            "decision_ms_p99": float(np.percentile(milliseconds, 99)),
+            "jobs": [job.facts() for job in self._jobs],
+            "ended": [*self._ended],
+        }
+
+
+def _peer(writer: asyncio.StreamWriter) -> tuple[int, int]:
+    """Process and user at the other end of a unix socket."""
+    option = writer.get_extra_info("socket").getsockopt(
+        socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")
+    )
+    pid, uid, _ = struct.unpack("3i", option)
+    return pid, uid
+
+
+@contextmanager
+def _listening(path: Path) -> Iterator[socket.socket]:
+    """A socket that only this user can open; deleted at the end."""
+    with file_lock(path):
+        if path.exists() or path.is_symlink():
+            if not stat.S_ISSOCK(path.lstat().st_mode):
+                raise ClientError(
+                    "bad_configuration",
+                    f"{path} exists and is no socket; give another path",
+                )
+            # Of a queue that was killed: a running one has the lock.
+            path.unlink()
+        server = socket.socket(socket.AF_UNIX)
+        mask = os.umask(0o177)
+        try:
+            server.bind(str(path))
+        except OSError as error:
+            raise ClientError(
+                "bad_configuration",
+                f"cannot listen on {path}: {error}; give a path of at most "
+                "107 bytes in a folder that you may write to",
+            ) from error
+        finally:
+            os.umask(mask)
+        try:
+            yield server
+        finally:
+            path.unlink(missing_ok=True)
+
+
+async def run(path: Path, queue: Queue) -> None:
+    """Serves until SIGINT or SIGTERM.
+
+    Raises:
+        ClientError: ``bad_configuration`` if the socket cannot be used, or
+            another queue runs there.
+    """
+    with _listening(path) as listener:
+        server = await asyncio.start_unix_server(
+            queue.serve, sock=listener, limit=LINE_BYTES
+        )
+        stop = asyncio.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        watching = asyncio.create_task(queue.watch())
+        await stop.wait()
+        watching.cancel()
+        with suppress(asyncio.CancelledError):
+            await watching
+        server.close()
+
+
+def status_of(path: Path, timeout_seconds: float = 5.0) -> dict[str, Any]:
+    """Returns the status of a running queue.
+
+    Raises:
+        ClientError: ``bad_configuration`` if the path is something else;
+            ``queue_lost`` if no queue answers.
+    """
+    try:
+        with connected(path, timeout_seconds) as server:
+            server.sendall(b'{"status": true}\n')
+            with server.makefile() as lines:
+                facts: dict[str, Any] = json.loads(lines.readline())
+    except (OSError, ValueError) as error:
+        raise ClientError(
+            "queue_lost",
+            f"no device queue answers at {path} ({error}); start it with "
+            f"hapi device-queue {path}",
+        ) from error
+    return facts

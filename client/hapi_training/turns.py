@@ -1,0 +1,304 @@
+"""A job's turns on a device that it shares with others.
+
+The protocol is one JSON object a line over a unix socket, which only its
+owner can open; see :mod:`hapi_training.device_queue`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import resource
+import select
+import socket
+import stat
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hapi_protocol.errors import ClientError
+
+VERSION = 1
+ALIVE_SECONDS = 2.0
+"""Interval at which a queue tells waiting jobs that it lives."""
+RETRY_SECONDS = 0.2
+
+
+@dataclass(frozen=True)
+class DeviceQueue:
+    """Which queue a job takes its turns from.
+
+    ::
+
+        queue = DeviceQueue("/run/user/1000/gpu0", steps=5 * len(data))
+        nodes = VirtualNodes(tail, 8, queue=queue)
+
+    Args:
+        socket: socket of ``hapi device-queue``; one queue is for one device.
+        name: name of the job in messages; by default that of the script.
+        weight: its part of fair shares, above 0.
+        steps: steps of the whole run, by which "srtf" knows how long the job
+            takes; None if unknown: then as long again as it has run.
+
+    Raises:
+        ClientError: ``bad_configuration`` naming the value.
+    """
+
+    socket: str | os.PathLike[str]
+    name: str = ""
+    weight: float = 1.0
+    steps: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.weight < math.inf:
+            raise ClientError(
+                "bad_configuration",
+                f"weight is {self.weight!r}; give a finite number above 0",
+            )
+
+
+class NoQueue:
+    """The turns of a job that has its device for itself."""
+
+    def take(self, left: int | None) -> None:
+        """Waits for a turn; a turn that it has already is given back first.
+
+        Args:
+            left: turns that the job has yet to take, with this one.
+        """
+
+    def give_back(self) -> None:
+        """Gives the turn back, if there is one."""
+
+    def measured(self) -> None:
+        """Tells the memory that the job needs, after its first step."""
+
+
+_holding: Turns | None = None
+"""Turns of this process, while it has one."""
+
+
+@contextmanager
+def given_back() -> Iterator[None]:
+    """Gives this process's turn back while it waits for something else."""
+    turns = _holding
+    if turns is None:
+        yield
+        return
+    turns.give_back()
+    yield
+    turns.take(turns.left)
+
+
+class Turns(NoQueue):
+    """Turns on a device, from a queue.
+
+    Args:
+        queue: the queue.
+        device: the device.
+        rank: rank of this worker, for its name.
+        timeout_seconds: longest wait for a queue that does not answer.
+
+    Attributes:
+        left: as told with the last turn.
+
+    Raises:
+        ClientError: from each method; ``bad_configuration`` for a socket of
+            someone else or a queue that refuses the job; ``queue_lost`` if
+            the queue cannot be reached, or has taken a turn away.
+    """
+
+    def __init__(
+        self,
+        queue: DeviceQueue,
+        device: torch.device,
+        rank: int,
+        timeout_seconds: float,
+    ) -> None:
+        self._path = Path(queue.socket)
+        self._device = device
+        self._timeout = timeout_seconds
+        self._hello = {
+            "hello": VERSION,
+            "name": queue.name or Path(sys.argv[0]).name or "python",
+            "rank": rank,
+            "weight": queue.weight,
+            "device": str(device),
+            "memory_bytes": _device_bytes(device),
+        }
+        self._memory: dict[str, int] = {}
+        self._server: socket.socket | None = None
+        self._received = b""
+        self.left: int | None = None
+        self._holds = False
+        self._connect()
+
+    def take(self, left: int | None) -> None:
+        global _holding
+        self.left = left
+        has_asked = self._holds
+        if has_asked:
+            # At once, so that this job can be the next, too.
+            self._end_turn({"done": True, "want": left})
+        while True:
+            try:
+                if self._server is None:
+                    self._connect()
+                if not has_asked:
+                    self._send({"want": left})
+                while "turn" not in self._answer():
+                    pass
+                break
+            except OSError:
+                # It has no turn: a queue that is started again may give one.
+                self._disconnect()
+                has_asked = False
+        self._holds, _holding = True, self
+
+    def give_back(self) -> None:
+        if self._holds:
+            self._end_turn({"done": True})
+
+    def _end_turn(self, message: dict[str, Any]) -> None:
+        global _holding
+        self._holds, _holding = False, None
+        if self._device.type == "cuda":
+            # Until then the device computes what was asked of it.
+            torch.cuda.synchronize(self._device)
+        try:
+            self._check_open()
+            self._send(message)
+        except OSError as error:
+            self._disconnect()
+            raise ClientError(
+                "queue_lost",
+                f"the device queue {self._path} was lost, or took the turn "
+                "away (turn limit), while this job had its turn; others may "
+                "have computed at the same time. Start the job again from "
+                "its last checkpoint",
+            ) from error
+
+    def measured(self) -> None:
+        if self._memory:
+            return
+        resident, peak = _memory_bytes(self._device)
+        self._memory = {"resident": resident, "peak": peak}
+        with suppress(OSError):  # take() notices a lost queue.
+            self._send(self._memory)
+
+    def close(self) -> None:
+        """Gives the turn back and leaves the queue."""
+        self.give_back()
+        self._disconnect()
+
+    def _connect(self) -> None:
+        deadline = time.monotonic() + self._timeout
+        while True:
+            try:
+                self._server = connected(self._path, self._timeout)
+                self._received = b""
+                self._send({**self._hello, **self._memory})
+                self._answer()
+                return
+            except OSError as error:
+                self._disconnect()
+                if time.monotonic() > deadline:
+                    raise ClientError(
+                        "queue_lost",
+                        f"the device queue {self._path} did not answer in "
+                        f"{self._timeout:g} s ({error}); start it (hapi "
+                        "device-queue), or leave out queue=",
+                    ) from error
+            except BaseException:
+                self._disconnect()
+                raise
+            time.sleep(RETRY_SECONDS)
+
+    def _disconnect(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+    def _send(self, message: dict[str, Any]) -> None:
+        if self._server is None:
+            raise ConnectionError("the queue is not connected")
+        self._server.sendall(json.dumps(message).encode() + b"\n")
+
+    def _answer(self) -> dict[str, Any]:
+        """Returns the next message of the queue."""
+        assert self._server is not None, "is connected"
+        while b"\n" not in self._received:
+            self._receive()
+        line, _, self._received = self._received.partition(b"\n")
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            raise ClientError("bad_configuration", str(answer["error"]))
+        return answer
+
+    def _receive(self) -> None:
+        assert self._server is not None, "is connected"
+        data = self._server.recv(4096)
+        if not data:
+            raise ConnectionError("the queue has closed the connection")
+        self._received += data
+
+    def _check_open(self) -> None:
+        """Raises OSError if the queue has closed the connection."""
+        assert self._server is not None, "is connected"
+        while select.select([self._server], [], [], 0)[0]:
+            self._receive()
+
+
+def connected(path: Path, timeout_seconds: float) -> socket.socket:
+    """Connects to a queue of this user.
+
+    Raises:
+        ClientError: ``bad_configuration`` if the path is something else.
+        OSError: there is no queue.
+    """
+    status = path.stat()
+    if not stat.S_ISSOCK(status.st_mode):
+        raise ClientError(
+            "bad_configuration",
+            f"{path} is no socket; give that of hapi device-queue",
+        )
+    if status.st_uid != os.getuid():
+        raise ClientError(
+            "bad_configuration",
+            f"the device queue {path} belongs to user {status.st_uid}, not to "
+            f"{os.getuid()}; start one of your own (hapi device-queue)",
+        )
+    server = socket.socket(socket.AF_UNIX)
+    server.settimeout(timeout_seconds)
+    try:
+        server.connect(str(path))
+    except BaseException:
+        server.close()
+        raise
+    return server
+
+
+def _device_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[1])
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _memory_bytes(device: torch.device) -> tuple[int, int]:
+    """Memory that is used between turns, and at most in a turn."""
+    if device.type == "cuda":
+        return (
+            torch.cuda.memory_reserved(device),
+            torch.cuda.max_memory_reserved(device),
+        )
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    resident = pages * os.sysconf("SC_PAGE_SIZE")
+    return min(resident, peak), peak

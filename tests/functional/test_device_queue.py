@@ -1,0 +1,373 @@
+"""``hapi device-queue``: jobs that share a device, and what goes wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import torch
+
+from as_user import environment_of
+from children import family
+from hapi_client.cli import main as cli
+from hapi_protocol.errors import ClientError
+from hapi_training import turns as protocol
+from hapi_training.device_queue import status_of
+from hapi_training.turns import DeviceQueue, Turns
+from waiting import until
+
+SECONDS = 100
+TIMEOUT = 2.0
+MEMORY = 1 << 33
+TRAINER = Path(__file__).parent.parent / "support" / "checkpoint_trainer.py"
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "device"
+
+
+@pytest.fixture
+def serve(cluster, path):
+    """Starts a queue; all are ended after the test."""
+    processes = []
+
+    def serve(*options):
+        processes.append(
+            subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "hapi_client.cli.main"),
+                    *("device-queue", str(path), *map(str, options)),
+                ],
+                env=environment_of(cluster),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+        )
+
+        def answers():
+            with suppress(ClientError):
+                return status_of(path)
+            assert processes[-1].poll() is None, processes[-1].stdout.read()
+            return False
+
+        until(answers, SECONDS)
+        return processes[-1]
+
+    yield serve
+    for process in processes:
+        with process:
+            process.kill()
+
+
+def job(path, name="job", **options):
+    device = torch.device("cpu")
+    queue = DeviceQueue(path, name=name, **options)
+    return Turns(queue, device, 0, TIMEOUT)
+
+
+def state_of(path, name="job"):
+    (facts,) = (
+        j for j in status_of(path)["jobs"] if j["name"].startswith(f"{name} ")
+    )
+    return facts["state"]
+
+
+def in_thread(function, *arguments):
+    """Calls a function in a thread; its result or error is the answer."""
+    results = []
+
+    def run():
+        try:
+            results.append(function(*arguments))
+        except ClientError as error:
+            results.append(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return results
+
+
+def test_jobs_have_turns_one_at_a_time(serve, path):
+    process = serve("--policy", "fair")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    first, second = job(path, "first"), job(path, "second")
+    for turns in (first, second):
+        turns.take(1)
+        turns.measured()
+        turns.give_back()
+    second.take(1)
+    assert state_of(path, "second") == "has its turn"
+    taken = in_thread(first.take, 7)
+    until(lambda: state_of(path, "first") == "waits")
+    assert not taken
+    second.give_back()
+    until(lambda: taken)
+    (facts, _) = status_of(path)["jobs"]
+    assert facts["turns"] == 1
+    assert facts["left_seconds"] == pytest.approx(7 * facts["turn_seconds"])
+    assert facts["waited_seconds"] > 0
+    for turns in (first, second):
+        turns.close()
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(SECONDS) == 0
+    assert not path.exists()
+
+
+def test_turn_of_a_dead_or_hung_holder_goes_on(serve, path):
+    process = serve("--turn-limit", "1")
+    dead, hung, other = (job(path, name) for name in ("dead", "hung", "other"))
+    for turns in (dead, hung, other):
+        turns.take(1)
+        turns.measured()
+        turns.give_back()
+    dead.take(1)
+    taken = in_thread(hung.take, 1)
+    until(lambda: state_of(path, "hung") == "waits")
+    dead._server.close()
+    until(lambda: taken)
+    # It does not give it back.
+    other.take(1)
+    with pytest.raises(ClientError, match="took the turn away") as caught:
+        hung.give_back()
+    assert caught.value.code == "queue_lost"
+    ended = {
+        job["name"][:4]: job["reason"] for job in status_of(path)["ended"]
+    }
+    assert ended["dead"] == "ended"
+    assert "held its turn for more than 1 s" in ended["hung"]
+    other.close()
+    process.terminate()
+    assert "hung" in process.communicate(timeout=SECONDS)[0]
+
+
+def with_memory(monkeypatch, resident, peak):
+    monkeypatch.setattr(
+        protocol, "_memory_bytes", lambda device: (resident, peak)
+    )
+
+
+def test_memory_is_admitted(serve, path, monkeypatch):
+    serve("--memory", MEMORY)
+    first, second, third = (job(path, name) for name in ("a", "b", "c"))
+    with_memory(monkeypatch, 1 << 31, 1 << 32)
+    first.take(1)
+    # What a job needs is known after its first step: one at a time.
+    taken = in_thread(second.take, 1)
+    until(lambda: state_of(path, "b") == "waits")
+    first.give_back()
+    assert not taken
+    first.measured()
+    until(lambda: taken)
+    with_memory(monkeypatch, 3 << 31, 7 << 30)
+    second.give_back()
+    second.measured()
+    until(lambda: state_of(path, "b") == "waits for memory")
+    taken = in_thread(second.take, 1)
+    first.take(1)
+    first.close()
+    until(lambda: taken)
+    second.close()
+    with_memory(monkeypatch, 1, 2 * MEMORY)
+    third.take(1)
+    third.give_back()
+    third.measured()
+    with pytest.raises(ClientError, match=r"needs 17\.2 GB at its peak, but"):
+        third.take(1)
+    third.close()
+
+
+def test_what_is_no_queue_of_ones_own_is_refused(serve, path, monkeypatch):
+    with pytest.raises(ClientError, match=r"did not answer in 2 s") as caught:
+        job(path)
+    assert caught.value.code == "queue_lost"
+    path.write_text("")
+    with pytest.raises(ClientError, match="is no socket"):
+        job(path)
+    path.unlink()
+    # Left by a queue that was killed.
+    with socket.socket(socket.AF_UNIX) as old:
+        old.bind(str(path))
+    serve()
+    with monkeypatch.context() as patch:
+        patch.setattr(protocol, "VERSION", 99)
+        with pytest.raises(ClientError, match="and this job version 99"):
+            job(path)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "getuid", lambda: 12345)
+        with pytest.raises(ClientError, match="belongs to user"):
+            job(path)
+    first = job(path)
+    queue = DeviceQueue(path)
+    with pytest.raises(ClientError, match=r"is for cpu.*computes on meta"):
+        Turns(queue, torch.device("meta"), 0, TIMEOUT)
+    first.close()
+    for weight in (0, -1, float("inf"), float("nan")):
+        with pytest.raises(ClientError, match="weight is"):
+            DeviceQueue(path, weight=weight)
+    # Lines that no job sends end its connection only.
+    for line in (b"nonsense\n", b'{"want": 1}\n', b"x" * (1 << 17), b"[]\n"):
+        with protocol.connected(path, TIMEOUT) as server:
+            with suppress(OSError):
+                server.sendall(line)
+                server.shutdown(socket.SHUT_WR)
+            with suppress(ConnectionResetError):
+                assert not server.recv(100)
+    assert status_of(path)["jobs"] == []
+
+
+@pytest.mark.parametrize(
+    ("make", "words", "message"),
+    [
+        (None, ("serve", "--policy", "x"), "give one of srtf, fair"),
+        (Path.touch, ("serve",), "exists and is no socket"),
+        (None, ("status",), "no device queue answers"),
+    ],
+)
+def test_wrong_command_is_refused(
+    path, make, words, message, monkeypatch, capsys
+):
+    if make:
+        make(path)
+    command, *rest = words
+    monkeypatch.setattr(
+        sys, "argv", ["hapi", "device-queue", command, str(path), *rest]
+    )
+    with pytest.raises(SystemExit, match="1"):
+        cli.main()
+    assert message in capsys.readouterr().err
+
+
+def test_second_queue_is_refused(serve, path, monkeypatch, capsys):
+    serve()
+    monkeypatch.setattr(sys, "argv", ["hapi", "device-queue", str(path)])
+    with pytest.raises(SystemExit, match="1"):
+        cli.main()
+    assert f"another run uses {path}" in capsys.readouterr().err
+    assert status_of(path)["jobs"] == []
+
+
+def test_lost_queue_ends_jobs_in_time(serve, path):
+    process = serve()
+    holder, waiting, patient = (job(path, name) for name in ("a", "b", "c"))
+    for turns in (holder, waiting, patient):
+        turns.take(1)
+        turns.measured()
+        turns.give_back()
+    holder.take(1)
+    results = [in_thread(turns.take, 1) for turns in (waiting, patient)]
+    until(lambda: state_of(path, "c") == "waits")
+    process.kill()
+    process.wait()
+    with pytest.raises(ClientError, match="while this job had its turn"):
+        holder.give_back()
+    until(lambda: results[0] and results[1], SECONDS)
+    assert [result[0].code for result in results] == ["queue_lost"] * 2
+    # One that is started again in time goes on with those that wait.
+    process = serve()
+    again = job(path, "again")
+    again.take(1)
+    again.give_back()
+    process.kill()
+    process.wait()
+    taken = in_thread(again.take, 1)
+    serve()
+    until(lambda: taken)
+    again.close()
+
+
+def test_stopped_queue_is_not_waited_for(serve, path):
+    process = serve()
+    turns = job(path)
+    process.send_signal(signal.SIGSTOP)
+    with pytest.raises(ClientError, match="did not answer in 2 s"):
+        turns.take(1)
+    process.send_signal(signal.SIGCONT)
+
+
+class Trainer:
+    """A training job that saves each step."""
+
+    def __init__(self, environment, folder, steps, queue):
+        self.result = folder / "result.json"
+        options = {"local": str(folder / "run"), "queue": queue}
+        self.process = subprocess.Popen(
+            [
+                *(sys.executable, TRAINER, self.result, str(steps)),
+                json.dumps(options),
+            ],
+            env={**environment, "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def end(self):
+        _, errors = self.process.communicate(timeout=SECONDS)
+        return self.process.returncode, errors
+
+    def digest(self):
+        code, errors = self.end()
+        assert not code, errors
+        return json.loads(self.result.read_text())["digest"]
+
+
+@pytest.fixture
+def train(cluster, tmp_path):
+    trainers = []
+
+    def train(name, steps, queue=None):
+        folder = tmp_path / name
+        folder.mkdir(exist_ok=True)
+        environment = environment_of(cluster)
+        trainers.append(Trainer(environment, folder, steps, queue))
+        return trainers[-1]
+
+    yield train
+    for trainer in trainers:
+        for process in family(trainer.process.pid):
+            process.send(signal.SIGKILL)
+        trainer.process.communicate()
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("policy", ["srtf", "fair"])
+def test_jobs_are_those_alone_also_when_the_queue_is_killed(
+    serve, train, path, policy
+):
+    """Each ends with a named error, and goes on from its checkpoint."""
+    steps = {"a": 60, "b": 90}
+    alone = {name: train(f"{name} alone", steps[name]) for name in steps}
+    alone = {name: trainer.digest() for name, trainer in alone.items()}
+    process = serve("--policy", policy)
+
+    def start():
+        return {
+            name: train(name, count, {"socket": str(path), "steps": count})
+            for name, count in steps.items()
+        }
+
+    jobs = start()
+    for trainer in jobs.values():
+        # Both have begun.
+        assert trainer.process.stdout.readline()
+        assert trainer.process.stdout.readline()
+    assert {j["name"][:7] for j in status_of(path)["jobs"]} == {"checkpo"}
+    process.kill()
+    process.wait()
+    for trainer in jobs.values():
+        code, errors = trainer.end()
+        assert code == 1
+        assert "(code queue_lost)" in errors
+    serve("--policy", policy)
+    jobs = start()
+    assert {n: trainer.digest() for n, trainer in jobs.items()} == alone
