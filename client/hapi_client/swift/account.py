@@ -234,23 +234,38 @@ class SwiftAccount(AccountSession):
             SourceChangedError: if the object has another ETag by now.
             TruncatedStreamError: if the connection breaks.
         """
+        with (
+            self.open_range(
+                container, name, byte_range, if_match=if_match, seconds=seconds
+            ) as body,
+            reading(),
+        ):
+            last_bytes = byte_range.length_bytes // LAST_PART_RATIO
+            first = body.read(byte_range.length_bytes - last_bytes)
+            ending()
+            return first + body.read(last_bytes)
+
+    def open_range(
+        self,
+        container: str,
+        name: str,
+        byte_range: ByteRange,
+        *,
+        if_match: str,
+        seconds: float | None = None,
+    ) -> ResponseBody:
+        """Opens a range of one version of an object, as :meth:`open`."""
         headers = {"Range": str(byte_range)}
-        with self._open_version(
-            container, name, if_match, headers, seconds
-        ) as body:
-            if body.status != 206:
+        body = self._open_version(container, name, if_match, headers, seconds)
+        if body.status != 206:
+            with body:
                 raise ClientError(
                     "bad_configuration",
                     f"{container}/{name}: a request for {byte_range} returned "
                     f"status {body.status} instead of 206; a gateway on the "
                     "path drops the Range header",
-                    object_name=f"{container}/{name}",
                 )
-            with reading():
-                last_bytes = byte_range.length_bytes // LAST_PART_RATIO
-                first = body.read(byte_range.length_bytes - last_bytes)
-                ending()
-                return first + body.read(last_bytes)
+        return body
 
     def _open_version(
         self,

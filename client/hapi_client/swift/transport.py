@@ -36,7 +36,7 @@ from hapi_protocol.errors import ClientError
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-SEND_BLOCK_BYTES = 1024 * 1024
+SEND_BLOCK_BYTES = 64 * 1024
 _PASSWORD = re.compile("//[^/@]*@")
 
 

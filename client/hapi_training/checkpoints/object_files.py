@@ -158,7 +158,9 @@ class _Upload:
                 self._connection,
                 segments_of(self._container),
                 name,
-                data,
+                lambda start, size: data[start : start + size],
+                0,
+                length,
             )
         )
 

@@ -8,19 +8,23 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from hapi_client.swift.connection import Connection
-from hapi_protocol.errors import ClientError
+from hapi_client.swift.retry import read_again
+from hapi_protocol.errors import ClientError, TruncatedStreamError
 from hapi_protocol.headers import ByteRange
+from hapi_protocol.sample_checks import check_md5
 
 T = TypeVar("T")
+Read: TypeAlias = Callable[[int, int], bytes]
+"""Returns a number of bytes of a file from an offset on."""
 
 # Chosen: larger ones are no faster, and four of a checkpoint of 128 MiB are
 # sent at once.
 SEGMENT_BYTES = 32 << 20
 NUM_THREADS = 4
-"""Segments that a rank sends or reads at once."""
+"""Segments that a rank sends at once, and ranges that it reads."""
 MAX_SEGMENTS = 1000
 """Default of Swift's ``max_manifest_segments``."""
 
@@ -62,13 +66,51 @@ def segment_bytes(size: int) -> int:
     return max(SEGMENT_BYTES, -(-size // MAX_SEGMENTS))
 
 
+class _Part:
+    """Bytes of a file from an offset on, and the MD5 of those that are read.
+
+    A request that is repeated seeks the offset again.
+    """
+
+    def __init__(self, read: Read, start: int) -> None:
+        self._read = read
+        self.seek(start)
+
+    def seek(self, position: int) -> None:
+        self._position = position
+        self.md5 = hashlib.md5(usedforsecurity=False)
+
+    def tell(self) -> int:
+        return self._position
+
+    def read(self, size: int) -> bytes:
+        data = self._read(self._position, size)
+        self._position += len(data)
+        self.md5.update(data)
+        return data
+
+
 def put_segment(
-    connection: Connection, container: str, name: str, data: bytes
+    connection: Connection,
+    container: str,
+    name: str,
+    read: Read,
+    start: int,
+    size: int,
 ) -> Segment:
-    """Uploads a segment; Swift compares its MD5."""
-    etag = hashlib.md5(data, usedforsecurity=False).hexdigest()
-    connection.put(container, name, io.BytesIO(data), len(data), md5=etag)
-    return Segment(name, etag, len(data))
+    """Uploads bytes of a file as a segment.
+
+    Raises:
+        HapiError: of Swift, or if it has got other bytes.
+    """
+    part: Any = _Part(read, start)
+    etag = connection.put(container, name, part, size)
+    actual = part.md5.hexdigest()
+    if etag != actual:
+        # The first rank would take it for a whole one.
+        connection.delete(container, name)
+        check_md5(name, actual, etag)
+    return Segment(name, etag, size)
 
 
 def put_manifest(
@@ -119,15 +161,37 @@ def read_range(
     start: int,
     stop: int,
 ) -> bytes:
-    """Reads bytes of one version of an object, by some requests at once."""
+    """Reads bytes of one version of an object, by some requests at once.
 
-    def get(first: int) -> bytes:
-        last = min(stop, first + SEGMENT_BYTES) - 1
-        return connection.get_range(
-            container, name, ByteRange(first, last), if_match=etag
-        )
+    One whose body breaks off goes on where it was.
+    """
+    size = stop - start
+    length = max(SEGMENT_BYTES, -(-size // NUM_THREADS))
+    # They are filled in place, and never copied.
+    file = io.BytesIO(bytes(size))
+    buffer = file.getbuffer()
 
-    return b"".join(in_parallel(get, range(start, stop, SEGMENT_BYTES)))
+    def fill(first: int) -> None:
+        rest = buffer[first : first + length]
+        end = start + first + len(rest)
+
+        def go_on() -> None:
+            nonlocal rest
+            missing = ByteRange(end - len(rest), end - 1)
+            with connection.open_range(
+                container, name, missing, if_match=etag
+            ) as body:
+                while count := body.readinto(rest):
+                    rest = rest[count:]
+            if rest:
+                raise TruncatedStreamError(
+                    "truncated", f"{container}/{name} ends before byte {end}"
+                )
+
+        read_again(go_on)
+
+    in_parallel(fill, range(0, size, length))
+    return file.getvalue()
 
 
 def in_parallel(

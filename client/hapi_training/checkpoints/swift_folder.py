@@ -16,7 +16,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 from hapi_client.swift.connection import Connection
 from hapi_client.swift.retry import is_outage
@@ -29,6 +29,7 @@ from hapi_protocol.errors import (
 )
 from hapi_training.checkpoints.folder import FILE_NAME, VERSION, file_name
 from hapi_training.checkpoints.segments import (
+    Read,
     Segment,
     in_parallel,
     put_manifest,
@@ -43,8 +44,6 @@ logger = logging.getLogger(__name__)
 POLL_SECONDS = 0.2
 _NEW = {"If-None-Match": "*"}
 T = TypeVar("T")
-Read: TypeAlias = Callable[[int, int], bytes]
-"""Returns a number of bytes of a file from an offset on."""
 
 
 @dataclass(frozen=True)
@@ -172,7 +171,7 @@ class SwiftFolder:
             return []
         steps = {int(name[1]) for name in names if name}
         # Listings lag behind.
-        pointer = self.pointer()
+        pointer = self.known or self.pointer()
         return sorted(steps | ({pointer.step} if pointer else set()))[::-1]
 
     def upload(
@@ -217,7 +216,9 @@ class SwiftFolder:
             self._connection,
             self._segments,
             self._segment_name(step, attempt, number),
-            read(start, min(length, size - start)),
+            read,
+            start,
+            min(length, size - start),
         )
 
     def commit(
