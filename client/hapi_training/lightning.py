@@ -146,8 +146,11 @@ class HapiCheckpointIO(TorchCheckpointIO, Callback):
                     continue
                 path = Path(folder) / file_name(step).replace(".pt", ".ckpt")
                 path.parent.mkdir(parents=True, exist_ok=True)
-                with write_atomically(path) as file:
+                # Other ranks may write it at the same time.
+                own = path.with_name(f"{path.name}.{uuid4().hex[:8]}")
+                with write_atomically(own) as file:
                     file.write(data)
+                own.replace(path)
                 return str(path)
         if newest is None and reasons:
             raise ClientError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ SECONDS = 200
 # Of two epochs of 5 steps.  Lightning counts epochs wrong, also without ours,
 # in a run that goes on from the last step of one, and is resumed again.
 KILLED_AT = 3, 8
+TORCHRUN = "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"
 SCRIPT = Path(__file__).parent.parent / "support" / "resumed_trainer.py"
 
 
@@ -47,10 +49,11 @@ def place_of(request):
 def train(cluster, tmp_path, place_of):
     """Trains in some way; returns what the script has printed."""
 
-    def train(way, name, *step):
+    def train(way, name, *step, launcher=()):
         done = run_family(
             [
                 sys.executable,
+                *launcher,
                 SCRIPT,
                 way,
                 tmp_path / name,
@@ -60,7 +63,8 @@ def train(cluster, tmp_path, place_of):
             SECONDS,
             environment={**environment_of(cluster), "OMP_NUM_THREADS": "1"},
         )
-        assert (done.returncode == -9) == bool(step), done.stderr
+        killed = 1 if launcher else -9
+        assert done.returncode == (killed if step else 0), done.stderr
         # Lightning gives hints.
         printed = [x for x in done.stdout.splitlines() if x[:1] == "{"]
         lines = [json.loads(line) for line in printed]
@@ -93,3 +97,13 @@ def test_run_goes_on_where_it_was_killed(
     for path in (tmp_path / "killed").iterdir():
         if path.suffix in (".pt", ".ckpt"):
             torch.load(path, weights_only=True, mmap=True)
+
+
+def test_ranks_of_lightning_go_on_from_swift(train, tmp_path):
+    train = partial(train, launcher=TORCHRUN)
+    last = KILLED_AT[0]
+    train("lightning", "killed", str(last))
+    shutil.rmtree(tmp_path / "killed")
+    again = train("lightning", "killed")
+    assert again["begins"] in (last - 1, last)
+    assert again["digest"] == train("plain", "whole")["digest"]

@@ -4,7 +4,9 @@
 
 ``WAY`` is ``plain``, ``accelerate`` or ``lightning``.  With ``STEP`` the
 process kills itself after that step; the one before is in Swift then.
-Prints the step at which it begins, and the losses at the end.
+Prints the step at which it begins, and the losses and a digest of the
+weights at the end.  Under torchrun each rank of ``plain`` and ``lightning``
+has its part of the data, and prints its own.
 """
 
 from __future__ import annotations
@@ -16,11 +18,14 @@ import sys
 from typing import Any, TypeAlias
 
 import torch
+import torch.distributed as dist
 from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
 
 from equal_training import job_of
 from hapi_client import Connection, FeatureDataset
 from hapi_training import CheckpointManager
+from node_training import digest
 
 EPOCHS = 2
 DATA = {"train": "swift://frameworks/train"}
@@ -50,6 +55,9 @@ def in_a_loop(
     parts: Parts, folder: str, remote: str, check: Checks, backward: Any
 ) -> list[float]:
     tail, optimizer, data = parts
+    if dist.is_torchelastic_launched():
+        dist.init_process_group("gloo")
+        tail = DistributedDataParallel(tail)
     state: dict[str, Any] = {
         "tail": tail,
         "optimizer": optimizer,
@@ -98,7 +106,7 @@ def main(way: str, folder: str, remote: str, last: str | None = None) -> None:
             losses = in_a_loop(
                 parts, folder, remote, check, torch.Tensor.backward
             )
-    print_json(losses=losses)
+        print_json(losses=losses, digest=digest(job.tail.state_dict()))
 
 
 if __name__ == "__main__":
