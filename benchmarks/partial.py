@@ -1,4 +1,4 @@
-"""What partial backward passes save, and what they cost in accuracy.
+"""Partial backward passes: seconds that they save, and accuracy.
 
     python -m benchmarks.partial --data DIR --json partial.json
 

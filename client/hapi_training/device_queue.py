@@ -60,7 +60,7 @@ class _Job:
         resident: bytes of the device between turns; None before it has
             told them.
         peak: most bytes of the device.
-        is_admitted: False if its memory does not fit beside the others'.
+        is_admitted: False if its memory does not fit with that of the others.
         end: why it was ended.
     """
 
@@ -207,7 +207,7 @@ class Queue:
             logger.info("%s waits for memory", job.name)
 
     def _admit(self) -> None:
-        """Admits jobs that fit beside the others, in the order of arrival."""
+        """Admits jobs that fit next to the others, in the order of arrival."""
         assert self._memory_bytes is not None, "told with the hello"
         told = [job for job in self._jobs if job.resident is not None]
         inside = [job for job in told if job.is_admitted]

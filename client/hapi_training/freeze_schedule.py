@@ -1,4 +1,4 @@
-"""Which layers each virtual node trains in a step.  No I/O, no torch."""
+"""The layers that each virtual node trains in a step.  No I/O, no torch."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ class Segments:
         return self.count > 1 and not self.table
 
     def facts(self) -> dict[str, Any]:
-        """What the bits of a run depend on, fit for JSON."""
+        """Numbers that the bits of a run depend on, fit for JSON."""
         return {"segments": self.count, "warmup_steps": self._warmup_steps}
 
     def begin_step(self) -> None:

@@ -1,4 +1,4 @@
-"""Who has the next turn on a shared device.  No I/O, no torch."""
+"""Policies that choose the next turn on a device.  No I/O, no torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 @dataclass(eq=False)
 class Share:
-    """What a policy knows of a job.
+    """Facts of a job that a policy decides by.
 
     Attributes:
         weight: its part of fair shares.

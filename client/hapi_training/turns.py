@@ -33,7 +33,7 @@ RETRY_SECONDS = 0.2
 
 @dataclass(frozen=True)
 class DeviceQueue:
-    """Which queue a job takes its turns from.
+    """The queue from which a job takes its turns.
 
     ::
 
@@ -79,6 +79,9 @@ class NoQueue:
 
     def measured(self) -> None:
         """Tells the memory that the job needs, after its first step."""
+
+    def close(self) -> None:
+        """Gives the turn back and leaves the queue."""
 
 
 _holding: Turns | None = None
@@ -194,7 +197,6 @@ class Turns(NoQueue):
             self._send(self._memory)
 
     def close(self) -> None:
-        """Gives the turn back and leaves the queue."""
         self.give_back()
         self._disconnect()
 

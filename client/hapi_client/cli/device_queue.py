@@ -75,7 +75,7 @@ def serve_command(
 
         hapi device-queue ~/gpu0 --policy fair
 
-        hapi train --device-queue ~/gpu0 --data photos
+        hapi train --device-queue ~/gpu0 --data photos --classes 10
 
         hapi device-queue status ~/gpu0
     """

@@ -446,6 +446,10 @@ class VirtualNodes:
         self._group.assign(divided(self.num_nodes, best))
         return gain
 
+    def close(self) -> None:
+        """Leaves the device queue, before the process ends."""
+        self._turns.close()
+
     def state_dict(self) -> dict[str, Any]:
         """The step, and what the bits of the run depend on."""
         return {

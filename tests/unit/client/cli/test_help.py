@@ -15,7 +15,7 @@ from hapi_client.cli import main as cli
 ROOT = Path(__file__).resolve().parents[4]
 WITH_EXPERT_OPTIONS = {"extract", "plan", "train"}
 WITHOUT_TABLE = {f"cluster {c}" for c in ("run", "start", "stop", "env")}
-WITHOUT_TABLE |= {"rendezvous"}
+WITHOUT_TABLE |= {"rendezvous", "device-queue serve"}
 
 
 def commands(group, words=""):
@@ -85,5 +85,5 @@ def test_examples_parse(words, tmp_path, monkeypatch):
 
 def test_documentation_lists_all_commands():
     (page,) = (ROOT / "docs").rglob("commands.rst")
-    listed = re.findall(r"\* - ``hapi ([a-z ]+)``", page.read_text())
+    listed = re.findall(r"\* - ``hapi ([a-z -]+)``", page.read_text())
     assert sorted(listed) == sorted(COMMANDS)
