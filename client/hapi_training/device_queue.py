@@ -4,7 +4,7 @@ Jobs connect to a unix socket that only its owner can open.  Both sides send
 one JSON object a line.  A job says ``hello`` with its version, name, weight
 and device, ``want`` with the number of turns that it has left, ``done``, and
 once ``resident`` and ``peak``, its memory between turns and at most.  The
-queue answers ``turn``, ``alive`` while the job waits, and ``error``.
+queue answers ``turn``, ``done``, ``alive`` while the job waits, and ``error``.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class Queue:
         self._jobs: list[_Job] = []
         self._holder: _Job | None = None
         self._decisions: deque[float] = deque(maxlen=NUM_DECISIONS)
-        self._ended: deque[dict[str, str]] = deque(maxlen=NUM_ENDED)
+        self._ended: deque[dict[str, Any]] = deque(maxlen=NUM_ENDED)
 
     async def serve(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -161,6 +161,7 @@ class Queue:
             raise ValueError("no hello")
         if "done" in message and job is self._holder:
             self._end_turn(job)
+            job.send({"done": True})
         if "want" in message:
             job.share.left = message["want"]
             job.waiting_since = time.monotonic()
@@ -236,7 +237,7 @@ class Queue:
         self._jobs.remove(job)
         if job is self._holder:
             self._end_turn(job)
-        self._ended.append({"name": job.name, "reason": job.end})
+        self._ended.append({**job.facts(), "reason": job.end})
         logger.info("%s: %s", job.name, job.end)
         if self._memory_bytes is not None:
             self._admit()

@@ -10,7 +10,6 @@ import json
 import math
 import os
 import resource
-import select
 import socket
 import stat
 import sys
@@ -176,8 +175,10 @@ class Turns(NoQueue):
             # Until then the device computes what was asked of it.
             torch.cuda.synchronize(self._device)
         try:
-            self._check_open()
             self._send(message)
+            # Without this answer the turn may have been taken away before.
+            while "done" not in self._answer():
+                pass
         except OSError as error:
             self._disconnect()
             raise ClientError(
@@ -237,25 +238,15 @@ class Turns(NoQueue):
         """Returns the next message of the queue."""
         assert self._server is not None, "is connected"
         while b"\n" not in self._received:
-            self._receive()
+            data = self._server.recv(4096)
+            if not data:
+                raise ConnectionError("the queue has closed the connection")
+            self._received += data
         line, _, self._received = self._received.partition(b"\n")
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
             raise ClientError("bad_configuration", str(answer["error"]))
         return answer
-
-    def _receive(self) -> None:
-        assert self._server is not None, "is connected"
-        data = self._server.recv(4096)
-        if not data:
-            raise ConnectionError("the queue has closed the connection")
-        self._received += data
-
-    def _check_open(self) -> None:
-        """Raises OSError if the queue has closed the connection."""
-        assert self._server is not None, "is connected"
-        while select.select([self._server], [], [], 0)[0]:
-            self._receive()
 
 
 def connected(path: Path, timeout_seconds: float) -> socket.socket:

@@ -18,6 +18,7 @@ import torch
 
 from as_user import environment_of
 from children import family
+from device_queues import SECONDS, start_queue
 from hapi_client.cli import main as cli
 from hapi_protocol.errors import ClientError
 from hapi_training import turns as protocol
@@ -25,7 +26,6 @@ from hapi_training.device_queue import status_of
 from hapi_training.turns import DeviceQueue, Turns
 from waiting import until
 
-SECONDS = 100
 TIMEOUT = 2.0
 MEMORY = 1 << 33
 TRAINER = Path(__file__).parent.parent / "support" / "checkpoint_trainer.py"
@@ -42,26 +42,8 @@ def serve(cluster, path):
     processes = []
 
     def serve(*options):
-        processes.append(
-            subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "hapi_client.cli.main"),
-                    *("device-queue", str(path), *map(str, options)),
-                ],
-                env=environment_of(cluster),
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-        )
-
-        def answers():
-            with suppress(ClientError):
-                return status_of(path)
-            assert processes[-1].poll() is None, processes[-1].stdout.read()
-            return False
-
-        until(answers, SECONDS)
+        environment = environment_of(cluster)
+        processes.append(start_queue(environment, path, *options))
         return processes[-1]
 
     yield serve

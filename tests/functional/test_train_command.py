@@ -11,8 +11,10 @@ import torchvision
 
 from as_user import environment_of
 from children import enable_interrupts, run_family
+from device_queues import start_queue
 from hapi_client.reports.run_report import read_reports
 from hapi_client.swift.swift_url import Location
+from hapi_training.device_queue import status_of
 from jobs import upload_shards
 from photos import shards_of
 
@@ -106,13 +108,16 @@ def test_ranks_of_torchrun_train_one_model(cluster, data, tmp_path):
     def run(name, num_ranks, *more):
         folder = tmp_path / name
         folder.mkdir()
-        python, module, *rest = command(data, "--batch-size", "8", *more)
+        partial = ("--freeze", "layer3", "--partial-backward", "2")
+        python, module, *rest = command(
+            data, "--batch-size", "8", *partial, *more
+        )
         torchrun = (
             *("-m", "torch.distributed.run", "--standalone"),
             f"--nproc-per-node={num_ranks}",
         )
         launched = (
-            [python, module, *rest, "--virtual-nodes", "8"]
+            [python, module, *rest]
             if num_ranks == 1
             else [python, *torchrun, module, *rest]
         )
@@ -138,7 +143,12 @@ def test_ranks_of_torchrun_train_one_model(cluster, data, tmp_path):
     names = sorted(path.name for path in (tmp_path / "two/run").iterdir())
     assert names == ["run.json", *(f"step-{n:012}.pt" for n in (3, 4))]
     # Elsewhere, from Swift, with another number of workers.
-    model, more = run("three", 1, *place)
+    path = tmp_path / "device"
+    with start_queue(environment, path) as queue:
+        model, more = run("three", 1, *place, "--device-queue", str(path))
+        (ended,) = status_of(path)["ended"]
+        queue.terminate()
+    assert (ended["turns"], ended["reason"]) == (4 * 8, "ended")
     assert more["losses"] == facts["losses"]
     assert more["losses"][:4] == begun["losses"]
     assert more["stats"]["samples"] == 32

@@ -103,7 +103,7 @@ def status_command(socket: Socket, json_path: JsonPath = None) -> None:
     Keys of --json: policy, device, memory_bytes, turn_limit_seconds,
     decision_ms_p99 (milliseconds in which a turn is given), jobs (name, pid,
     weight, state, turns, turn_seconds, waited_seconds, left_seconds,
-    resident_bytes, peak_bytes), ended (name, reason).
+    resident_bytes, peak_bytes), ended (the same, reason).
     """
     from hapi_training.device_queue import status_of
 
