@@ -60,6 +60,12 @@ def median_and_range(values: Sequence[float]) -> dict[str, float]:
     }
 
 
+def percents(parts: Sequence[float]) -> str:
+    """Mean and range of parts of 1, such as accuracies."""
+    low, high = 100 * min(parts), 100 * max(parts)
+    return f"{100 * statistics.mean(parts):.1f} ({low:.1f} … {high:.1f})"
+
+
 def rotated(names: Sequence[str], number: int) -> list[str]:
     """The order of a round: each contender begins in turn."""
     start = number % len(names)

@@ -19,6 +19,7 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from benchmarks.ratios import percents
 from benchmarks.record import load
 from benchmarks.rendering.figures import write_figures
 from benchmarks.rendering.tables import (
@@ -37,6 +38,9 @@ CLUSTER = FOLDER / "results" / "cluster.json"
 ITERATIONS = FOLDER / "results" / "iterations.json"
 NODES = FOLDER / "results" / "nodes.json"
 CHECKPOINTS = FOLDER / "results" / "checkpoints.json"
+PARTIAL = FOLDER / "results" / "partial.json"
+ACCURACY = FOLDER / "results" / "partial-accuracy.json"
+DEVICE_QUEUE = FOLDER / "results" / "device_queue.json"
 
 
 def environment() -> Environment:
@@ -122,6 +126,10 @@ def write_rst(record: Record, source: Path, page: Path, images: Path) -> None:
             iterations=json.loads(ITERATIONS.read_text()),
             nodes=json.loads(NODES.read_text()),
             checkpoints=json.loads(CHECKPOINTS.read_text()),
+            partial=json.loads(PARTIAL.read_text()),
+            accuracy=json.loads(ACCURACY.read_text())["accuracy"],
+            device_queue=json.loads(DEVICE_QUEUE.read_text()),
+            percents=percents,
             processors=sorted({x["processor"] for x in record["begun"]}),
         )
     )
