@@ -7,6 +7,7 @@ owner can open; see :mod:`hapi_training.device_queue`.
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import resource
@@ -24,10 +25,13 @@ import torch
 
 from hapi_protocol.errors import ClientError
 
+logger = logging.getLogger(__name__)
+
 VERSION = 1
 ALIVE_SECONDS = 2.0
 """Interval at which a queue tells waiting jobs that it lives."""
 RETRY_SECONDS = 0.2
+WARN_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -139,7 +143,7 @@ class Turns(NoQueue):
         self._server: socket.socket | None = None
         self._received = b""
         self.left: int | None = None
-        self._holds = False
+        self._holds = self._has_warned = False
         self._connect()
 
     def take(self, left: int | None) -> None:
@@ -155,14 +159,26 @@ class Turns(NoQueue):
                     self._connect()
                 if not has_asked:
                     self._send({"want": left})
-                while "turn" not in self._answer():
-                    pass
+                self._wait_for_turn()
                 break
             except OSError:
                 # It has no turn: a queue that is started again may give one.
                 self._disconnect()
                 has_asked = False
         self._holds, _holding = True, self
+
+    def _wait_for_turn(self) -> None:
+        started = time.monotonic()
+        while "turn" not in self._answer():
+            if not self._has_warned and (
+                time.monotonic() - started > WARN_SECONDS
+            ):
+                self._has_warned = True
+                logger.warning(
+                    "waiting for a turn on the device; 'hapi device-queue "
+                    "status %s' shows the jobs before this one",
+                    self._path,
+                )
 
     def give_back(self) -> None:
         if self._holds:

@@ -7,6 +7,7 @@ import operator
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -282,7 +283,11 @@ class Step:
             torch.manual_seed(self._settings.node_seed(node.node))
             device = self._settings.device
             samples = tree_map(lambda tensor: tensor.to(device), node.values)
-            with self._segments.node(self.number, node.node):
+            with (
+                nullcontext()
+                if sums is None
+                else self._segments.node(self.number, node.node)
+            ):
                 yield samples
             self._node = None
         if sums is None:

@@ -20,7 +20,7 @@ from hapi_client.option_checks import check_integer, check_seconds
 from hapi_protocol.errors import ClientError
 from hapi_training.membership import WorkerLostError
 from hapi_training.partial_backward import PartialBackward, Segments
-from hapi_training.turns import DeviceQueue, NoQueue, Turns
+from hapi_training.turns import DeviceQueue, NoQueue, Turns, given_back
 from hapi_training.virtual_nodes.assignment import (
     balanced_counts,
     divided,
@@ -221,13 +221,15 @@ class VirtualNodes:
             self._epoch += 1
 
     def _evaluated(self, batches: NodeBatches) -> Iterator[Step]:
-        for batch in batches.batches(self.mine):
-            step = self._step(batch, lambda error: None, is_training=False)
-            try:
-                yield step
-            finally:
-                self._turns.give_back()
-            self._check_finished(step)
+        # Also within a training step, which goes on with a turn.
+        with given_back():
+            for batch in batches.batches(self.mine):
+                step = self._step(batch, lambda error: None, is_training=False)
+                try:
+                    yield step
+                finally:
+                    self._turns.give_back()
+                self._check_finished(step)
 
     def _trained(self, batches: NodeBatches) -> Iterator[Step]:
         remaining = batches.batches(self.mine)
@@ -317,7 +319,8 @@ class VirtualNodes:
         is_training: bool,
     ) -> Step:
         self._group.begin_step()
-        self._segments.begin_step()
+        if is_training:
+            self._segments.begin_step()
         settings = StepSettings(
             self.step,
             self.num_nodes,

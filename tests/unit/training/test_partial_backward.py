@@ -274,13 +274,18 @@ def test_segment_has_the_mean_of_the_nodes_that_train_it():
 
 def test_run_goes_on_from_its_state():
     def run(first, last, states=None):
-        module = network(Deep)
+        module = network(Deep).train()
         updates = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
         nodes = VirtualNodes(module, 4, partial=PartialBackward(4))
         own = [module, updates, nodes]
         for value, state in zip(own, states or [], strict=False):
             value.load_state_dict(state)
         for step in nodes.steps(batches(8)[first:last]):
+            with torch.no_grad():
+                # Evaluations leave the segments as they are.
+                for other in nodes.steps(batches(1)):
+                    for images, _ in other:
+                        network(Deep)(images)
             for images, labels in step:
                 step.backward(cross_entropy(module(images), labels))
             updates.step()
