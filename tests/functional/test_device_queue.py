@@ -322,15 +322,14 @@ def train(cluster, tmp_path):
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("policy", ["srtf", "fair"])
 def test_jobs_are_those_alone_also_when_the_queue_is_killed(
-    serve, train, path, policy
+    serve, train, path
 ):
     """Each ends with a named error, and goes on from its checkpoint."""
     steps = {"a": 60, "b": 90}
     alone = {name: train(f"{name} alone", steps[name]) for name in steps}
     alone = {name: trainer.digest() for name, trainer in alone.items()}
-    process = serve("--policy", policy)
+    process = serve()
 
     def start():
         return {
@@ -350,6 +349,6 @@ def test_jobs_are_those_alone_also_when_the_queue_is_killed(
         code, errors = trainer.end()
         assert code == 1
         assert "(code queue_lost)" in errors
-    serve("--policy", policy)
+    serve()
     jobs = start()
     assert {n: trainer.digest() for n, trainer in jobs.items()} == alone
