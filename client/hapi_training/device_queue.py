@@ -4,7 +4,8 @@ Jobs connect to a unix socket that only its owner can open.  Both sides send
 one JSON object a line.  A job says ``hello`` with its version, name, weight
 and device, ``want`` with the number of turns that it has left, ``done``, and
 once ``resident`` and ``peak``, its memory between turns and at most.  The
-queue answers ``turn``, ``done``, ``alive`` while the job waits, and ``error``.
+queue answers ``turn``, ``done``, ``noted``, ``alive`` while the job waits, and
+``error``.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ import stat
 import struct
 import time
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +31,17 @@ from hapi_client.atomic_file import file_lock
 from hapi_protocol.errors import ClientError
 from hapi_splitter.units import bytes_text
 from hapi_training.turn_policies import POLICIES, Share
-from hapi_training.turns import ALIVE_SECONDS, VERSION, connected
+from hapi_training.turns import (
+    ALIVE_SECONDS,
+    VERSION,
+    connected,
+    is_turn_taken,
+)
 
 logger = logging.getLogger(__name__)
 
+OPEN_SECONDS = 0.1
+"""Interval at which a new queue looks for the holder of an earlier one."""
 LINE_BYTES = 1 << 16
 """Longest line that a job may send."""
 NUM_DECISIONS = 10_000
@@ -60,13 +68,14 @@ class _Job:
         resident: bytes of the device between turns; None before it has
             told them.
         peak: most bytes of the device.
+        group: the same of all workers of a job, which need each other.
         is_admitted: False if its memory does not fit with that of the others.
         end: why it was ended.
     """
 
     def __init__(self, writer: asyncio.StreamWriter, pid: int) -> None:
         self.share = Share(1.0)
-        self.name = f"process {pid}"
+        self.name = self.group = f"process {pid}"
         self.pid = pid
         self.waiting_since: float | None = None
         self.turn_since: float | None = None
@@ -83,6 +92,7 @@ class _Job:
     def close(self, reason: str) -> None:
         """Ends the connection; the job notices when it gives its turn back."""
         self.end = reason
+        self.send({"error": f"this job {reason}", "code": "queue_lost"})
         self._writer.close()
 
     def facts(self) -> dict[str, Any]:
@@ -128,6 +138,9 @@ class Queue:
         self._holder: _Job | None = None
         self._decisions: deque[float] = deque(maxlen=NUM_DECISIONS)
         self._ended: deque[dict[str, Any]] = deque(maxlen=NUM_ENDED)
+        self._connections: dict[asyncio.Task[Any], asyncio.StreamWriter] = {}
+        # A new queue waits for the holder of one that was killed.
+        self._is_open = False
 
     async def serve(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -135,6 +148,9 @@ class Queue:
         """Serves one connection until its end."""
         pid, uid = _peer(writer)
         job = _Job(writer, pid)
+        task = asyncio.current_task()
+        assert task is not None, "is a coroutine"
+        self._connections[task] = writer
         try:
             if uid != os.getuid():
                 raise Refused(
@@ -149,8 +165,17 @@ class Queue:
         except (ValueError, KeyError, TypeError, OSError) as error:
             job.end = f"broken: {error!r}"
         finally:
+            del self._connections[task]
             self._leave(job)
             writer.close()
+
+    async def stop(self) -> None:
+        """Ends all connections, and gives no turn any more."""
+        self._is_open = False
+        for writer in self._connections.values():
+            writer.close()
+        if self._connections:
+            await asyncio.wait([*self._connections])
 
     def _handle(self, job: _Job, message: dict[str, Any]) -> None:
         if "status" in message:
@@ -168,6 +193,7 @@ class Queue:
             self._policy.asks(job.share)
         if "peak" in message and "hello" not in message:
             self._declare(job, message["resident"], message["peak"])
+            job.send({"noted": True})
         self._decide()
 
     def _enter(self, job: _Job, hello: dict[str, Any]) -> None:
@@ -187,6 +213,7 @@ class Queue:
             self._memory_bytes = int(hello["memory_bytes"])
         job.share = Share(float(hello["weight"]))
         job.name = f"{hello['name']} (rank {hello['rank']}, pid {job.pid})"
+        job.group = str(hello["group"])
         self._jobs.append(job)
         job.send({"welcome": VERSION})
         logger.info("%s joins", job.name)
@@ -196,9 +223,11 @@ class Queue:
     def _declare(self, job: _Job, resident: int, peak: int) -> None:
         assert self._memory_bytes is not None, "told with the hello"
         job.resident, job.peak = int(resident), int(peak)
-        if job.peak > self._memory_bytes:
+        own = [other for other in self._jobs if other.group == job.group]
+        needed = _most_bytes(own)
+        if needed > self._memory_bytes:
             raise Refused(
-                f"the job needs {bytes_text(job.peak)} at its peak, but the "
+                f"the job needs {bytes_text(needed)} at its peak, but the "
                 f"device has {bytes_text(self._memory_bytes)}; give it "
                 "smaller nodes (more of them), or the queue more (--memory)"
             )
@@ -212,14 +241,16 @@ class Queue:
         assert self._memory_bytes is not None, "told with the hello"
         told = [job for job in self._jobs if job.resident is not None]
         inside = [job for job in told if job.is_admitted]
+        is_full = False
         for job in told:
             if job.is_admitted:
                 continue
-            both = [*inside, job]
-            resident = sum(other.resident or 0 for other in both)
-            most = max(other.peak - (other.resident or 0) for other in both)
-            if resident + most > self._memory_bytes and inside:
-                return
+            # Workers of a job wait for each other.
+            is_known = job.group in {other.group for other in inside}
+            needed = _most_bytes([*inside, job])
+            is_full |= bool(inside) and needed > self._memory_bytes
+            if is_full and not is_known:
+                continue
             job.is_admitted = True
             inside.append(job)
 
@@ -245,17 +276,13 @@ class Queue:
 
     def _decide(self) -> None:
         """Gives the next turn, if there is none."""
-        if self._holder is not None:
+        if self._holder is not None or not self._is_open:
             return
         started = time.perf_counter()
-        # What a job needs is known after its first step: one at a time.
-        new = next((job for job in self._jobs if job.resident is None), None)
         waiting = {
             job.share: job
             for job in self._jobs
-            if job.waiting_since is not None
-            and job.is_admitted
-            and (job.resident is not None or job is new)
+            if job.waiting_since is not None and job.is_admitted
         }
         if not waiting:
             return
@@ -268,10 +295,25 @@ class Queue:
         self._decisions.append(time.perf_counter() - started)
         job.send({"turn": True})
 
-    async def watch(self) -> None:
-        """Tells waiting jobs that the queue lives, and ends long turns."""
+    async def watch(self, path: Path) -> None:
+        """Opens the queue, tells that it lives, and ends long turns.
+
+        Args:
+            path: its socket.
+        """
+        started = time.monotonic()
         while True:
-            await asyncio.sleep(min(ALIVE_SECONDS, self._turn_seconds / 4))
+            waited = time.monotonic() - started
+            if not self._is_open and (
+                waited > self._turn_seconds or not is_turn_taken(path)
+            ):
+                self._is_open = True
+                self._decide()
+            await asyncio.sleep(
+                min(ALIVE_SECONDS, self._turn_seconds / 4)
+                if self._is_open
+                else OPEN_SECONDS
+            )
             for job in self._jobs:
                 if job.waiting_since is not None:
                     job.send({"alive": True})
@@ -301,6 +343,15 @@ class Queue:
         }
 
 
+def _most_bytes(jobs: Sequence[_Job]) -> int:
+    """Memory that jobs need: what all keep, and the most of a turn."""
+    resident = [job.resident or 0 for job in jobs]
+    return sum(resident) + max(
+        max(0, job.peak - kept)
+        for job, kept in zip(jobs, resident, strict=True)
+    )
+
+
 def _peer(writer: asyncio.StreamWriter) -> tuple[int, int]:
     """Process and user at the other end of a unix socket."""
     option = writer.get_extra_info("socket").getsockopt(
@@ -311,9 +362,26 @@ def _peer(writer: asyncio.StreamWriter) -> tuple[int, int]:
 
 
 @contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    with ExitStack() as stack:
+        try:
+            if not path.name:
+                raise ValueError("the path is empty")
+            stack.enter_context(file_lock(path))
+        except (ClientError, ValueError) as error:
+            raise ClientError(
+                "bad_configuration",
+                f"cannot serve at {path}: {error}; give another path, or end "
+                "the device queue that runs there, even if its socket was "
+                "deleted",
+            ) from error
+        yield
+
+
+@contextmanager
 def _listening(path: Path) -> Iterator[socket.socket]:
     """A socket that only this user can open; deleted at the end."""
-    with file_lock(path):
+    with _alone(path):
         if path.exists() or path.is_symlink():
             if not stat.S_ISSOCK(path.lstat().st_mode):
                 raise ClientError(
@@ -340,8 +408,15 @@ def _listening(path: Path) -> Iterator[socket.socket]:
             path.unlink(missing_ok=True)
 
 
-async def run(path: Path, queue: Queue) -> None:
+async def run(
+    path: Path, queue: Queue, on_ready: Callable[[], None] = lambda: None
+) -> None:
     """Serves until SIGINT or SIGTERM.
+
+    Args:
+        path: path of the socket.
+        queue: the queue.
+        on_ready: called when jobs can connect.
 
     Raises:
         ClientError: ``bad_configuration`` if the socket cannot be used, or
@@ -349,17 +424,19 @@ async def run(path: Path, queue: Queue) -> None:
     """
     with _listening(path) as listener:
         server = await asyncio.start_unix_server(
-            queue.serve, sock=listener, limit=LINE_BYTES
+            queue.serve, sock=listener, limit=LINE_BYTES, backlog=1000
         )
         stop = asyncio.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
-        watching = asyncio.create_task(queue.watch())
+        watching = asyncio.create_task(queue.watch(path))
+        on_ready()
         await stop.wait()
         watching.cancel()
         with suppress(asyncio.CancelledError):
             await watching
         server.close()
+        await queue.stop()
 
 
 def status_of(path: Path, timeout_seconds: float = 5.0) -> dict[str, Any]:

@@ -8,12 +8,18 @@ do, so that the result does not depend on the workers.
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
+from torch.nn.utils.parametrize import is_parametrized
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -29,6 +35,15 @@ logger = logging.getLogger(__name__)
 # of a ResNet-18 with 500 million as much as it could (benchmarks/partial.py).
 MIN_OPERATIONS = 1e8
 """Floating-point operations of a node below which a warning says so."""
+
+
+_FLAGS = {
+    getattr(torch.Tensor, name).__get__: name
+    for name in ("requires_grad", "grad_fn", "is_leaf")
+}
+"""Getters whose results depend on what is trained."""
+_RECURRENT = (torch.ops.aten.mkldnn_rnn_layer, torch.ops.aten._cudnn_rnn)
+"""Operators of LSTMs, which torch does not count."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +174,7 @@ class Segments:
                 return
             named = _trained(self._module)
             self._uses = uses = _LayerUses(self._module, named)
-            with _FlagReads(uses), uses:
+            with _FlagReads(self._module, uses), uses:
                 yield
             self._uses = None
             self._measure(uses, named)
@@ -171,6 +186,9 @@ class Segments:
             for name, segment in self.table.items()
             if segment < first
         ]
+        # Frozen layers of nn.Transformer would compute other bits.
+        is_fast = torch.backends.mha.get_fastpath_enabled()
+        torch.backends.mha.set_fastpath_enabled(is_fast and not frozen)
         # Until behind the backward pass, in which layers may be computed
         # again (activation checkpointing).
         for parameter in frozen:
@@ -178,6 +196,7 @@ class Segments:
         try:
             yield
         finally:
+            torch.backends.mha.set_fastpath_enabled(is_fast)
             for parameter in frozen:
                 parameter.requires_grad_(True)
 
@@ -189,7 +208,7 @@ class Segments:
     def _measure(
         self, uses: _LayerUses, named: Mapping[str, torch.nn.Parameter]
     ) -> None:
-        for name in uses.without_gradient:
+        for name in uses.without_gradient - uses.with_gradient:
             if named[name].grad is not None:
                 raise ClientError(
                     "bad_configuration",
@@ -233,18 +252,21 @@ class Segments:
             [layers[start].names[0] for start in starts],
             whole / (uses.forward + kept),
         )
-        for name, layer in uses.used_again:
-            first, again = segment_of[name], segment_of[layer.names[0]]
-            if first != again:
-                logger.warning(
-                    "the parameter %r is used in segments %d and %d; it is "
-                    "trained with segment %d, as with the later one each "
-                    "backward pass would run down to its first use",
-                    name,
-                    first,
-                    again,
-                    first,
-                )
+        again = {
+            name: (segment_of[name], segment_of[layer.names[0]])
+            for name, layer in uses.used_again
+            if segment_of[name] != segment_of[layer.names[0]]
+        }
+        if again:
+            name, segments = next(iter(again.items()))
+            logger.warning(
+                "%d parameters are used in two segments, such as %r in %d and "
+                "%d; they are trained with the first, as with the later one "
+                "each backward pass would run down to their first use",
+                len(again),
+                name,
+                *segments,
+            )
 
 
 def _trained(module: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
@@ -284,6 +306,7 @@ class _LayerUses(TorchDispatchMode):  # type: ignore[no-untyped-call]
         forward: floating-point operations of the forward pass.
         is_forward: False from the backward pass on.
         without_gradient: names of parameters that are used under no_grad.
+        with_gradient: those that are used otherwise.
         used_again: names of parameters that are used again, each with the
             layer in which they are.
     """
@@ -299,6 +322,11 @@ class _LayerUses(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for owner in reversed([*module.modules()])
             for parameter in owner.parameters(recurse=False)
         }
+        for owner in module.modules():
+            if is_parametrized(owner):
+                # As that of weight_norm, which is no layer of its own.
+                originals = owner.get_submodule("parametrizations")
+                owners |= {id(p): owner for p in originals.parameters()}
         self._owned = {
             id(parameter): (name, owners[id(parameter)])
             for name, parameter in named.items()
@@ -309,6 +337,7 @@ class _LayerUses(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.forward = 0.0
         self.is_forward = True
         self.without_gradient: set[str] = set()
+        self.with_gradient: set[str] = set()
         self.used_again: list[tuple[str, _Layer]] = []
 
     def __torch_dispatch__(
@@ -324,9 +353,13 @@ class _LayerUses(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for leaf in tree_leaves((args, kwargs)):
                 if id(leaf) in self._owned:
                     self._note_use(*self._owned[id(leaf)])
+            operations = 0
             count = flop_registry.get(func._overloadpacket)
             if count is not None:
                 operations = count(*args, **kwargs, out_val=result)
+            elif func._overloadpacket in _RECURRENT:
+                operations = self._recurrent_operations(args)
+            if operations:
                 self.forward += operations
                 # A product takes another for the gradient of each factor;
                 # vectors are what is added to it.
@@ -347,8 +380,8 @@ class _LayerUses(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def _note_use(self, name: str, owner: torch.nn.Module) -> None:
-        if not torch.is_grad_enabled():
-            self.without_gradient.add(name)
+        is_enabled = torch.is_grad_enabled()
+        (self.with_gradient if is_enabled else self.without_gradient).add(name)
         layer = self._layers[-1] if self._layers else None
         if name in self._known:
             self._repeated.append(name)
@@ -359,9 +392,16 @@ class _LayerUses(TorchDispatchMode):  # type: ignore[no-untyped-call]
         layer.names.append(name)
         self._known.add(name)
 
-    def name_of(self, tensor: torch.Tensor) -> str:
-        """Returns a parameter's name; empty for other tensors."""
-        return self._owned.get(id(tensor), ("", None))[0]
+    def is_trained(self, tensor: torch.Tensor) -> bool:
+        """True for a parameter that is trained."""
+        return id(tensor) in self._owned
+
+    def _recurrent_operations(self, args: tuple[Any, ...]) -> int:
+        """Operations of a layer that multiplies each row by its weights."""
+        rows = args[0].numel() // args[0].shape[-1]
+        leaves = tree_leaves(args[1:])
+        weights = [x for x in leaves if self.is_trained(x) and x.dim() == 2]
+        return int(2 * rows * sum(weight.numel() for weight in weights))
 
     def costly_layers(self) -> list[_Layer]:
         """Returns the layers in order of use.
@@ -381,11 +421,40 @@ class _LayerUses(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class _FlagReads(TorchFunctionMode):
-    """Refuses a forward pass that depends on ``requires_grad``."""
+    """Refuses a forward pass that depends on what is trained.
 
-    def __init__(self, uses: _LayerUses) -> None:
+    Args:
+        module: the module.
+        uses: knows whether the forward pass has ended.
+    """
+
+    def __init__(self, module: torch.nn.Module, uses: _LayerUses) -> None:
         super().__init__()
         self._uses = uses
+        self._modules = {id(part) for part in module.modules()}
+        # Modules that compute now.
+        self._inside: list[torch.nn.Module] = []
+        self._hooks: list[Any] = []
+
+    def __enter__(self) -> Any:
+        def begin(module: torch.nn.Module, _: Any) -> None:
+            if id(module) in self._modules:
+                self._inside.append(module)
+
+        def end(module: torch.nn.Module, *_: Any) -> None:
+            if module in self._inside:
+                self._inside.remove(module)
+
+        self._hooks = [
+            register_module_forward_pre_hook(begin),
+            register_module_forward_hook(end, always_call=True),
+        ]
+        return super().__enter__()  # type: ignore[no-untyped-call]
+
+    def __exit__(self, *error: Any) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def __torch_function__(
         self,
@@ -394,14 +463,20 @@ class _FlagReads(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        is_read = func == torch.Tensor.requires_grad.__get__  # type: ignore[attr-defined]
-        if is_read and self._uses.is_forward:
-            name = self._uses.name_of(args[0])
-            if name:
+        if (
+            func in _FLAGS
+            and self._inside
+            and self._uses.is_forward
+            and (args[0].grad_fn or self._uses.is_trained(args[0]))
+        ):
+            reader = sys._getframe(1).f_globals.get("__name__", "")
+            # torch's own modules compute the same in all cases.
+            if not reader.startswith("torch."):
                 raise ClientError(
                     "bad_configuration",
-                    f"the forward pass reads requires_grad of {name!r}, which "
-                    "partial backward passes switch, so that it would compute "
-                    "something else; leave out partial=, or this condition",
+                    f"the forward pass of {type(self._inside[-1]).__name__} "
+                    f"reads {_FLAGS[func]} of a tensor, which partial "
+                    "backward passes change, so that it may compute something "
+                    "else; leave out partial=, or this condition",
                 )
         return func(*args, **(kwargs or {}))

@@ -6,6 +6,7 @@ owner can open; see :mod:`hapi_training.device_queue`.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import math
@@ -23,7 +24,9 @@ from typing import Any
 
 import torch
 
+from hapi_client.option_checks import check_integer, check_types
 from hapi_protocol.errors import ClientError
+from hapi_protocol.printable import printable
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +35,7 @@ ALIVE_SECONDS = 2.0
 """Interval at which a queue tells waiting jobs that it lives."""
 RETRY_SECONDS = 0.2
 WARN_SECONDS = 30.0
+NAME_LENGTH = 80
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,16 @@ class DeviceQueue:
     steps: int | None = None
 
     def __post_init__(self) -> None:
+        check_types(
+            {
+                "socket": (str, os.PathLike),
+                "name": (str,),
+                "weight": (int, float),
+            },
+            vars(self),
+        )
+        if self.steps is not None:
+            check_integer("steps", self.steps, 1)
         if not 0 < self.weight < math.inf:
             raise ClientError(
                 "bad_configuration",
@@ -110,6 +124,7 @@ class Turns(NoQueue):
         queue: the queue.
         device: the device.
         rank: rank of this worker, for its name.
+        group: the same for all workers of the job.
         timeout_seconds: longest wait for a queue that does not answer.
 
     Attributes:
@@ -126,6 +141,7 @@ class Turns(NoQueue):
         queue: DeviceQueue,
         device: torch.device,
         rank: int,
+        group: str,
         timeout_seconds: float,
     ) -> None:
         self._path = Path(queue.socket)
@@ -133,8 +149,11 @@ class Turns(NoQueue):
         self._timeout = timeout_seconds
         self._hello = {
             "hello": VERSION,
-            "name": queue.name or Path(sys.argv[0]).name or "python",
+            "name": printable(
+                queue.name or Path(sys.argv[0]).name or "python"
+            )[:NAME_LENGTH],
             "rank": rank,
+            "group": group,
             "weight": queue.weight,
             "device": str(device),
             "memory_bytes": _device_bytes(device),
@@ -144,6 +163,7 @@ class Turns(NoQueue):
         self._received = b""
         self.left: int | None = None
         self._holds = self._has_warned = False
+        self._lock: int | None = None
         self._connect()
 
     def take(self, left: int | None) -> None:
@@ -166,6 +186,9 @@ class Turns(NoQueue):
                 self._disconnect()
                 has_asked = False
         self._holds, _holding = True, self
+        # For a queue that is started again while this one has its turn.
+        self._lock = _turn_lock(self._path)
+        fcntl.flock(self._lock, fcntl.LOCK_SH)
 
     def _wait_for_turn(self) -> None:
         started = time.monotonic()
@@ -190,20 +213,31 @@ class Turns(NoQueue):
         if self._device.type == "cuda":
             # Until then the device computes what was asked of it.
             torch.cuda.synchronize(self._device)
+        self._release()
         try:
             self._send(message)
             # Without this answer the turn may have been taken away before.
             while "done" not in self._answer():
                 pass
         except OSError as error:
+            reason = self._last_words()
             self._disconnect()
             raise ClientError(
                 "queue_lost",
-                f"the device queue {self._path} was lost, or took the turn "
-                "away (turn limit), while this job had its turn; others may "
-                "have computed at the same time. Start the job again from "
-                "its last checkpoint",
+                f"{reason or f'the device queue {self._path} was lost'} while "
+                "this job had its turn; others may have computed at the same "
+                "time. Start the job again from its last checkpoint",
             ) from error
+
+    def _last_words(self) -> str:
+        """Why the queue has closed the connection, if it has said so."""
+        try:
+            while True:
+                self._answer()
+        except ClientError as error:
+            return f"the device queue {self._path} says: {error.message};"
+        except OSError:
+            return ""
 
     def measured(self) -> None:
         if self._memory:
@@ -212,6 +246,13 @@ class Turns(NoQueue):
         self._memory = {"resident": resident, "peak": peak}
         with suppress(OSError):  # take() notices a lost queue.
             self._send(self._memory)
+            while "noted" not in self._answer():
+                pass
+
+    @property
+    def is_connected(self) -> bool:
+        """True until close()."""
+        return self._server is not None
 
     def close(self) -> None:
         self.give_back()
@@ -240,6 +281,18 @@ class Turns(NoQueue):
                 raise
             time.sleep(RETRY_SECONDS)
 
+    def _release(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def forget(self) -> None:
+        """Leaves the turn to the parent, in a process that was forked."""
+        global _holding
+        self._holds, _holding = False, None
+        self._release()
+        self._disconnect()
+
     def _disconnect(self) -> None:
         if self._server is not None:
             self._server.close()
@@ -261,8 +314,69 @@ class Turns(NoQueue):
         line, _, self._received = self._received.partition(b"\n")
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
-            raise ClientError("bad_configuration", str(answer["error"]))
+            code = answer.get("code", "bad_configuration")
+            raise ClientError(code, str(answer["error"]))
         return answer
+
+
+_shared: tuple[str, Turns] | None = None
+"""The queue of this process, and its turns."""
+
+
+def turns_of(
+    queue: DeviceQueue,
+    device: torch.device,
+    rank: int,
+    group: str,
+    timeout_seconds: float,
+) -> Turns:
+    """Returns this process's turns: there is one queue for all its nodes.
+
+    Else they would wait for each other.
+
+    Raises:
+        ClientError: as for :class:`Turns`; ``bad_configuration`` for another
+            queue than that of the process.
+    """
+    global _shared
+    path = os.path.realpath(queue.socket)
+    if _shared is not None and _shared[1].is_connected:
+        if _shared[0] != path:
+            raise ClientError(
+                "bad_configuration",
+                f"this process takes turns from {_shared[0]} already, not "
+                f"from {path}; use one device, or close() the other nodes",
+            )
+        return _shared[1]
+    turns = Turns(queue, device, rank, group, timeout_seconds)
+    if _shared is None:
+        os.register_at_fork(after_in_child=_forget_shared)
+    _shared = path, turns
+    return turns
+
+
+def _forget_shared() -> None:
+    if _shared is not None:
+        _shared[1].forget()
+
+
+def _turn_lock(path: Path) -> int:
+    """A file that holders of turns lock, shared."""
+    name = path.with_name(f"{path.name}.turn")
+    return os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
+def is_turn_taken(path: Path) -> bool:
+    """True if a job has a turn, as one of a queue that was killed."""
+    file = _turn_lock(path)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    else:
+        return False
+    finally:
+        os.close(file)
 
 
 def connected(path: Path, timeout_seconds: float) -> socket.socket:

@@ -11,19 +11,24 @@ import subprocess
 import sys
 import threading
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from torch.nn.functional import cross_entropy
 
 from as_user import environment_of
 from children import family
 from device_queues import SECONDS, start_queue
+from forked_ranks import run_ranks
 from hapi_client.cli import main as cli
 from hapi_protocol.errors import ClientError
+from hapi_training import VirtualNodes
 from hapi_training import turns as protocol
 from hapi_training.device_queue import status_of
 from hapi_training.turns import DeviceQueue, Turns
+from node_training import batches, digest, network, optimizer_of
 from waiting import until
 
 TIMEOUT = 2.0
@@ -52,17 +57,16 @@ def serve(cluster, path):
             process.kill()
 
 
-def job(path, name="job", **options):
+def job(path, name="job", group="", seconds=TIMEOUT, **options):
     device = torch.device("cpu")
     queue = DeviceQueue(path, name=name, **options)
-    return Turns(queue, device, 0, TIMEOUT)
+    return Turns(queue, device, 0, group or name, seconds)
 
 
 def state_of(path, name="job"):
-    (facts,) = (
-        j for j in status_of(path)["jobs"] if j["name"].startswith(f"{name} ")
-    )
-    return facts["state"]
+    jobs = status_of(path)["jobs"]
+    states = [j["state"] for j in jobs if j["name"].startswith(f"{name} ")]
+    return states[0] if states else None
 
 
 def in_thread(function, *arguments):
@@ -119,7 +123,9 @@ def test_turn_of_a_dead_or_hung_holder_goes_on(serve, path):
     until(lambda: taken)
     # It does not give it back.
     other.take(1)
-    with pytest.raises(ClientError, match="took the turn away") as caught:
+    with pytest.raises(
+        ClientError, match="held its turn for more than 1 s"
+    ) as caught:
         hung.give_back()
     assert caught.value.code == "queue_lost"
     ended = {
@@ -143,17 +149,21 @@ def test_memory_is_admitted(serve, path, monkeypatch):
     first, second, third = (job(path, name) for name in ("a", "b", "c"))
     with_memory(monkeypatch, 1 << 31, 1 << 32)
     first.take(1)
-    # What a job needs is known after its first step: one at a time.
-    taken = in_thread(second.take, 1)
-    until(lambda: state_of(path, "b") == "waits")
     first.give_back()
-    assert not taken
     first.measured()
-    until(lambda: taken)
     with_memory(monkeypatch, 3 << 31, 7 << 30)
+    second.take(1)
     second.give_back()
     second.measured()
-    until(lambda: state_of(path, "b") == "waits for memory")
+    assert state_of(path, "b") == "waits for memory"
+    with_memory(monkeypatch, 1 << 30, 1 << 30)
+    # Another worker of the first job, which waits for it.
+    other = job(path, "d", group="a")
+    other.take(1)
+    other.give_back()
+    other.measured()
+    other.take(1)
+    other.close()
     taken = in_thread(second.take, 1)
     first.take(1)
     first.close()
@@ -162,9 +172,8 @@ def test_memory_is_admitted(serve, path, monkeypatch):
     with_memory(monkeypatch, 1, 2 * MEMORY)
     third.take(1)
     third.give_back()
-    third.measured()
     with pytest.raises(ClientError, match=r"needs 17\.2 GB at its peak, but"):
-        third.take(1)
+        third.measured()
     third.close()
 
 
@@ -191,11 +200,15 @@ def test_what_is_no_queue_of_ones_own_is_refused(serve, path, monkeypatch):
     first = job(path)
     queue = DeviceQueue(path)
     with pytest.raises(ClientError, match=r"is for cpu.*computes on meta"):
-        Turns(queue, torch.device("meta"), 0, TIMEOUT)
+        Turns(queue, torch.device("meta"), 0, "group", TIMEOUT)
     first.close()
-    for weight in (0, -1, float("inf"), float("nan")):
-        with pytest.raises(ClientError, match="weight is"):
-            DeviceQueue(path, weight=weight)
+    for wrong in (
+        *({"weight": x} for x in (0, -1, float("inf"), float("nan"), "2")),
+        *({"steps": 0}, {"steps": 1.5}, {"name": 5}, {"socket": 0}),
+    ):
+        (name,) = wrong
+        with pytest.raises(ClientError, match=f"{name} (is|must)"):
+            DeviceQueue(**{"socket": path, **wrong})
     # Lines that no job sends end its connection only.
     for line in (b"nonsense\n", b'{"want": 1}\n', b"x" * (1 << 17), b"[]\n"):
         with protocol.connected(path, TIMEOUT) as server:
@@ -234,7 +247,7 @@ def test_second_queue_is_refused(serve, path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["hapi", "device-queue", str(path)])
     with pytest.raises(SystemExit, match="1"):
         cli.main()
-    assert f"another run uses {path}" in capsys.readouterr().err
+    assert f"cannot serve at {path}: another run" in capsys.readouterr().err
     assert status_of(path)["jobs"] == []
 
 
@@ -256,7 +269,7 @@ def test_lost_queue_ends_jobs_in_time(serve, path):
     assert [result[0].code for result in results] == ["queue_lost"] * 2
     # One that is started again in time goes on with those that wait.
     process = serve()
-    again = job(path, "again")
+    again = job(path, "again", seconds=SECONDS)
     again.take(1)
     again.give_back()
     process.kill()
@@ -274,6 +287,88 @@ def test_stopped_queue_is_not_waited_for(serve, path):
     with pytest.raises(ClientError, match="did not answer in 2 s"):
         turns.take(1)
     process.send_signal(signal.SIGCONT)
+
+
+def test_ended_queue_gives_no_turn(serve, path):
+    """Nor does one that is started again while a job has its turn."""
+    process = serve("--turn-limit", "100")
+    holder, waiting = (
+        job(path, name, seconds=SECONDS) for name in ("holder", "waiting")
+    )
+    holder.take(1)
+    taken = in_thread(waiting.take, 1)
+    until(lambda: state_of(path, "waiting") == "waits")
+    process.terminate()
+    assert "Traceback" not in process.communicate(timeout=SECONDS)[0]
+    serve("--turn-limit", "100")
+    until(lambda: state_of(path, "waiting") == "waits")
+    assert not taken
+    with pytest.raises(ClientError, match="while this job had its turn"):
+        holder.give_back()
+    until(lambda: taken)
+    waiting.close()
+
+
+def test_forked_child_does_not_keep_the_turn(serve, path):
+    serve()
+    code = (
+        "import os, sys, time, torch\n"
+        "from hapi_training.turns import DeviceQueue, turns_of\n"
+        "queue = DeviceQueue(sys.argv[1], name='parent')\n"
+        "turns = turns_of(queue, torch.device('cpu'), 0, '', 5)\n"
+        "turns.take(1)\n"
+        "if not os.fork():\n"
+        "    time.sleep(100)\n"
+        "print(flush=True)\n"
+        "time.sleep(100)\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE
+    ) as parent:
+        processes = []
+        try:
+            parent.stdout.readline()
+            processes = family(parent.pid)
+            assert len(processes) == 2
+            assert state_of(path, "parent") == "has its turn"
+            parent.kill()
+            other = job(path)
+            other.take(1)
+            other.close()
+        finally:
+            parent.kill()
+            for process in processes:
+                process.send(signal.SIGKILL)
+
+
+def train_alternately(rank, path):
+    """Two modules, as a generator and its critic, take turns, too."""
+    pairs = [
+        (module, VirtualNodes(module, 4, queue=path, timeout_seconds=5))
+        for module in (network(), network())
+    ]
+    for steps in zip(*(n.steps(batches(4)) for _, n in pairs), strict=True):
+        for (module, _), step in zip(pairs, steps, strict=True):
+            updates = optimizer_of(module, "sgd")
+            for images, labels in step:
+                step.backward(cross_entropy(module(images), labels))
+            updates.step()
+            updates.zero_grad()
+    pairs[0][1].close()
+    digests = {digest(module.state_dict()) for module, _ in pairs}
+    assert len(digests) == 1
+    return digests.pop()
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_nodes_and_ranks_of_one_queue_do_not_wait_for_themselves(
+    serve, path, num_ranks
+):
+    serve()
+    idle = job(path, "idle")  # Has not taken a turn yet.
+    digests = run_ranks(num_ranks, partial(train_alternately, path=path))
+    assert len(set(digests)) == 1
+    idle.close()
 
 
 class Trainer:

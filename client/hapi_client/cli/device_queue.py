@@ -68,8 +68,9 @@ def serve_command(
 
     A turn is the forward and backward pass of a virtual node. While a job
     waits for features, other workers or a checkpoint, others compute. Only
-    this user can open the socket. When the queue ends, so do its jobs: each
-    with an error, to be started again from its last checkpoint.
+    this user can open the socket. If the queue ends, the job that has its
+    turn ends with an error, and the others if it is not started again within
+    30 seconds: start them again from their last checkpoints.
 
     Examples:
 
@@ -88,8 +89,9 @@ def serve_command(
             "bad_configuration",
             f"--policy is {policy!r}; give one of {', '.join(POLICIES)}",
         )
-    typer.echo(f"jobs may take turns: queue={str(socket)!r} (--device-queue)")
-    asyncio.run(run(socket, Queue(policy, memory, turn_limit)))
+    ready = f"jobs may take turns: queue={str(socket)!r} (--device-queue)"
+    queue = Queue(policy, memory, turn_limit)
+    asyncio.run(run(socket, queue, lambda: typer.echo(ready)))
 
 
 @app.command("status")

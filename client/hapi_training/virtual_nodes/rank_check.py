@@ -65,6 +65,7 @@ def check_equal(
     who: str,
     *,
     strict: bool = True,
+    remedy: str = "or allow it with VirtualNodes(…, strict=False)",
 ) -> None:
     """Compares facts of this worker with those of another or of a state.
 
@@ -73,6 +74,7 @@ def check_equal(
         theirs: the others.
         who: their owner, for the message.
         strict: False to warn instead.
+        remedy: last part of the message.
 
     Raises:
         ClientError: ``bad_configuration`` naming each difference, with both
@@ -88,9 +90,7 @@ def check_equal(
     remedies = [_REMEDIES[name] for name in names if name in _REMEDIES]
     message = (
         f"training would not give the same bits: {differences}; "
-        + "; ".join(
-            [*remedies, "or allow it with VirtualNodes(…, strict=False)"]
-        )
+        + "; ".join([*remedies, remedy])
     )
     if strict:
         raise ClientError("bad_configuration", message)

@@ -251,6 +251,11 @@ class Step:
         self._segments.end_forward()
         if value:
             self._losses[node.node] = loss.detach().reshape(())
+            if not loss.requires_grad and self._segments.depth(
+                self.number, node.node
+            ):
+                # It depends on layers only that this node does not train.
+                return
             # A factor of 1 for each full node: sums of 16-bit numbers do not
             # overflow by weights.
             (loss * (value / self._batch.node_samples)).backward()  # type: ignore[no-untyped-call]

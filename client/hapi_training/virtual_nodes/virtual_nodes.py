@@ -20,7 +20,7 @@ from hapi_client.option_checks import check_integer, check_seconds
 from hapi_protocol.errors import ClientError
 from hapi_training.membership import WorkerLostError
 from hapi_training.partial_backward import PartialBackward, Segments
-from hapi_training.turns import DeviceQueue, NoQueue, Turns, given_back
+from hapi_training.turns import DeviceQueue, NoQueue, given_back, turns_of
 from hapi_training.virtual_nodes.assignment import (
     balanced_counts,
     divided,
@@ -135,10 +135,11 @@ class VirtualNodes:
             if not isinstance(queue, DeviceQueue):
                 queue = DeviceQueue(queue)
             self._total_steps = queue.steps
-            self._turns = Turns(
+            self._turns = turns_of(
                 queue,
                 self._group.device,
                 self._group.rank.rank,
+                self._group.name,
                 timeout_seconds,
             )
         self._epoch = 0
@@ -470,10 +471,13 @@ class VirtualNodes:
             ClientError: ``bad_state`` if it is no state, or
                 ``bad_configuration`` naming what differs, such as threads.
         """
-        if (
-            not isinstance(state, Mapping)
-            or state.get("version") != VERSION
-            or type(state.get("step")) is not int
+        if not isinstance(state, Mapping) or not (
+            state.get("version") == VERSION
+            and all(
+                type(state.get(name)) is int and state[name] >= 0
+                for name in ("step", "epoch")
+            )
+            and _is_table(state.get("segment_of", {}))
         ):
             raise ClientError(
                 "bad_state",
@@ -484,11 +488,16 @@ class VirtualNodes:
         # States of earlier versions have no segments.
         state = {"segments": 1, "warmup_steps": 0, "segment_of": {}, **state}
         for name in ("num_nodes", "seed", "segments", "warmup_steps"):
-            check_equal({name: facts[name]}, state, "in the state")
+            check_equal(
+                {name: facts[name]},
+                state,
+                "in the state",
+                remedy="or leave these nodes out of the state",
+            )
         check_equal(facts, state, "in the state", strict=self._strict)
         self._group.step = state["step"]
         self._segments.table = dict(state["segment_of"])
-        self._epoch = int(state["epoch"])
+        self._epoch = state["epoch"]
 
     def _warn_of_single_samples(self, batch: NodeBatch) -> None:
         if any(node.size == 1 for node in batch.nodes) and any(
@@ -515,6 +524,13 @@ class VirtualNodes:
                 f"step {step.number} was left before its last virtual node; "
                 "leave the loop over steps instead, and fetch no step ahead",
             )
+
+
+def _is_table(table: Any) -> bool:
+    return isinstance(table, Mapping) and all(
+        isinstance(name, str) and type(number) is int and number >= 0
+        for name, number in table.items()
+    )
 
 
 def _check_module(module: torch.nn.Module) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -23,6 +24,7 @@ from hapi_training.state_transfer import (
     loaded,
     values_of,
 )
+from hapi_training.store import RENDEZVOUS_VARIABLE
 from hapi_training.virtual_nodes.assignment import Assignment, even
 from hapi_training.virtual_nodes.exchange import Exchange, wire_device
 from hapi_training.virtual_nodes.node_batches import NodeBatches
@@ -100,6 +102,16 @@ class WorkerGroup:
     def is_elastic(self) -> bool:
         """True if workers may come and go."""
         return self._membership.is_elastic
+
+    @property
+    def name(self) -> str:
+        """The same for all workers of this job, on this machine."""
+        rendezvous = os.environ.get(RENDEZVOUS_VARIABLE)
+        if self.is_elastic and rendezvous:
+            return rendezvous
+        if self.rank.world_size > 1 and "MASTER_PORT" in os.environ:
+            return f"torchrun {os.environ['MASTER_PORT']}"
+        return f"process {os.getpid()}"
 
     def facts(self) -> dict[str, Any]:
         """Facts that the bits of a run depend on, fit for JSON."""

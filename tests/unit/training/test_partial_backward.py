@@ -287,6 +287,8 @@ def test_run_goes_on_from_its_state():
                     for images, _ in other:
                         network(Deep)(images)
             for images, labels in step:
+                # As to count what is trained.
+                assert module.head.weight.requires_grad
                 step.backward(cross_entropy(module(images), labels))
             updates.step()
             updates.zero_grad()
@@ -301,6 +303,9 @@ def test_run_goes_on_from_its_state():
         nodes = VirtualNodes(network(Deep), 4, partial=other, strict=False)
         with pytest.raises(ClientError, match=r"segments is|warmup_steps is"):
             nodes.load_state_dict(run(0, 1)[2])
+    for name, value in (("epoch", -1), ("step", "1"), ("segment_of", {1: 2})):
+        with pytest.raises(ClientError, match="the state of virtual nodes is"):
+            nodes.load_state_dict({**run(0, 1)[2], name: value})
 
 
 class Tied(nn.Module):
@@ -322,6 +327,27 @@ class Reads(Tied):
         return super().forward(inputs)
 
 
+class ReadsInputs(Tied):
+    def forward(self, inputs):
+        for layer in self.layers:
+            inputs = layer(inputs)
+            if inputs.grad_fn is None:
+                inputs = inputs.tanh()
+        return inputs
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.LSTM(16, 16) for _ in range(3))
+        self.head = nn.utils.parametrizations.spectral_norm(nn.Linear(16, 4))
+
+    def forward(self, inputs):
+        for layer in self.layers:
+            inputs, _ = layer(inputs)
+        return self.head(inputs)
+
+
 class Checkpointed(nn.Module):
     def __init__(self, *, reentrant):
         super().__init__()
@@ -340,7 +366,38 @@ def test_tied_parameter_is_trained_with_its_first_use(caplog):
     segments = measured(Tied(), torch.randn(2, 16))
     assert segments.table["layers.0.weight"] == 0
     assert segments.table["layers.3.bias"] == 3
-    assert "'layers.0.weight' is used in segments 0 and 3" in caplog.text
+    assert "such as 'layers.0.weight' in 0 and 3" in caplog.text
+
+
+def test_layers_of_other_kinds_are_divided():
+    torch.manual_seed(0)
+    segments = measured(Recurrent(), torch.randn(2, 16))
+    assert sorted(set(segments.table.values())) == [0, 1, 2, 3]
+    assert segments.table["head.parametrizations.weight.original"] == 3
+
+
+def test_frozen_layers_of_a_transformer_compute_the_same_bits():
+    """torch has another way for those that are not trained."""
+    torch.manual_seed(0)
+    layers = (nn.TransformerEncoderLayer(16, 2, 32) for _ in range(4))
+    module, inputs = nn.Sequential(*layers).eval(), torch.randn(5, 2, 16)
+    segments = measured(module, inputs)
+    rests = {pass_of(module, segments, inputs, n)[1] for n in range(SEGMENTS)}
+    assert len(rests) == 1
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
+def test_loss_of_layers_that_a_node_does_not_train_adds_nothing():
+    module = network(Chain)
+    nodes = VirtualNodes(module, 4, partial=PartialBackward(2))
+    for step in nodes.steps(batches(2)):
+        module.zero_grad()
+        for images, _ in step:
+            layers = [*module][: 5 if step.number == 0 else 2]
+            outputs = nn.Sequential(*layers)(images)
+            step.backward(outputs.square().mean())
+    assert module[1].weight.grad is not None
+    assert module[4].weight.grad is None
 
 
 @pytest.mark.parametrize("first", range(SEGMENTS))
@@ -361,7 +418,8 @@ def test_checkpointed_layers_may_lie_across_segments(first):
     ("module", "message"),
     [
         (nn.Linear(16, 4), "has 1 layers .* fewer than 4 segments"),
-        (Reads(), "reads requires_grad of 'layers.1.weight'"),
+        (Reads(), "forward pass of Reads reads requires_grad of a tensor"),
+        (ReadsInputs(), "reads grad_fn of a tensor"),
         (Checkpointed(reentrant=True), "use_reentrant=False"),
     ],
 )
