@@ -62,7 +62,7 @@ START_SECONDS = 120
 
 
 def worker(rank: int, number: int, folder: Path) -> None:
-    """Trains each time that it is told how; prints the digest."""
+    """Trains in each way that it reads; prints the digest."""
     core = sorted(os.sched_getaffinity(0))[rank]
     os.sched_setaffinity(0, {core})
     torch.set_num_threads(1)
