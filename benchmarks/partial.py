@@ -1,7 +1,7 @@
 """Partial backward passes: seconds that they save, and accuracy.
 
     python -m benchmarks.partial --json partial.json
-    python -m benchmarks.partial --data DIR --json partial-accuracy.json
+    python -m benchmarks.partial --cifar DIR --json partial-accuracy.json
 
 With 8 virtual nodes and one thread; K is the number of segments.
 
@@ -18,7 +18,7 @@ With 8 virtual nodes and one thread; K is the number of segments.
             else it is divided by those that train it.  At equal steps, and at
             equal seconds: those of the whole backward pass.
 
---data has cifar10-train-*.tar and cifar10-test-*.tar; with it the accuracy is
+--cifar has cifar10-train-*.tar and cifar10-test-*.tar; with it the accuracy is
 measured, and else the speed.
 
 Keys of the JSON: speed (tail, segments, speed_up, bound, part_of_bound,
@@ -304,7 +304,7 @@ def measure_accuracy(
 def main(argv: Sequence[str] | None = None) -> int:
     parser = parser_of("partial", __doc__)
     add_rounds(parser, ROUNDS)
-    parser.add_argument("--data", type=Path, help="folder of CIFAR-10's tars")
+    parser.add_argument("--cifar", type=Path, help="folder of CIFAR-10's tars")
     parser.add_argument("--worker", type=int, help="internal")
     options = parse(parser, argv)
     if options.worker:
@@ -315,7 +315,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     torch.set_num_threads(1)
-    if options.data is None:
+    if options.cifar is None:
         report = _report_speed(options)
     else:
         report = _report_accuracy(options)
@@ -357,7 +357,7 @@ def _report_speed(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _report_accuracy(options: argparse.Namespace) -> dict[str, Any]:
-    tars = sorted(options.data.glob("cifar10-*.tar"))
+    tars = sorted(options.cifar.glob("cifar10-*.tar"))
     accuracy = measure_accuracy(tars, quick=options.quick)
     print_table(
         "Accuracy in percent: mean and range of seeds",
