@@ -12,9 +12,9 @@ longer, and takes turns.  Each core is a device.
   fair  the same with ``--policy fair``
 
 The makespan is the time from the start until the last job ends, of processes
-that have taken their first step already.  Each job's weights must have the same digest in
-all ways.  A share is the
-seconds of a job's turns until the first job ends, over those of equal shares.
+that have taken their first step already.  Each job's weights must have the
+same digest in all ways.  A share is the seconds of a job's turns until the
+first job ends, over those of equal shares.
 
 Keys of the JSON: ways (way, makespan, mean_jct: over those of gang; lowest
 share), decision_ms_p99 (of the queues), equal (digests), goals.

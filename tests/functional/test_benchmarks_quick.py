@@ -120,6 +120,8 @@ def test_accuracy_without_cifar_is_not_measured(photographs, tmp_path):
         pytest.param("attacks", "attacks", False, marks=needs_minutes),
         pytest.param("memory", "cells", False, marks=needs_minutes),
         pytest.param("checkpoints", "ratios", False, marks=needs_minutes),
+        pytest.param("partial", "speed", False, marks=needs_minutes),
+        pytest.param("device_queue", "ways", False, marks=needs_minutes),
         pytest.param("worker", "cells", True, marks=needs_minutes),
         pytest.param("fairness", "scenarios", True, marks=needs_minutes),
         pytest.param("places", "storage_bytes", True, marks=needs_minutes),
