@@ -31,7 +31,7 @@ from hapi_training.turns import DeviceQueue, Turns
 from node_training import batches, digest, network, optimizer_of
 from waiting import until
 
-TIMEOUT = 2.0
+TIMEOUT = 5.0
 MEMORY = 1 << 33
 TRAINER = Path(__file__).parent.parent / "support" / "checkpoint_trainer.py"
 
@@ -110,7 +110,7 @@ def test_jobs_have_turns_one_at_a_time(serve, path):
 
 
 def test_turn_of_a_dead_or_hung_holder_goes_on(serve, path):
-    process = serve("--turn-limit", "1")
+    process = serve("--turn-limit", "5")
     dead, hung, other = (job(path, name) for name in ("dead", "hung", "other"))
     for turns in (dead, hung, other):
         turns.take(1)
@@ -124,7 +124,7 @@ def test_turn_of_a_dead_or_hung_holder_goes_on(serve, path):
     # It does not give it back.
     other.take(1)
     with pytest.raises(
-        ClientError, match="held its turn for more than 1 s"
+        ClientError, match="held its turn for more than 5 s"
     ) as caught:
         hung.give_back()
     assert caught.value.code == "queue_lost"
@@ -132,7 +132,7 @@ def test_turn_of_a_dead_or_hung_holder_goes_on(serve, path):
         job["name"][:4]: job["reason"] for job in status_of(path)["ended"]
     }
     assert ended["dead"] == "ended"
-    assert "held its turn for more than 1 s" in ended["hung"]
+    assert "held its turn for more than 5 s" in ended["hung"]
     other.close()
     process.terminate()
     assert "hung" in process.communicate(timeout=SECONDS)[0]
@@ -178,7 +178,7 @@ def test_memory_is_admitted(serve, path, monkeypatch):
 
 
 def test_what_is_no_queue_of_ones_own_is_refused(serve, path, monkeypatch):
-    with pytest.raises(ClientError, match=r"did not answer in 2 s") as caught:
+    with pytest.raises(ClientError, match=r"did not answer in 5 s") as caught:
         job(path)
     assert caught.value.code == "queue_lost"
     path.write_text("")
@@ -284,7 +284,7 @@ def test_stopped_queue_is_not_waited_for(serve, path):
     process = serve()
     turns = job(path)
     process.send_signal(signal.SIGSTOP)
-    with pytest.raises(ClientError, match="did not answer in 2 s"):
+    with pytest.raises(ClientError, match="did not answer in 5 s"):
         turns.take(1)
     process.send_signal(signal.SIGCONT)
 
