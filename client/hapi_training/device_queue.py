@@ -1,11 +1,6 @@
 """A queue that gives jobs turns on one device, one at a time.
 
-Jobs connect to a unix socket that only its owner can open.  Both sides send
-one JSON object a line.  A job says ``hello`` with its version, name, weight
-and device, ``want`` with the number of turns that it has left, ``done``, and
-once ``resident`` and ``peak``, its memory between turns and at most.  The
-queue answers ``turn``, ``done``, ``noted``, ``alive`` while the job waits, and
-``error``.
+Over the socket of :mod:`hapi_training.queue_socket`.
 """
 
 from __future__ import annotations
@@ -13,30 +8,27 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import os
 import signal
-import socket
-import stat
-import struct
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from hapi_client.atomic_file import file_lock
 from hapi_protocol.errors import ClientError
 from hapi_splitter.units import bytes_text
-from hapi_training.turn_policies import POLICIES, Share
-from hapi_training.turns import (
+from hapi_training.queue_socket import (
     ALIVE_SECONDS,
     VERSION,
     connected,
     is_turn_taken,
+    listening,
+    peer_of,
 )
+from hapi_training.turn_policies import POLICIES, Share
 
 logger = logging.getLogger(__name__)
 
@@ -123,7 +115,8 @@ class Queue:
 
     Args:
         policy: a key of :data:`.POLICIES`.
-        memory_bytes: memory of the device; None for what the first job says.
+        memory_bytes: memory of the device; None for what the first job says,
+            as the device is the first job's until all have left.
         turn_seconds: longest turn; a job that has not given it back is ended.
     """
 
@@ -131,7 +124,7 @@ class Queue:
         self, policy: str, memory_bytes: int | None, turn_seconds: float
     ) -> None:
         self._policy_name, self._policy = policy, POLICIES[policy]()
-        self._memory_bytes = memory_bytes
+        self._given_bytes = self._memory_bytes = memory_bytes
         self._turn_seconds = turn_seconds
         self._device: str | None = None
         self._jobs: list[_Job] = []
@@ -146,7 +139,7 @@ class Queue:
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         """Serves one connection until its end."""
-        pid, uid = _peer(writer)
+        pid, uid = peer_of(writer.get_extra_info("socket"))
         job = _Job(writer, pid)
         task = asyncio.current_task()
         assert task is not None, "is a coroutine"
@@ -159,10 +152,19 @@ class Queue:
                 )
             while line := await reader.readline():
                 self._handle(job, json.loads(line))
+                # One that does not read is not answered without limit.
+                await writer.drain()
         except Refused as error:
             job.send({"error": str(error)})
             job.end = f"refused: {error}"
-        except (ValueError, KeyError, TypeError, OSError) as error:
+        except (
+            ValueError,
+            KeyError,
+            TypeError,
+            OverflowError,
+            RecursionError,
+            OSError,
+        ) as error:
             job.end = f"broken: {error!r}"
         finally:
             del self._connections[task]
@@ -173,22 +175,26 @@ class Queue:
         """Ends all connections, and gives no turn any more."""
         self._is_open = False
         for writer in self._connections.values():
-            writer.close()
+            # Without waiting for one that does not read.
+            writer.transport.abort()
         if self._connections:
             await asyncio.wait([*self._connections])
 
     def _handle(self, job: _Job, message: dict[str, Any]) -> None:
         if "status" in message:
             job.send(self.facts())
-        elif "hello" in message:
+        elif "hello" in message and job not in self._jobs:
             self._enter(job, message)
-        elif job not in self._jobs:
-            raise ValueError("no hello")
+        elif "hello" in message or job not in self._jobs:
+            raise ValueError("one hello, first")
         if "done" in message and job is self._holder:
             self._end_turn(job)
             job.send({"done": True})
         if "want" in message:
-            job.share.left = message["want"]
+            left = message["want"]
+            if not (left is None or (type(left) is int and left > 0)):
+                raise ValueError(f"{left!r} turns left")
+            job.share.left = left
             job.waiting_since = time.monotonic()
             self._policy.asks(job.share)
         if "peak" in message and "hello" not in message:
@@ -203,15 +209,20 @@ class Queue:
                 f"version {hello['hello']}; install the same release of HAPI "
                 "for both"
             )
-        if hello["device"] != (self._device or hello["device"]):
+        if not self._jobs:
+            self._device = str(hello["device"])
+            self._memory_bytes = self._given_bytes or int(
+                hello["memory_bytes"]
+            )
+        if hello["device"] != self._device:
             raise Refused(
                 f"the device queue is for {self._device}, and this job "
                 f"computes on {hello['device']}; start a queue for each device"
             )
-        self._device = hello["device"]
-        if self._memory_bytes is None:
-            self._memory_bytes = int(hello["memory_bytes"])
-        job.share = Share(float(hello["weight"]))
+        weight = float(hello["weight"])
+        if not 0 < weight < math.inf:
+            raise ValueError(f"the weight {weight}")
+        job.share = Share(weight)
         job.name = f"{hello['name']} (rank {hello['rank']}, pid {job.pid})"
         job.group = str(hello["group"])
         self._jobs.append(job)
@@ -331,13 +342,13 @@ class Queue:
 
     def facts(self) -> dict[str, Any]:
         """The status, fit for JSON."""
-        milliseconds = 1000 * np.array([*self._decisions] or [0.0])
+        seconds = sorted(self._decisions) or [0.0]
         return {
             "policy": self._policy_name,
             "device": self._device,
             "memory_bytes": self._memory_bytes,
             "turn_limit_seconds": self._turn_seconds,
-            "decision_ms_p99": float(np.percentile(milliseconds, 99)),
+            "decision_ms_p99": 1000 * seconds[99 * len(seconds) // 100],
             "jobs": [job.facts() for job in self._jobs],
             "ended": [*self._ended],
         }
@@ -350,62 +361,6 @@ def _most_bytes(jobs: Sequence[_Job]) -> int:
         max(0, job.peak - kept)
         for job, kept in zip(jobs, resident, strict=True)
     )
-
-
-def _peer(writer: asyncio.StreamWriter) -> tuple[int, int]:
-    """Process and user at the other end of a unix socket."""
-    option = writer.get_extra_info("socket").getsockopt(
-        socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")
-    )
-    pid, uid, _ = struct.unpack("3i", option)
-    return pid, uid
-
-
-@contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    with ExitStack() as stack:
-        try:
-            if not path.name:
-                raise ValueError("the path is empty")
-            stack.enter_context(file_lock(path))
-        except (ClientError, ValueError) as error:
-            raise ClientError(
-                "bad_configuration",
-                f"cannot serve at {path}: {error}; give another path, or end "
-                "the device queue that runs there, even if its socket was "
-                "deleted",
-            ) from error
-        yield
-
-
-@contextmanager
-def _listening(path: Path) -> Iterator[socket.socket]:
-    """A socket that only this user can open; deleted at the end."""
-    with _alone(path):
-        if path.exists() or path.is_symlink():
-            if not stat.S_ISSOCK(path.lstat().st_mode):
-                raise ClientError(
-                    "bad_configuration",
-                    f"{path} exists and is no socket; give another path",
-                )
-            # Of a queue that was killed: a running one has the lock.
-            path.unlink()
-        server = socket.socket(socket.AF_UNIX)
-        mask = os.umask(0o177)
-        try:
-            server.bind(str(path))
-        except OSError as error:
-            raise ClientError(
-                "bad_configuration",
-                f"cannot listen on {path}: {error}; give a path of at most "
-                "107 bytes in a folder that you may write to",
-            ) from error
-        finally:
-            os.umask(mask)
-        try:
-            yield server
-        finally:
-            path.unlink(missing_ok=True)
 
 
 async def run(
@@ -422,7 +377,7 @@ async def run(
         ClientError: ``bad_configuration`` if the socket cannot be used, or
             another queue runs there.
     """
-    with _listening(path) as listener:
+    with listening(path) as listener:
         server = await asyncio.start_unix_server(
             queue.serve, sock=listener, limit=LINE_BYTES, backlog=1000
         )

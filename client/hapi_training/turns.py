@@ -1,7 +1,6 @@
 """A job's turns on a device that it shares with others.
 
-The protocol is one JSON object a line over a unix socket, which only its
-owner can open; see :mod:`hapi_training.device_queue`.
+Over the socket of :mod:`hapi_training.queue_socket`.
 """
 
 from __future__ import annotations
@@ -13,11 +12,10 @@ import math
 import os
 import resource
 import socket
-import stat
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,12 +25,10 @@ import torch
 from hapi_client.option_checks import check_integer, check_types
 from hapi_protocol.errors import ClientError
 from hapi_protocol.printable import printable
+from hapi_training.queue_socket import VERSION, connected, turn_lock
 
 logger = logging.getLogger(__name__)
 
-VERSION = 1
-ALIVE_SECONDS = 2.0
-"""Interval at which a queue tells waiting jobs that it lives."""
 RETRY_SECONDS = 0.2
 WARN_SECONDS = 30.0
 NAME_LENGTH = 80
@@ -185,9 +181,13 @@ class Turns(NoQueue):
                 # It has no turn: a queue that is started again may give one.
                 self._disconnect()
                 has_asked = False
+            except BaseException:
+                # Else a turn that comes after an interrupt would be nobody's.
+                self._disconnect()
+                raise
         self._holds, _holding = True, self
         # For a queue that is started again while this one has its turn.
-        self._lock = _turn_lock(self._path)
+        assert self._lock is not None, "is connected"
         fcntl.flock(self._lock, fcntl.LOCK_SH)
 
     def _wait_for_turn(self) -> None:
@@ -213,8 +213,9 @@ class Turns(NoQueue):
         if self._device.type == "cuda":
             # Until then the device computes what was asked of it.
             torch.cuda.synchronize(self._device)
-        self._release()
         try:
+            if self._lock is not None:
+                fcntl.flock(self._lock, fcntl.LOCK_UN)
             self._send(message)
             # Without this answer the turn may have been taken away before.
             while "done" not in self._answer():
@@ -228,6 +229,9 @@ class Turns(NoQueue):
                 "this job had its turn; others may have computed at the same "
                 "time. Start the job again from its last checkpoint",
             ) from error
+        except BaseException:
+            self._disconnect()
+            raise
 
     def _last_words(self) -> str:
         """Why the queue has closed the connection, if it has said so."""
@@ -244,10 +248,16 @@ class Turns(NoQueue):
             return
         resident, peak = _memory_bytes(self._device)
         self._memory = {"resident": resident, "peak": peak}
-        with suppress(OSError):  # take() notices a lost queue.
+        try:
             self._send(self._memory)
             while "noted" not in self._answer():
                 pass
+        except OSError:
+            # take() connects again, and tells it again.
+            self._disconnect()
+        except BaseException:
+            self._disconnect()
+            raise
 
     @property
     def is_connected(self) -> bool:
@@ -264,6 +274,7 @@ class Turns(NoQueue):
             try:
                 self._server = connected(self._path, self._timeout)
                 self._received = b""
+                self._lock = turn_lock(self._path)
                 self._send({**self._hello, **self._memory})
                 self._answer()
                 return
@@ -281,22 +292,19 @@ class Turns(NoQueue):
                 raise
             time.sleep(RETRY_SECONDS)
 
-    def _release(self) -> None:
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
-
     def forget(self) -> None:
         """Leaves the turn to the parent, in a process that was forked."""
         global _holding
         self._holds, _holding = False, None
-        self._release()
         self._disconnect()
 
     def _disconnect(self) -> None:
         if self._server is not None:
             self._server.close()
             self._server = None
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
 
     def _send(self, message: dict[str, Any]) -> None:
         if self._server is None:
@@ -358,54 +366,6 @@ def turns_of(
 def _forget_shared() -> None:
     if _shared is not None:
         _shared[1].forget()
-
-
-def _turn_lock(path: Path) -> int:
-    """A file that holders of turns lock, shared."""
-    name = path.with_name(f"{path.name}.turn")
-    return os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-
-
-def is_turn_taken(path: Path) -> bool:
-    """True if a job has a turn, as one of a queue that was killed."""
-    file = _turn_lock(path)
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    else:
-        return False
-    finally:
-        os.close(file)
-
-
-def connected(path: Path, timeout_seconds: float) -> socket.socket:
-    """Connects to a queue of this user.
-
-    Raises:
-        ClientError: ``bad_configuration`` if the path is something else.
-        OSError: there is no queue.
-    """
-    status = path.stat()
-    if not stat.S_ISSOCK(status.st_mode):
-        raise ClientError(
-            "bad_configuration",
-            f"{path} is no socket; give that of hapi device-queue",
-        )
-    if status.st_uid != os.getuid():
-        raise ClientError(
-            "bad_configuration",
-            f"the device queue {path} belongs to user {status.st_uid}, not to "
-            f"{os.getuid()}; start one of your own (hapi device-queue)",
-        )
-    server = socket.socket(socket.AF_UNIX)
-    server.settimeout(timeout_seconds)
-    try:
-        server.connect(str(path))
-    except BaseException:
-        server.close()
-        raise
-    return server
 
 
 def _device_bytes(device: torch.device) -> int:

@@ -19,7 +19,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from as_user import environment_of
-from children import family
+from children import family, interruptible
 from device_queues import SECONDS, start_queue
 from forked_ranks import run_ranks
 from hapi_client.cli import main as cli
@@ -369,6 +369,75 @@ def test_nodes_and_ranks_of_one_queue_do_not_wait_for_themselves(
     digests = run_ranks(num_ranks, partial(train_alternately, path=path))
     assert len(set(digests)) == 1
     idle.close()
+
+
+def test_interrupt_while_waiting_leaves_no_turn_behind(serve, path):
+    """The process may go on, in a notebook."""
+    serve()
+    holder, interrupted = job(path, "holder"), job(path, "interrupted")
+    holder.take(1)
+
+    def interrupt():
+        until(lambda: state_of(path, "interrupted") == "waits")
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with interruptible():
+        threading.Thread(target=interrupt).start()
+        with pytest.raises(KeyboardInterrupt):
+            interrupted.take(1)
+    until(lambda: state_of(path, "interrupted") is None)
+    holder.give_back()
+    for turns in (holder, interrupted):
+        turns.take(1)
+        turns.close()
+
+
+def hello(path, **facts):
+    """A connection that has said hello, as no job of ours does."""
+    own = {"hello": 1, "name": "x", "rank": 0, "group": "x", "weight": 1.0}
+    server = protocol.connected(path, TIMEOUT)
+    line = json.dumps({**own, "device": "cpu", "memory_bytes": 1, **facts})
+    server.sendall(line.encode() + b"\n")
+    return server
+
+
+def test_wrong_messages_end_their_connection_only(serve, path):
+    serve()
+    # A device that has been left does not bind the jobs that come later.
+    with hello(path, device="cuda:7") as server:
+        assert b"welcome" in server.recv(100)
+    until(lambda: not status_of(path)["jobs"])
+    first, second = job(path, "first"), job(path, "second")
+    first.take(1)
+    for facts, line in (
+        ({}, {"want": "soon"}),
+        ({}, {"want": 0}),
+        ({"weight": 0}, {}),
+        ({"weight": float("nan")}, {}),
+        ({}, {"hello": 1}),
+        ({}, {"resident": "much", "peak": 1}),
+    ):
+        with hello(path, **facts) as server, suppress(OSError):
+            server.sendall(json.dumps(line).encode() + b"\n")
+            while server.recv(100):
+                pass
+    first.give_back()
+    second.take(1)
+    assert len(status_of(path)["jobs"]) == 2
+    for turns in (first, second):
+        turns.close()
+
+
+def test_job_that_does_not_read_delays_nobody(serve, path):
+    process = serve()
+    with protocol.connected(path, 1.0) as server:
+        with pytest.raises(TimeoutError):
+            server.sendall(b'{"status": true}\n' * 1_000_000)
+        turns = job(path)
+        turns.take(1)
+        turns.close()
+        process.terminate()
+        assert process.wait(SECONDS) == 0
 
 
 class Trainer:

@@ -80,7 +80,6 @@ def serve_command(
 
         hapi device-queue status ~/gpu0
     """
-    # torch takes seconds to import.
     from hapi_training.device_queue import Queue, run
     from hapi_training.turn_policies import POLICIES
 
