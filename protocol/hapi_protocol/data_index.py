@@ -34,6 +34,12 @@ DEFAULT_LABELS = "cls"
 MAX_SPAN_SAMPLES = 64
 """Larger spans gain little: with 256, a simulated cluster computed the same
 share next to the data (``docs/explanation/scale.rst``, "Proxies")."""
+MIN_SPAN_SAMPLES = 8
+"""Batch of the smallest forward pass on a CPU; smaller spans would leave parts
+of batches empty."""
+MIN_SPANS = 8
+"""Spans of a small data set, at least: its first batch comes when the first of
+them are computed, not the whole epoch."""
 MAX_SPAN_BYTES = 16 * 1024 * 1024
 """Bounds what a retry repeats (decision 0004).  Chosen, not measured: 64
 photographs of 108 kB, the common case, have less than half."""
@@ -208,7 +214,7 @@ class DataIndex:
 
     def spans(
         self,
-        max_samples: int = MAX_SPAN_SAMPLES,
+        max_samples: int | None = None,
         max_bytes: int = MAX_SPAN_BYTES,
         *,
         container: str = "",
@@ -217,7 +223,16 @@ class DataIndex:
 
         A span ends before the sample that would exceed ``max_samples`` or
         ``max_bytes``; a sample larger than ``max_bytes`` is its own span.
+        ``max_samples`` is :data:`MAX_SPAN_SAMPLES` by default, and less for a
+        data set of fewer than :data:`MIN_SPANS` such spans.
         """
+        if max_samples is None:
+            max_samples = MAX_SPAN_SAMPLES
+            while (
+                max_samples > MIN_SPAN_SAMPLES
+                and MIN_SPANS * max_samples > len(self)
+            ):
+                max_samples //= 2
         return [
             Span(shard.name, shard.etag, tuple(rows), container)
             for shard in self.shards

@@ -148,6 +148,9 @@ class BatchAssembler:
         if cached is None:
             return False
         self._plan.recorder.count(local_hits=len(cached.features))
+        self._plan.recorder.prepared(
+            len(cached.features) + len(cached.failures)
+        )
         self._add(position, cached)
         return True
 

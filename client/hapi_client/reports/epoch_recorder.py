@@ -128,6 +128,16 @@ class EpochRecorder:
                 job.record_stage(event)
             if by_cut:
                 self.count(samples_by_cut=by_cut)
+                self.prepared(samples + failures)
+
+    def prepared(self, samples: int) -> None:
+        """Counts samples whose features are there, for the progress bar.
+
+        They wait in the shuffle buffer before a batch has them.
+        """
+        bar = self._bar
+        if bar is not None:
+            bar.add(samples)
 
     def count(self, **amounts: Any) -> None:
         """Adds to fields of :class:`.JobStats`, by their names."""
@@ -141,9 +151,7 @@ class EpochRecorder:
             self._loop[TRAINING] += event.training_seconds
             self._predict(event.samples)
         self.count(samples=event.samples, local_hits=event.local_hits)
-        bar = self._bar
-        if bar is not None:
-            bar.add(event.samples)
+        self.prepared(event.local_hits)
 
     def _predict(self, samples: int) -> None:
         """Sums what the plan predicted for the time since the last batch."""

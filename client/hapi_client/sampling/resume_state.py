@@ -8,7 +8,8 @@ from typing import Any
 
 from hapi_protocol.errors import ClientError
 
-STATE_VERSION = 1
+STATE_VERSION = 2
+"""Version 1 had another order of the samples at the start of an epoch."""
 KINDS = {"str": str, "int": int, "bool": bool}
 FROM_ZERO = ("seed", "epoch", "step")
 

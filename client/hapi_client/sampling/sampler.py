@@ -20,6 +20,10 @@ from hapi_client.sampling.partition import (
 from hapi_protocol.errors import ClientError
 
 DEFAULT_BUFFER_SPANS = 8
+FIRST_SPANS = 2
+"""Spans from which an epoch's first samples come.  The buffer grows by half a
+span for each further one, so that the first batch need not wait for the
+samples of a whole buffer."""
 
 
 @dataclass(frozen=True)
@@ -351,7 +355,7 @@ def _shuffled_samples(
     Args:
         slices: slices of the partition.
         first_piece: index of the first slice among all pieces.
-        width: slices in the buffer.
+        width: slices in the buffer, once it has grown.
         random: source of randomness; None keeps the order.
 
     Returns:
@@ -359,6 +363,7 @@ def _shuffled_samples(
     """
     sizes = np.array([len(piece) for piece in slices], np.int64)
     starts = np.cumsum(sizes) - sizes
+    mean_size = sizes.mean() if len(sizes) else 0.0
     delivered = [_EMPTY]
     buffer = _EMPTY
     for number, (start, size) in enumerate(
@@ -368,9 +373,10 @@ def _shuffled_samples(
         buffer = np.concatenate([buffer, added])
         if random is not None:
             buffer = buffer[_permutation(random, len(buffer))]
-        if number >= width - 1:
-            delivered.append(buffer[:size])
-            buffer = buffer[size:]
+        num_held = min(width - 1, max(0, number + 1 - FIRST_SPANS) / 2)
+        num_out = max(0, len(buffer) - int(num_held * mean_size))
+        delivered.append(buffer[:num_out])
+        buffer = buffer[num_out:]
     order = np.concatenate([*delivered, buffer])
     slice_of = np.repeat(np.arange(len(slices)), sizes)[order]
     return first_piece + slice_of, order - starts[slice_of]

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from clock import Clock
 from hapi_client.loading import circuit_breaker
 from hapi_client.loading.circuit_breaker import (
+    FIRST_READS,
     SUCCESSES_PER_STEP,
     PushdownCircuitBreaker,
     PushdownConcurrency,
@@ -122,11 +123,17 @@ def test_abandoned_probe_is_left_to_another_span(breaker, clock):
 
 def test_limit_falls_with_each_refusal_and_rises_with_successes():
     concurrency = PushdownConcurrency(3)
+    assert concurrency.limit == FIRST_READS
+    concurrency.succeeded()
+    assert concurrency.limit == 3
     limits = []
     for code in ("share_exceeded", "queue_full", "queue_full"):
         concurrency.refused(no_capacity(code))
         limits.append(concurrency.limit)
     assert limits == [2, 1, 1]
+    fresh = PushdownConcurrency(3)
+    fresh.refused(no_capacity("queue_full"))
+    assert fresh.limit == 1
     for _ in range(SUCCESSES_PER_STEP):
         concurrency.succeeded()
     assert concurrency.limit == 2

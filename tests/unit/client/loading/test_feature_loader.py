@@ -667,7 +667,7 @@ def test_report_of_an_epoch_adds_up():
     assert sum(report.loop_seconds.values()) <= report.seconds
     start_bar.assert_called_once_with(16)
     *added, last = start_bar.return_value.mock_calls
-    assert sum(each.args[0] for each in added) == 14
+    assert sum(each.args[0] for each in added) == 16
     assert last == call.close()
 
 

@@ -194,7 +194,7 @@ def test_ranks_that_do_not_fit_can_share_the_next_epoch_only():
         ({"data": "e" * 64}, "another data set"),
         ({"seed": 1}, "its seed is 1, this job's is 0"),
         ({"batch_size": 16}, "its batch_size is 16, this job's is 8"),
-        ({"version": 2}, "its version is 2; this release reads 1"),
+        ({"version": 1}, "its version is 1; this release reads 2"),
         ({"version": None}, "its version is None"),
         ({"step": -1}, "its step is -1"),
         ({"step": True}, "its step is True"),
