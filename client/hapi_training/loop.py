@@ -13,17 +13,19 @@ from typing import Any
 import torch
 from torch.nn.functional import cross_entropy
 
-from hapi_client.job.transfer_job import TransferJob
+from hapi_client.job.transfer_job import VAL, TransferJob
 from hapi_protocol.errors import ClientError
 from hapi_training.checkpoint_file import defer_interrupts
 from hapi_training.checkpoints.manager import CheckpointManager
 from hapi_training.checkpoints.uploads import CheckpointStats
+from hapi_training.membership import WorkerLostError
 from hapi_training.partial_backward import PartialBackward
+from hapi_training.recipe import Recipe
 from hapi_training.turns import DeviceQueue
 from hapi_training.virtual_nodes.step import Step
 from hapi_training.virtual_nodes.virtual_nodes import VirtualNodes
 
-MOMENTUM = 0.9
+TOP_K = 5
 SAVE_SECONDS = 30.0
 """Interval between checkpoints within an epoch, unless given in steps."""
 
@@ -36,13 +38,20 @@ class EpochResult:
         losses: losses of each batch, before its step.
         num_correct: samples whose largest output was their label.
         num_samples: trained samples.
-        seconds: training time.
+        seconds: training time, without validation.
+        val_loss: mean loss of the validation samples, without label
+            smoothing; None without such data, as those below.
+        val_accuracy: ratio of them whose largest output is their label.
+        val_top5: ratio whose label is among the five largest outputs.
     """
 
     losses: list[float] = field(default_factory=list)
     num_correct: int = 0
     num_samples: int = 0
     seconds: float = 0.0
+    val_loss: float | None = None
+    val_accuracy: float | None = None
+    val_top5: float | None = None
 
     @property
     def mean_loss(self) -> float:
@@ -51,6 +60,13 @@ class EpochResult:
     @property
     def accuracy(self) -> float:
         return self.num_correct / max(1, self.num_samples)
+
+    @property
+    def score(self) -> float:
+        """Accuracy on the validation data, if there are any."""
+        if self.val_accuracy is None:
+            return self.accuracy
+        return self.val_accuracy
 
 
 @dataclass
@@ -73,6 +89,18 @@ class History:
     def seconds(self) -> float:
         return sum(epoch.seconds for epoch in self.epochs)
 
+    @property
+    def best_epoch(self) -> int:
+        """The first epoch with the highest accuracy; validation's, if any."""
+        scores = [epoch.score for epoch in self.epochs]
+        return scores.index(max(scores))
+
+    def has_stalled(self, num_epochs: int | None) -> bool:
+        """True if the best epoch was ``num_epochs`` ago, or more."""
+        if num_epochs is None or not self.epochs:
+            return False
+        return len(self.epochs) - 1 - self.best_epoch >= num_epochs
+
 
 @dataclass(frozen=True)
 class CheckpointPlaces:
@@ -94,17 +122,20 @@ def train_tail(
     job: TransferJob,
     *,
     epochs: int,
-    learning_rate: float,
+    recipe: Recipe | None = None,
+    early_stop: int | None = None,
     on_epoch: Callable[[int, EpochResult], None] = lambda number, result: None,
     on_samples: Callable[[int, int], None] = lambda number, samples: None,
-    on_resume: Callable[[int, int], None] = lambda epochs, samples: None,
+    on_resume: Callable[[History, int], None] = lambda history, samples: None,
     checkpoints: CheckpointPlaces | None = None,
     num_nodes: int = 1,
     partial: PartialBackward | None = None,
     queue: Path | None = None,
     seed: int = 0,
 ) -> History:
-    """Trains ``job.tail`` with SGD and cross entropy.
+    """Trains ``job.tail`` with cross entropy.
+
+    If the job's data has a split ``val``, it is evaluated after each epoch.
 
     On this worker alone, or on those of torchrun or of a rendezvous: see
     :class:`.VirtualNodes`.  They write checkpoints together, and resume from
@@ -113,12 +144,13 @@ def train_tail(
     Args:
         job: loads features and labels.
         epochs: number of epochs, including those of the checkpoint.
-        learning_rate: constant; the momentum is 0.9.
+        recipe: optimizer, learning rate and loss; None for the default.
+        early_stop: end after so many epochs without a better accuracy.
         on_epoch: called after each epoch with its number (from 0) and result.
         on_samples: called after each batch with the epoch's number and its
             samples so far.
-        on_resume: called first if there is a checkpoint, with its number of
-            finished epochs and of samples in the unfinished one.
+        on_resume: called first if there is a checkpoint, with the results of
+            its finished epochs, and the samples of the unfinished one.
         checkpoints: places of checkpoints, which are written at intervals,
             after each epoch and on an interrupt; None for none.
         num_nodes: number of virtual nodes of all workers.
@@ -142,6 +174,7 @@ def train_tail(
             "there is no parameter to train after the freeze point; freeze "
             "less of the model (freeze=, --freeze)",
         )
+    recipe = recipe or Recipe()
     nodes = VirtualNodes(
         job.tail,
         num_nodes,
@@ -156,11 +189,13 @@ def train_tail(
     is_deferred = checkpoints is not None and nodes.is_alone
     deferral = defer_interrupts() if is_deferred else nullcontext(Event())
     with deferral as stop_requested:
-        run = _Run(job, learning_rate, checkpoints, nodes, stop_requested)
+        run = _Run(job, recipe, epochs, checkpoints, nodes, stop_requested)
         with run.checkpoints or nullcontext():
             if run.resume():
-                on_resume(len(run.history.epochs), run.num_samples)
+                on_resume(run.history, run.num_samples)
             while (epoch := len(run.history.epochs)) < epochs:
+                if run.history.has_stalled(early_stop):
+                    break
                 run.train_epoch(epoch, on_samples)
                 if nodes.is_behind:
                     # The results so far have come from the other workers.
@@ -177,21 +212,22 @@ class _Run:
     def __init__(
         self,
         job: TransferJob,
-        learning_rate: float,
+        recipe: Recipe,
+        epochs: int,
         places: CheckpointPlaces | None,
         nodes: VirtualNodes,
         stop_requested: Event,
     ) -> None:
         self._job, self._nodes = job, nodes
         self._stop_requested = stop_requested
-        self._optimizer = torch.optim.SGD(
-            job.tail.parameters(), lr=learning_rate, momentum=MOMENTUM
-        )
+        self._recipe, self._epochs = recipe, epochs
+        self._optimizer = recipe.optimizer_of(job.tail.parameters())
+        self._num_taken = 0
+        self._set_schedule()
         self.history = History()
         self._current = EpochResult()
         self._saved_at = time.time()
         self._every_steps = places.every_steps if places else None
-        self._rate = learning_rate
         self.checkpoints: CheckpointManager | None = None
         if places is not None:
             self.checkpoints = CheckpointManager(
@@ -212,9 +248,16 @@ class _Run:
                 f"the checkpoint has results of {len(self.history.epochs)} "
                 f"epochs, but its data is in epoch {self._job.epoch}",
             )
-        for group in self._optimizer.param_groups:
-            group["lr"] = self._rate
         return True
+
+    def _set_schedule(self) -> None:
+        """Makes the schedule go on after the steps that were taken."""
+        self._schedule = self._recipe.schedule_of(
+            self._optimizer,
+            len(self._job.train_loader),
+            self._epochs,
+            self._num_taken,
+        )
 
     @property
     def _shared(self) -> dict[str, Any]:
@@ -252,6 +295,7 @@ class _Run:
             if self._job.epoch == epoch:
                 self._after_step(step)
         if not self._nodes.is_behind:
+            self._validate()
             self._finish_epoch()
 
     def _after_step(self, step: Step) -> None:
@@ -273,16 +317,72 @@ class _Run:
         self._save()
 
     def _take_step(self, step: Step) -> None:
+        smoothing = self._recipe.label_smoothing
         for features, labels in step:
-            outputs = self._job.tail(features)
-            step.backward(cross_entropy(outputs, labels))
+            with self._autocast():
+                outputs = self._outputs(features)
+                loss = cross_entropy(
+                    outputs, labels, label_smoothing=smoothing
+                )
+            step.backward(loss)
             step.add((outputs.argmax(1) == labels).sum())
         self._optimizer.step()
         self._optimizer.zero_grad()
+        self._schedule.step()
+        self._num_taken += 1
         if step.num_samples:
             self._current.losses.append(step.loss)
         self._current.num_correct += int(step.added)
         self._current.num_samples += step.num_samples
+
+    def _autocast(self) -> torch.autocast:
+        dtype = self._recipe.autocast
+        device = self._job.frozen.device.type
+        return torch.autocast(device, dtype, enabled=dtype is not None)
+
+    def _outputs(self, features: torch.Tensor) -> torch.Tensor:
+        """Returns ``[n, classes]``."""
+        outputs = self._job.tail(features)
+        # Models of transformers return several fields.
+        logits: torch.Tensor = getattr(outputs, "logits", outputs)
+        return logits
+
+    def _validate(self) -> None:
+        if VAL not in self._job.pipeline.data.splits:
+            return
+        self._job.tail.eval()
+        try:
+            loss, correct, top5, count = self._validation_sums()
+        except WorkerLostError as error:
+            self._nodes.recover(error)
+            return self._validate()
+        finally:
+            self._job.tail.train()
+        count = max(1.0, count)
+        self._current.val_loss = loss / count
+        self._current.val_accuracy = correct / count
+        self._current.val_top5 = top5 / count
+
+    def _validation_sums(self) -> list[float]:
+        """Sums over all workers: loss, right first and five, samples."""
+        sums = torch.zeros(4, dtype=torch.float64)
+        with torch.no_grad():
+            for step in self._nodes.steps(self._job.val_loader):
+                for features, labels in step:
+                    with self._autocast():
+                        outputs = self._outputs(features).float()
+                    first = outputs.topk(min(TOP_K, outputs.shape[1])).indices
+                    is_right = first == labels[:, None]
+                    loss = cross_entropy(outputs, labels, reduction="sum")
+                    sums += torch.tensor(
+                        [
+                            loss.item(),
+                            is_right[:, 0].sum().item(),
+                            is_right.sum().item(),
+                            len(labels),
+                        ]
+                    )
+        return self._nodes.sum(sums).tolist()
 
     def state_dict(self) -> dict[str, Any]:
         """Results so far, which other workers get with the tail."""
@@ -291,14 +391,32 @@ class _Run:
             "begun": asdict(self._current),
             # Workers save at the same steps.
             "saved_at": self._saved_at,
+            "num_taken": self._num_taken,
+            "optimizer": self._recipe.optimizer,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on with results; called after the optimizer has its state.
+
+        Raises:
+            ClientError: ``bad_state`` if it is of another optimizer.
+        """
+        # Older checkpoints have neither.
+        optimizer = state.get("optimizer", "sgd")
+        if optimizer != self._recipe.optimizer:
+            raise ClientError(
+                "bad_state",
+                f"the checkpoint is of the optimizer {optimizer!r}, but this "
+                f"run uses {self._recipe.optimizer!r}; give --optimizer "
+                f"{optimizer}, or another --resume",
+            )
         self.history.epochs[:] = [
             EpochResult(**epoch) for epoch in state["epochs"]
         ]
         self._current = EpochResult(**state["begun"])
         self._saved_at = state["saved_at"]
+        self._num_taken = state.get("num_taken", len(self.history.losses))
+        self._set_schedule()
 
     def _save(self) -> None:
         if self.checkpoints is not None:

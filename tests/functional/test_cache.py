@@ -17,6 +17,7 @@ from hapi_client.swift.swift_url import Location
 from hapi_protocol.feature_reader import read_features
 from hapi_splitter.planner.problem import RAW_ROUTE, Route
 from hapi_training.loop import train_tail
+from hapi_training.recipe import Recipe
 from jobs import connected, small_job, store_package, upload_shards
 from networks import small_parts
 from photos import shard, shards_of, with_corrupt_member
@@ -346,12 +347,12 @@ def job_of(connection, place, **options):
 def test_second_epoch_needs_no_worker(cluster, connection, owner):
     place = uploaded(connection, "epochs", 5)
     with job_of(connection, place, cut="freeze") as job:
-        first = train_tail(job, epochs=1, learning_rate=0.0)
+        first = train_tail(job, epochs=1, recipe=Recipe(0.0))
         spans = len(job.pipeline.data.split("train").spans)
         until(lambda: len(kept(owner)) == spans)
         assert job.stats.cached == 0
         before = jobs_done(cluster)
-        second = train_tail(job, epochs=1, learning_rate=0.0)
+        second = train_tail(job, epochs=1, recipe=Recipe(0.0))
         assert job.stats.cached == 40
         assert job.stats.fallbacks == 0
     assert jobs_done(cluster) == before
@@ -424,7 +425,7 @@ def test_a_plan_counts_on_what_is_kept(cluster, connection):
         assert job.plan is not None
         assert job.plan.pushes
         before = jobs_done(cluster)
-        train_tail(job, epochs=1, learning_rate=0.0)
+        train_tail(job, epochs=1, recipe=Recipe(0.0))
         assert job.reports[-1].cached_samples == 48
         assert jobs_done(cluster) == before
 

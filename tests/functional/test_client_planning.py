@@ -20,6 +20,7 @@ from hapi_protocol import versions
 from hapi_protocol.errors import ClientError
 from hapi_splitter.planner.problem import RAW_ROUTE, Route
 from hapi_training.loop import train_tail
+from hapi_training.recipe import Recipe
 from jobs import connected, small_job, upload_shards
 from photos import shards_of
 from slow_link import slow_link
@@ -66,7 +67,7 @@ def test_mixed_routes_are_measured(connection, photos):
                 Route(middle, "float32;zstd"): 0.3,
             }
         )
-        train_tail(job, epochs=2, learning_rate=0.01)
+        train_tail(job, epochs=2, recipe=Recipe(0.01))
         seen = job.pipeline._factory.recorder.take()
 
     assert sum(seen.samples.values()) == 2 * NUM_SAMPLES

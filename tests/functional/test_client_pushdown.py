@@ -17,6 +17,7 @@ from hapi_client.swift.swift_url import Location
 from hapi_protocol.errors import ClientError, DataIndexError, HapiError
 from hapi_splitter.freezing.split_model import split
 from hapi_training.loop import train_tail
+from hapi_training.recipe import Recipe
 from jobs import small_job, upload_shards
 from local_rows import local_rows
 from networks import small_network, small_transform
@@ -46,7 +47,7 @@ def job_of(connection, place, **options):
 
 def losses_of(connection, place, **options):
     with job_of(connection, place, **options) as job:
-        history = train_tail(job, epochs=2, learning_rate=0.01)
+        history = train_tail(job, epochs=2, recipe=Recipe(0.01))
         assert job.stats.fallbacks == 0
         assert job.stats.samples == 2 * NUM_SAMPLES
         assert sum(job.stats.samples_by_cut.values()) == 2 * NUM_SAMPLES
@@ -79,7 +80,7 @@ def test_half_precision_halves_the_bytes(connection, photos, streamed):
     for encoding in ("float32", "float16"):
         with job_of(connection, photos, encoding=encoding, cut=1) as job:
             before = job.stats.bytes
-            history = train_tail(job, epochs=1, learning_rate=0.01)
+            history = train_tail(job, epochs=1, recipe=Recipe(0.01))
             received[encoding] = job.stats.bytes - before
             assert largest_difference(streamed[:5], history.losses) < 0.01
     assert received["float16"] < 0.55 * received["float32"]
@@ -100,7 +101,7 @@ def test_features_of_16_bits_arrive_as_the_region_computes_them(
             assert job.stats.fallbacks == job.stats.saturated == 0
             if cut != "stream":
                 assert f"torch.{job.pipeline.plan.encodings[0]}" == str(dtype)
-            history = train_tail(job, epochs=1, learning_rate=0.01)
+            history = train_tail(job, epochs=1, recipe=Recipe(0.01))
             assert all(map(math.isfinite, history.losses))
     shards = {"a.tar": shard(25), "b.tar": shard(15, seed=1)}
     rows = [

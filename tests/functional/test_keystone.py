@@ -22,6 +22,7 @@ from hapi_protocol.errors import RightsError
 from hapi_protocol.headers import CONTENT_TYPE_STREAM, Annotation, ModelPath
 from hapi_splitter.package.writer import package_pieces
 from hapi_training.loop import train_tail
+from hapi_training.recipe import Recipe
 from identity_service import (
     IdentityService,
     Secret,
@@ -277,7 +278,7 @@ def test_client_uploads_and_trains_with_a_password(place):
         with small_job(
             data, connection=connection, cut="freeze", batch_size=4
         ) as job:
-            found = train_tail(job, epochs=1, learning_rate=0.01)
+            found = train_tail(job, epochs=1, recipe=Recipe(0.01))
             assert job.stats.fallbacks == 0
     assert len(found.losses) == 3
 

@@ -26,6 +26,7 @@ from hapi_client.swift.swift_url import Location
 from hapi_protocol.headers import ModelPath
 from hapi_splitter.package.writer import package_bytes
 from hapi_training.loop import train_tail
+from hapi_training.recipe import Recipe
 from jobs import connected, small_job, upload_shards
 from networks import small_network, small_parts, small_transform
 from photos import shard
@@ -110,7 +111,7 @@ def states(facts):
 def trained(job):
     """Counters of a job whose samples were all pushed down."""
     with job:
-        train_tail(job, epochs=1, learning_rate=0.01)
+        train_tail(job, epochs=1, recipe=Recipe(0.01))
         stats = job.stats
     assert stats.samples == NUM_SAMPLES
     assert stats.fallbacks == 0

@@ -21,6 +21,7 @@ from hapi_splitter.inputs.image_transform import ImageTransform
 from hapi_training import loop
 from hapi_training.checkpoints.manager import CheckpointManager
 from hapi_training.loop import CheckpointPlaces, train_tail
+from hapi_training.recipe import Recipe
 from jobs import small_job, upload_shards
 from networks import small_network, small_transform
 from photos import shard, tar_of
@@ -83,7 +84,7 @@ class Run:
             history = train_tail(
                 job,
                 epochs=EPOCHS,
-                learning_rate=0.05,
+                recipe=Recipe(0.05),
                 on_epoch=lambda number, result: self.finished.append(number),
                 on_samples=on_samples,
                 checkpoints=self._checkpoint,
@@ -162,7 +163,7 @@ def begun(connection, data, tmp_path_factory):
         train_tail(
             job,
             epochs=1,
-            learning_rate=0.01,
+            recipe=Recipe(0.01),
             checkpoints=CheckpointPlaces(path),
         )
     return path
@@ -172,7 +173,7 @@ def resume(job, path, epochs=2):
     return train_tail(
         job,
         epochs=epochs,
-        learning_rate=0.01,
+        recipe=Recipe(0.01),
         checkpoints=CheckpointPlaces(path),
     )
 
@@ -261,8 +262,8 @@ def test_epoch_without_any_sample_is_an_error(connection, tmp_path):
 def hapi_train(hapi, data, tmp_path, monkeypatch, capsys):
     """Runs the command; returns its JSON and its output."""
     monkeypatch.setattr(
-        "hapi_client.cli.train_run.build_model",
-        lambda *_, seed, **__: (network(seed), small_transform()),
+        "hapi_client.model.registry.ModelSource.build_with_transform",
+        lambda _, classes, seed: (network(seed), small_transform()),
     )
 
     def run(*more):

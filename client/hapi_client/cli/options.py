@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from hapi_client.job.transfer_job import TransferJob
 
 OptionsType = TypeVar("OptionsType")
+Value = TypeVar("Value", str, float)
 
 DATA, MODEL, TRAINING = "Data", "Model", "Training"
 PUSH_DOWN, EXPERT = "Push-down", "Expert"
@@ -112,6 +113,50 @@ def _help_order(parameter: inspect.Parameter) -> tuple[int, bool]:
     return PANELS.index(declared.rich_help_panel), is_optional
 
 
+class Values(tuple[Any, ...]):
+    """Values of an option, of which a sweep has several."""
+
+
+def swept(
+    help_text: str,
+    default: Value,
+    kind: Callable[[str], Value],
+    *,
+    names: tuple[str, ...] = (),
+    metavar: str = "NUMBER",
+    choices: tuple[str, ...] = (),
+) -> Any:
+    """Declares an option of one value, or of several for a sweep."""
+
+    def parse(text: str | Values) -> Values:
+        if isinstance(text, Values):  # the default
+            return text
+        try:
+            values = Values(kind(part.strip()) for part in text.split(","))
+        except ValueError as error:
+            raise typer.BadParameter(
+                f"{text!r} is no number, nor several separated by commas"
+            ) from error
+        for value in values:
+            if choices and str(value) not in choices:
+                raise typer.BadParameter(
+                    f"{value!r} is none of {', '.join(choices)}"
+                )
+            if values.count(value) > 1:
+                raise typer.BadParameter(f"{value} is given twice")
+        return values
+
+    return option(
+        help_text,
+        Values([default]),
+        TRAINING,
+        names=names,
+        parser=parse,
+        metavar=f"{metavar}[,…]",
+        autocompletion=one_of(*choices) if choices else None,
+    )
+
+
 def one_of(*values: str) -> Callable[[str], list[str]]:
     """Returns a function that completes to one of ``values``."""
 
@@ -129,14 +174,6 @@ def complete_model(incomplete: str) -> list[str]:
 # Compressions are not completed: a shell ends a command at their semicolon.
 complete_encoding = one_of(*DTYPES)
 
-TorchvisionModelOption: TypeAlias = Annotated[
-    str,
-    typer.Option(
-        autocompletion=complete_model,
-        help="Name of a model in torchvision.models.",
-        rich_help_panel=MODEL,
-    ),
-]
 LabelsOption: TypeAlias = Annotated[
     str | None,
     typer.Option(
@@ -160,8 +197,9 @@ ImageOption: TypeAlias = Annotated[
     ),
 ]
 MODEL_HELP = (
-    "Name of a model in torchvision.models, or MODULE:FUNCTION, which returns "
-    "your own model (or a pair: frozen, tail)."
+    "Name of a model in torchvision.models; timm/NAME; OWNER/NAME of Hugging "
+    "Face, or a folder that save_pretrained wrote; or MODULE:FUNCTION, which "
+    "returns your own model (or a pair: frozen, tail)."
 )
 
 

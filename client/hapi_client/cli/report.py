@@ -44,7 +44,8 @@ def report_command(
         hapi report run.json --html run.html
 
     Keys of --json: version, title, reports (one for each epoch; the
-    documentation's page "Following a run" has their keys).
+    documentation's page "Following a run" has their keys), curves (results of
+    each epoch, by run).
     """
     # Imported late: they take a second, and --help need not wait.
     from hapi_client.reports.run_page import write_reports
@@ -63,5 +64,5 @@ def report_command(
             say(line)
     write_json(json_path, run_body(run))
     if html_path is not None:
-        write_reports(html_path, run.reports, run.title)
+        write_reports(html_path, run.reports, run.title, run.curves)
         say(f"page: {html_path}")

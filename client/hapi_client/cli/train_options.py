@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import MISSING, dataclass
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from hapi_client.cli.context import OUTPUT, checked_path
 from hapi_client.cli.options import (
@@ -14,23 +17,41 @@ from hapi_client.cli.options import (
     TRAINING,
     JobOptions,
     LabelsOption,
-    TorchvisionModelOption,
+    Values,
     one_of,
     option,
+    swept,
 )
 from hapi_protocol.headers import CACHE_MODES
+from hapi_training.recipe import OPTIMIZERS, SCHEDULES
+
+SWEPT = {
+    "optimizer": "optimizer",
+    "lr": "learning_rate",
+    "weight-decay": "weight_decay",
+    "schedule": "schedule",
+    "warmup": "warmup_epochs",
+    "label-smoothing": "label_smoothing",
+}
+"""Options that a sweep may vary, and their fields, which are also those of
+:class:`hapi_training.recipe.Recipe`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions(JobOptions):
     """Options of ``hapi train``."""
 
-    model: TorchvisionModelOption = "resnet18"
-    classes: int = option(
-        "Number of classes, the outputs of the new head.",
-        MISSING,
+    classes: int | None = option(
+        "Number of classes, the outputs of the new head. Default: as the "
+        "index says.",
+        None,
         MODEL,
         min=2,
+    )
+    val: str | None = option(
+        "Data set to evaluate after each epoch: loss, top-1 and top-5.",
+        panel=DATA,
+        metavar="CONTAINER[/PREFIX]",
     )
     augment: bool = option(
         "Crop and flip training images at random; the result does not depend "
@@ -40,10 +61,60 @@ class TrainOptions(JobOptions):
     )
     labels: LabelsOption = None
     epochs: int = option("Number of epochs.", 1, TRAINING, min=1)
-    learning_rate: float = option(
-        "Learning rate of SGD.", 0.01, TRAINING, names=("--lr",), min=0.0
+    learning_rate: Values = swept(
+        "Highest learning rate. Several values here and below: a sweep.",
+        0.01,
+        float,
+        names=("--lr",),
+    )
+    optimizer: Values = swept(
+        "Optimizer of torch.optim: " + ", ".join(OPTIMIZERS) + ". sgd and "
+        "rmsprop have momentum 0.9.",
+        "sgd",
+        str,
+        metavar="NAME",
+        choices=tuple(OPTIMIZERS),
+    )
+    weight_decay: Values = swept(
+        "Weight decay of all trained parameters.", 0.0, float
+    )
+    schedule: Values = swept(
+        "Learning rate: 'none' is constant, 'cosine' falls to 0, 'step' to a "
+        "tenth after each third of the epochs.",
+        "none",
+        str,
+        metavar="NAME",
+        choices=SCHEDULES,
+    )
+    warmup_epochs: Values = swept(
+        "Epochs in which the learning rate grows from 0.",
+        0.0,
+        float,
+        names=("--warmup",),
+    )
+    label_smoothing: Values = swept(
+        "Label smoothing of the training loss, from 0 to 1.", 0.0, float
+    )
+    amp: str | None = option(
+        "Mixed precision: 'bf16' computes the trained layers, on the GPU or "
+        "CPU, in bfloat16 where torch's autocast does.",
+        panel=TRAINING,
+        autocompletion=one_of("bf16"),
+        metavar="bf16",
+    )
+    early_stop: int | None = option(
+        "Stop after so many epochs without a better top-1 on --val.",
+        None,
+        TRAINING,
+        min=1,
     )
     batch_size: int = option("Samples per batch.", 32, TRAINING, min=1)
+    seed: int = option(
+        "Seed for weight initialisation, sample order and --augment.",
+        0,
+        TRAINING,
+        min=0,
+    )
     virtual_nodes: int | None = option(
         "Virtual nodes that share each batch: the model has the same bits on "
         "any number of workers up to this one. Default: 1, or 8 under "
@@ -114,8 +185,14 @@ class TrainOptions(JobOptions):
         min=0,
     )
     save: Path | None = option(
-        "Write the trained model's state dict to this file, for torchvision "
-        "or --checkpoint.",
+        "Write the trained model's state dict to this file, for its library "
+        "or --checkpoint; of a sweep, that of the best run.",
+        panel=OUTPUT,
+        dir_okay=False,
+    )
+    save_best: Path | None = option(
+        "Write the state dict of the best epoch by --val's top-1, or else "
+        "the training accuracy, to this file, whenever there is a better one.",
         panel=OUTPUT,
         dir_okay=False,
     )
@@ -133,9 +210,23 @@ class TrainOptions(JobOptions):
         panel=EXPERT,
         min=1,
     )
-    seed: int = option(
-        "Seed for weight initialisation, sample order and --augment.",
-        0,
-        EXPERT,
-        min=0,
-    )
+
+    @property
+    def data_splits(self) -> dict[str, str]:
+        """Locations by split."""
+        val = {} if self.val is None else {"val": self.val}
+        return {"train": self.data} | val
+
+    @property
+    def is_sweep(self) -> bool:
+        """True if an option has several values."""
+        return any(len(getattr(self, field)) > 1 for field in SWEPT.values())
+
+    def recipes(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yields each combination: a name of what varies, and the values."""
+        axes = {name: getattr(self, field) for name, field in SWEPT.items()}
+        varied = [name for name, values in axes.items() if len(values) > 1]
+        for values in itertools.product(*axes.values()):
+            chosen = dict(zip(axes, values, strict=True))
+            name = ",".join(f"{axis}={chosen[axis]}" for axis in varied)
+            yield name, {SWEPT[axis]: chosen[axis] for axis in axes}

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +27,12 @@ from hapi_client.data.listing import SHARD_SUFFIX
 from hapi_client.swift.connection import Connection
 from hapi_client.swift.swift_url import Location, parse_location
 from hapi_protocol.data_index import DataIndex, Span
-from hapi_protocol.errors import ClientError, DataIndexError, RightsError
+from hapi_protocol.errors import (
+    ClientError,
+    DataIndexError,
+    LabelError,
+    RightsError,
+)
 
 TRAIN = "train"
 MAX_NAMED = 3
@@ -36,8 +41,9 @@ Shards: TypeAlias = str | Sequence[str]
 """``swift://container/prefix`` of a data set, or ``swift://container/
 prefix/shard-{000..031}.tar`` for some of its shards, or a list of these."""
 
-Data: TypeAlias = Shards | Mapping[str, Shards]
-"""Training data, or a mapping from split to data that includes ``train``."""
+Data: TypeAlias = Shards | Mapping[str, Shards] | Mapping[str, "DataSet"]
+"""Training data, or a mapping from split to data that includes ``train``; or
+what :func:`load_splits` has loaded before."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +102,9 @@ class _Part:
     names: tuple[str, ...] = ()
 
 
-def normalize_splits(data: Data) -> Mapping[str, Shards]:
+def normalize_splits(
+    data: Shards | Mapping[str, Shards],
+) -> Mapping[str, Shards]:
     """Returns a user's ``data`` as a mapping from split to shards.
 
     Raises:
@@ -123,7 +131,11 @@ def load_splits(
         DataIndexError: naming a missing index, or shards it does not have.
         LabelError: if a sample has no label, or a class unknown to ``train``.
     """
-    splits = normalize_splits(data)
+    if isinstance(data, Mapping) and data:
+        given = {k: v for k, v in data.items() if isinstance(v, DataSet)}
+        if given.keys() == data.keys():
+            return given
+    splits = normalize_splits(cast("Shards | Mapping[str, Shards]", data))
     loaded = {TRAIN: _load(connection, splits[TRAIN], labels)}
     first = loaded[TRAIN]
     for name, shards in splits.items():
@@ -132,7 +144,32 @@ def load_splits(
     return loaded
 
 
-def check_indexes(connection: Connection, data: Data) -> None:
+def num_classes_of(
+    splits: Mapping[str, DataSet], given: int | None = None
+) -> int:
+    """Returns the number of classes of all splits.
+
+    Args:
+        splits: the splits.
+        given: a number that a user gives; None for that of the labels, one
+            more than the largest.
+
+    Raises:
+        LabelError: if labels are missing, or above a given number.
+    """
+    found = max(data.num_classes for data in splits.values())
+    if given is not None and given < found:
+        raise LabelError(
+            "missing_label",
+            f"num_classes (--classes) is {given}, but the data has labels up "
+            f"to {found - 1}; give at least {found}",
+        )
+    return found if given is None else given
+
+
+def check_indexes(
+    connection: Connection, data: Shards | Mapping[str, Shards]
+) -> None:
     """Checks by one short request each that all data sets have an index.
 
     Raises:

@@ -13,7 +13,7 @@ from hapi_client.model.frozen_region import FrozenRegion
 from hapi_client.planning.replanner import PlanChange
 from hapi_client.reports.epoch_report import EpochReport
 from hapi_client.reports.run_page import write_reports
-from hapi_client.reports.run_report import DEFAULT_TITLE
+from hapi_client.reports.run_report import DEFAULT_TITLE, Curves
 from hapi_protocol.errors import ClientError
 from hapi_splitter.planner.plan import Plan, Problem
 
@@ -115,7 +115,10 @@ class JobView:
         return self.pipeline.history.reports
 
     def write_report(
-        self, path: str | os.PathLike[str], title: str = DEFAULT_TITLE
+        self,
+        path: str | os.PathLike[str],
+        title: str = DEFAULT_TITLE,
+        curves: Curves | None = None,
     ) -> None:
         """Writes :attr:`reports` to a file.
 
@@ -123,12 +126,15 @@ class JobView:
             path: file name that ends in ``.json``, or in ``.html`` for
                 tables and figures in one file.
             title: title of the page.
+            curves: results of each epoch of a run, or of several by their
+                names, to draw: ``{"": [{"loss": 0.7, "val_loss": 0.9,
+                "val_accuracy": 0.6}]}``.
 
         Raises:
             ClientError: ``bad_configuration`` for another suffix, or a file
                 that cannot be written.
         """
-        write_reports(path, self.reports, title)
+        write_reports(path, self.reports, title, curves)
 
     def features_facts(self) -> dict[str, Any]:
         """Facts that determine the features of all epochs, fit for JSON.

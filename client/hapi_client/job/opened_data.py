@@ -11,7 +11,13 @@ from dataclasses import dataclass
 from threading import Thread
 
 from hapi_client.data.labels import Labels
-from hapi_client.data.splits import TRAIN, Data, DataSet, load_splits
+from hapi_client.data.splits import (
+    TRAIN,
+    Data,
+    DataSet,
+    load_splits,
+    num_classes_of,
+)
 from hapi_client.job.options import JobConfig
 from hapi_client.loading.early_reads import EarlyReads
 from hapi_client.loading.read_config import ReadConfig
@@ -20,7 +26,7 @@ from hapi_client.sampling.epochs import EpochOptions, Epochs, ReaderShare
 from hapi_client.sampling.partition import Reader
 from hapi_client.swift.connection import Connection
 from hapi_client.swift.traffic_counters import TrafficCount
-from hapi_protocol.errors import ClientError, LabelError
+from hapi_protocol.errors import ClientError
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +59,7 @@ class OpenedData:
     @property
     def num_classes(self) -> int:
         """One more than the largest label of any split."""
-        return max(data.num_classes for data in self.splits.values())
+        return num_classes_of(self.splits)
 
     @property
     def num_samples(self) -> int:
@@ -175,13 +181,7 @@ def open_data(
             Epochs(train.sizes, train.digest(), options),
             options,
         )
-        num_classes, num_labels = config.num_classes, job_data.num_classes
-        if num_classes is not None and num_labels > num_classes:
-            raise LabelError(
-                "missing_label",
-                f"num_classes (--classes) is {num_classes}, but the data has "
-                f"labels up to {num_labels - 1}; give at least {num_labels}",
-            )
+        num_classes_of(splits, config.num_classes)
     except BaseException:
         if connection is None:
             opened.close()

@@ -1,4 +1,4 @@
-"""Registry of models by name: torchvision's, or a user's function."""
+"""Registry of models by name: of libraries, or a user's function."""
 
 from __future__ import annotations
 
@@ -16,7 +16,13 @@ from hapi_client.model.frozen_region import (
     input_transform,
     parse_device,
 )
-from hapi_client.model.torchvision_registry import build_model
+from hapi_client.model.library_models import (
+    TIMM,
+    build_timm,
+    build_transformers,
+    is_transformers_name,
+)
+from hapi_client.model.torchvision_registry import build_model, replace_head
 from hapi_protocol.errors import ClientError
 from hapi_splitter.freezing.split_model import default_freeze
 from hapi_splitter.inputs.array_transform import ArrayTransform
@@ -35,11 +41,12 @@ class ModelSource:
     """The source of a model and its weights.
 
     Attributes:
-        name: name in ``torchvision.models``, or ``MODULE:FUNCTION``, a
-            function without arguments that returns a module or
+        name: name in ``torchvision.models``, ``timm/NAME``, ``OWNER/NAME``
+            or a folder of Hugging Face transformers, or ``MODULE:FUNCTION``,
+            a function without arguments that returns a module or
             ``(frozen, tail)``.
-        weights: name of published weights of a torchvision model.
-        checkpoint: file with a state dict of a torchvision model.
+        weights: name of published weights.
+        checkpoint: file with a state dict of the model.
     """
 
     name: str
@@ -47,10 +54,19 @@ class ModelSource:
     checkpoint: Path | None = None
 
     @property
+    def is_own(self) -> bool:
+        """True for a user's function."""
+        return ":" in self.name
+
+    @property
     def is_random(self) -> bool:
-        """True if the weights of a torchvision model are random."""
+        """True if the weights of a library's model are random."""
         return (
-            ":" not in self.name
+            not self.is_own
+            and (
+                self.name.startswith(TIMM)
+                or not is_transformers_name(self.name)
+            )
             and self.weights is None
             and self.checkpoint is None
         )
@@ -63,30 +79,59 @@ class ModelSource:
         """
         return self.build_with_transform()[0]
 
-    def build_with_transform(self) -> tuple[Model, Any]:
+    def build_with_transform(
+        self, num_classes: int | None = None, seed: int = 0
+    ) -> tuple[Model, Any]:
         """Builds the model and the transform of its published weights.
 
-        The transform is None without published weights.
+        The transform is None if the library has none.
+
+        Args:
+            num_classes: outputs of the last linear layer; None keeps it, as
+                that of a user's function is kept.
+            seed: seed of random weights.
 
         Raises:
             ClientError: ``bad_configuration`` naming the value.
         """
-        if ":" in self.name:
+        torch.manual_seed(seed)
+        if self.is_own:
             if self.weights is not None or self.checkpoint is not None:
                 raise ClientError(
                     "bad_configuration",
                     f"model {self.name!r} makes its own weights; --weights "
-                    "and --checkpoint are for torchvision's models only, so "
+                    "and --checkpoint are for models of libraries only, so "
                     "load the weights in that function",
                 )
             return _own_model(self.name), None
-        return build_model(
-            self.name,
-            num_classes=None,
-            seed=0,
-            weights=self.weights,
-            checkpoint=self.checkpoint,
-        )
+        if self.name.startswith(TIMM):
+            name = self.name.removeprefix(TIMM)
+            model, transform = build_timm(
+                name, num_classes, self.weights, self.checkpoint
+            )
+        elif is_transformers_name(self.name):
+            if self.checkpoint is not None:
+                raise ClientError(
+                    "bad_configuration",
+                    f"checkpoint is {self.checkpoint}, but model "
+                    f"{self.name!r} has its own weights; leave it out, or "
+                    "give the folder that save_pretrained wrote as --model",
+                )
+            model, transform = build_transformers(
+                self.name, num_classes, self.weights
+            )
+        else:
+            return build_model(
+                self.name,
+                num_classes=num_classes,
+                seed=seed,
+                weights=self.weights,
+                checkpoint=self.checkpoint,
+            )
+        if num_classes is not None:
+            # A checkpoint may have another head.
+            replace_head(model, num_classes)
+        return model, transform
 
 
 def load_region(
@@ -170,11 +215,7 @@ def parse_freeze(
 
 
 def _own_model(text: str) -> Model:
-    """Calls the user's own function on the user's own machine.
-
-    The seed is fixed, so that the same random weights give the same package.
-    """
-    torch.manual_seed(0)
+    """Calls the user's own function on the user's own machine."""
     module_name, _, function_name = text.partition(":")
     # As with python -m, modules in the current folder can be imported.
     if os.getcwd() not in sys.path:

@@ -45,8 +45,9 @@ def build_model(
     try:
         builder = torchvision.models.get_model_builder(name)
     except ValueError as error:
-        raise _unknown(
-            f"torchvision has no model {name!r}",
+        raise unknown_name(
+            f"torchvision has no model {name!r} (timm/NAME is one of timm, "
+            "OWNER/NAME one of Hugging Face)",
             name,
             torchvision.models.list_models(),
         ) from error
@@ -54,7 +55,7 @@ def build_model(
     if weights is not None:
         offered = torchvision.models.get_model_weights(builder)
         if weights not in offered.__members__:
-            raise _unknown(
+            raise unknown_name(
                 f"torchvision has no weights {weights!r} of {name}",
                 weights,
                 list(offered.__members__),
@@ -63,13 +64,14 @@ def build_model(
     if checkpoint is None:
         model = _published(builder, chosen)
     else:
-        model = _from_checkpoint(builder, checkpoint)
+        model = from_checkpoint(builder, checkpoint)
     if num_classes is not None:
-        _replace_head(model, num_classes)
+        replace_head(model, num_classes)
     return model, chosen.transforms() if chosen is not None else None
 
 
-def _unknown(problem: str, name: str, known: Sequence[str]) -> ClientError:
+def unknown_name(problem: str, name: str, known: Sequence[str]) -> ClientError:
+    """Makes an error with similar names."""
     similar = difflib.get_close_matches(name, known, MAX_NAMES, cutoff=0.5)
     label = "similar names:" if similar else "choose from"
     names = ", ".join(similar or known[:MAX_NAMES])
@@ -92,9 +94,14 @@ def _published(
         ) from error
 
 
-def _from_checkpoint(
+def from_checkpoint(
     builder: Callable[..., torch.nn.Module], path: Path
 ) -> torch.nn.Module:
+    """Builds a model with a head that fits a file, and loads the file.
+
+    Raises:
+        ClientError: ``bad_configuration`` naming the file.
+    """
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
         head, _ = _last_linear(builder())
@@ -123,7 +130,8 @@ def _last_linear(model: torch.nn.Module) -> tuple[str, torch.nn.Linear]:
     return layers[-1]
 
 
-def _replace_head(model: torch.nn.Module, num_classes: int) -> None:
+def replace_head(model: torch.nn.Module, num_classes: int) -> None:
+    """Replaces the last linear layer, unless it has as many outputs."""
     name, old = _last_linear(model)
     if old.out_features == num_classes:
         return

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TypeVar
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from hapi_client.metrics.events import LOOP_STAGES
 from hapi_client.reports.epoch_report import DECODE, FETCH, EpochReport
+from hapi_client.reports.run_report import Curves, RunReport
 from hapi_splitter.units import bytes_text
 
 _Key = TypeVar("_Key")
 
 _REST = "rest"
-_S = "seconds"
+_S, _BYTES = "seconds", "bytes"
 _S_SUMMED = "seconds, summed over requests"
 _LOOP_STYLES = {
     "waiting": ("waiting for data", "#c2185b"),
@@ -53,45 +56,120 @@ _CUT_COLOURS = (
 _STREAM_COLOUR = "#4878b8"
 _ON_HOST, _HOST_COLOUR = -1, "#bbbbbb"
 _MEASURED, _PREDICTED = "#3f7f3a", "#c2185b"
-_WIDTH_INCHES, _HEIGHT_INCHES = 12.5, 14.0
+_WIDTH_INCHES, _ROW_INCHES = 12.5, 4.7
 _MAX_LABELS = 12
 _MIN_VISIBLE_RATIO = 0.002
 """Parts smaller than this ratio of the highest bar are not drawn."""
 _MIN_BAR_PLACES = 6
+_MAX_CURVES = 10
+"""Runs of a sweep whose curves are drawn, as many as there are colours."""
+_CURVE_STYLES = {"": "-", "val_": "--", "val_top5": ":"}
+_CURVE_NAMES = {
+    "": "training",
+    "val_": "validation",
+    "val_top5": "validation, top 5",
+}
+_Panel = Callable[[Axes], None]
 
 
-def figure(reports: Sequence[EpochReport]) -> Figure:
-    """Returns six plots: throughput, cuts, traffic and times.
+def figure(run: RunReport) -> Figure:
+    """Returns plots of what there is: results, throughput, traffic, times.
 
     Args:
-        reports: reports of one or more epochs.
+        run: reports of one or more epochs.
     """
+    panels = list(_panels(run))
+    num_rows = -(-len(panels) // 2)
     layout = ConstrainedLayoutEngine(h_pad=0.12, w_pad=0.12)
-    drawing = Figure(figsize=(_WIDTH_INCHES, _HEIGHT_INCHES), layout=layout)
-    axes = drawing.subplots(3, 2)
-    _draw_throughput(axes[0, 0], reports)
-    _draw_cuts(axes[0, 1], reports)
-    _draw_stacks(axes[1, 0], reports, _loop_seconds, _LOOP_STYLES)
-    _format_axes(axes[1, 0], reports, "Training loop: time by stage", _S)
-    _draw_stacks(axes[1, 1], reports, _wire_bytes, _WIRE_STYLES)
-    _format_axes(axes[1, 1], reports, "Traffic", "bytes")
-    axes[1, 1].yaxis.set_major_formatter(
-        FuncFormatter(lambda y, _: bytes_text(y))
+    drawing = Figure(
+        figsize=(_WIDTH_INCHES, _ROW_INCHES * num_rows), layout=layout
     )
-    _draw_stacks(axes[2, 0], reports, lambda r: r.fetch_seconds, _FETCH_STYLES)
-    _format_axes(
-        axes[2, 0],
-        reports,
-        "Fetching threads, summed",
-        _S_SUMMED,
-    )
-    _draw_stacks(
-        axes[2, 1], reports, lambda r: r.storage_seconds, _STORAGE_STYLES
-    )
-    _format_axes(
-        axes[2, 1], reports, "Storage side, all requests summed", _S_SUMMED
-    )
+    places = drawing.subplots(num_rows, 2, squeeze=False).ravel()
+    for axes, panel in zip(places, panels, strict=False):
+        panel(axes)
+    for axes in places[len(panels) :]:
+        axes.remove()
     return drawing
+
+
+def _panels(run: RunReport) -> Iterator[_Panel]:
+    """Yields a function that draws each plot that is not empty."""
+    for quantity, unit in {"loss": "mean", "accuracy": "ratio"}.items():
+        if any(
+            quantity in e for epochs in run.curves.values() for e in epochs
+        ):
+            yield partial(
+                _draw_curves, curves=run.curves, quantity=quantity, unit=unit
+            )
+    reports = run.reports
+    yield partial(_draw_throughput, reports=reports)
+    if any(report.samples for report in reports):
+        yield partial(_draw_cuts, reports=reports)
+    for amounts, styles, title, unit in (
+        (_loop_seconds, _LOOP_STYLES, "Training loop: time by stage", _S),
+        (_wire_bytes, _WIRE_STYLES, "Traffic", _BYTES),
+        (
+            lambda r: r.fetch_seconds,
+            _FETCH_STYLES,
+            "Fetching threads, summed",
+            _S_SUMMED,
+        ),
+        (
+            lambda r: r.storage_seconds,
+            _STORAGE_STYLES,
+            "Storage side, all requests summed",
+            _S_SUMMED,
+        ),
+    ):
+        if any(sum(amounts(report).values()) for report in reports):
+            yield partial(
+                _draw_amounts,
+                reports=reports,
+                amounts=amounts,
+                styles=styles,
+                title=title,
+                unit=unit,
+            )
+
+
+def _draw_curves(axes: Axes, curves: Curves, quantity: str, unit: str) -> None:
+    """Draws a result of each epoch: of a run, or of the runs of a sweep."""
+    for number, (name, epochs) in enumerate([*curves.items()][:_MAX_CURVES]):
+        for kind, style in _CURVE_STYLES.items():
+            key = kind if kind == "val_top5" else f"{kind}{quantity}"
+            if key == "val_top5" and quantity == "loss":
+                continue
+            # Missing ones leave a gap.
+            values = [float(epoch.get(key) or "nan") for epoch in epochs]
+            if all(map(math.isnan, values)):
+                continue
+            axes.plot(
+                range(len(values)),
+                values,
+                style,
+                marker="o",
+                color=f"C{number}",
+                label=f"{name} {_CURVE_NAMES[kind]}".strip(),
+            )
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xlabel("epoch")
+    _finish_axes(axes, quantity.capitalize(), unit)
+
+
+def _draw_amounts(
+    axes: Axes,
+    reports: Sequence[EpochReport],
+    amounts: Callable[[EpochReport], Mapping[str, float]],
+    styles: Mapping[str, tuple[str, str]],
+    title: str,
+    unit: str,
+) -> None:
+    _draw_stacks(axes, reports, amounts, styles)
+    _format_axes(axes, reports, title, unit)
+    if unit == _BYTES:
+        axes.yaxis.set_major_formatter(
+            FuncFormatter(lambda y, _: bytes_text(y))
+        )
 
 
 def _loop_seconds(report: EpochReport) -> Mapping[str, float]:
@@ -186,15 +264,20 @@ def _draw_stacks(
 def _format_axes(
     axes: Axes, reports: Sequence[EpochReport], title: str, unit: str
 ) -> None:
-    axes.set_title(title, loc="left")
-    axes.set_ylabel(unit)
     step = -(-len(reports) // _MAX_LABELS)
     shown = range(0, len(reports), step)
     names = [_short(reports[place]) for place in shown]
     axes.set_xticks(shown, names, parse_math=False)
     axes.set_xlabel("epoch, or the split that was evaluated")
-    # Bars of a few epochs stay narrow.
-    axes.set_xlim(-0.6, max(len(reports), _MIN_BAR_PLACES) - 0.4)
+    # Bars of a few epochs stay narrow, in the middle.
+    sides = max(0, _MIN_BAR_PLACES - len(reports)) / 2
+    axes.set_xlim(-0.6 - sides, len(reports) - 0.4 + sides)
+    _finish_axes(axes, title, unit)
+
+
+def _finish_axes(axes: Axes, title: str, unit: str) -> None:
+    axes.set_title(title, loc="left")
+    axes.set_ylabel(unit)
     axes.grid(axis="y", color="#e4e4e4")
     axes.set_axisbelow(True)
     # Otherwise the highest bar may touch the frame.
@@ -202,17 +285,10 @@ def _format_axes(
     axes.margins(y=0.08)
     axes.set_ylim(bottom=0)
     handles, words = axes.get_legend_handles_labels()
-    if handles:
-        axes.legend(
-            handles, words, loc="upper center", bbox_to_anchor=(0.5, -0.19),
-            ncols=2, frameon=False, fontsize=9,
-        )  # fmt: skip
-    else:
-        axes.set_ylim(0, 1)
-        axes.text(
-            0.5, 0.5, "nothing", transform=axes.transAxes, ha="center",
-            color="#777777",
-        )  # fmt: skip
+    axes.legend(
+        handles, words, loc="upper center", bbox_to_anchor=(0.5, -0.19),
+        ncols=2, frameon=False, fontsize=9,
+    )  # fmt: skip
 
 
 def _short(report: EpochReport) -> str:

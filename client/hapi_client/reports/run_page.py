@@ -17,6 +17,7 @@ from hapi_client.reports.html import (
 )
 from hapi_client.reports.run_report import (
     DEFAULT_TITLE,
+    Curves,
     RunReport,
     check_report_path,
     run_body,
@@ -28,6 +29,7 @@ def write_reports(
     path: str | os.PathLike[str],
     reports: Sequence[EpochReport],
     title: str = DEFAULT_TITLE,
+    curves: Curves | None = None,
 ) -> None:
     """Writes reports as ``.json`` or as self-contained ``.html``.
 
@@ -36,7 +38,7 @@ def write_reports(
             cannot be written.
     """
     check_report_path(path)
-    run = RunReport(title, tuple(reports))
+    run = RunReport(title, tuple(reports), curves or {})
     if Path(path).suffix.lower() == ".json":
         text = json.dumps(run_body(run), indent=2) + "\n"
     else:
@@ -56,6 +58,4 @@ def html_page(run: RunReport) -> str:
         html_section(title, html_table(table))
         for title, table in tables(run.reports).items()
     ]
-    return html_document(
-        run.title, [svg_element(figure(run.reports)), *sections]
-    )
+    return html_document(run.title, [svg_element(figure(run)), *sections])

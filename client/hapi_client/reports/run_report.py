@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from hapi_client.reports.epoch_report import (
     EpochReport,
@@ -20,6 +20,10 @@ SUFFIXES = (".json", ".html")
 VERSION = 1
 DEFAULT_TITLE = "A training run"
 
+Curves: TypeAlias = Mapping[str, Sequence[Mapping[str, float | None]]]
+"""Results of each epoch of each run, by its name: ``loss``, ``accuracy``,
+``val_loss``, ``val_accuracy``, ``val_top5`` and others."""
+
 
 @dataclass(frozen=True)
 class RunReport:
@@ -28,10 +32,12 @@ class RunReport:
     Attributes:
         title: title of the run.
         reports: in order of their beginning.
+        curves: results of the training, if known.
     """
 
     title: str
     reports: tuple[EpochReport, ...]
+    curves: Curves = field(default_factory=dict)
 
 
 def check_report_path(path: str | os.PathLike[str]) -> None:
@@ -49,11 +55,12 @@ def check_report_path(path: str | os.PathLike[str]) -> None:
 
 
 def run_body(run: RunReport) -> dict[str, Any]:
-    """Returns the JSON form: ``version``, ``title``, ``reports``."""
+    """Returns the JSON form: version, title, reports and curves."""
     return {
         "version": VERSION,
         "title": run.title,
         "reports": [report_body(report) for report in run.reports],
+        "curves": run.curves,
     }
 
 
@@ -90,7 +97,23 @@ def _run_from_body(body: Any) -> RunReport:
             reports.append(report_from_body(report))
         except ValueError as error:
             raise ValueError(f"report {number}: {error}") from error
-    return RunReport(str(body.get("title", DEFAULT_TITLE)), tuple(reports))
+    return RunReport(
+        str(body.get("title", DEFAULT_TITLE)), tuple(reports), _curves(body)
+    )
+
+
+def _curves(body: Mapping[str, Any]) -> Curves:
+    curves = body.get("curves", {})
+    try:
+        return {
+            str(name): [
+                {str(key): value for key, value in epoch.items()}
+                for epoch in epochs
+            ]
+            for name, epochs in curves.items()
+        }
+    except (AttributeError, TypeError) as error:
+        raise ValueError(f"'curves' is {curves!r:.80}") from error
 
 
 def _unusable(path: str | os.PathLike[str], reason: str) -> ClientError:

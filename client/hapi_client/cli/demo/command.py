@@ -10,9 +10,9 @@ import typer
 
 from hapi_client.cli.context import JsonPath, print_table, write_json
 from hapi_client.cli.options import (
-    TorchvisionModelOption,
     command_with,
     complete_encoding,
+    complete_model,
     option,
 )
 from hapi_client.reports.terminal import ConsoleReporter
@@ -42,7 +42,11 @@ class DemoOptions:
         ),
     ] = None
     epochs: int = option("Epochs of each of the two runs.", 3, min=1)
-    model: TorchvisionModelOption = "resnet18"
+    model: str = option(
+        "Name of a model in torchvision.models.",
+        "resnet18",
+        autocompletion=complete_model,
+    )
     freeze: str = option("Name of the last frozen module.", "layer4")
     cut: int | None = option(
         "Number of the cut for push-down, 1 being nearest to the image. "

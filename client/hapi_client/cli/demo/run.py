@@ -15,10 +15,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from hapi_client.caching.cache_config import CacheConfig
 from hapi_client.cli.demo.command import DemoOptions
-from hapi_client.cli.options import parse_cut
+from hapi_client.cli.options import Values, parse_cut
+from hapi_client.cli.train import load_data
 from hapi_client.cli.train_options import TrainOptions
 from hapi_client.cli.train_run import TrainResult, job_config, train
-from hapi_client.data.index import load_index
+from hapi_client.data.splits import num_classes_of
 from hapi_client.data.upload import PackOptions, upload
 from hapi_client.job.options import PlanConfig
 from hapi_client.model.frozen_region import (
@@ -31,7 +32,7 @@ from hapi_client.progress import Reporter
 from hapi_client.swift.connection import Connection
 from hapi_client.swift.credentials import Credentials
 from hapi_client.swift.swift_url import Location
-from hapi_protocol.errors import ClientError, LabelError
+from hapi_protocol.errors import ClientError
 
 LOSS_TOLERANCE = 1e-4
 """Largest relative difference between equal loss curves, for tails without
@@ -155,28 +156,29 @@ def _train_twice(
         upload(connection, LOCATION, sources, reporter, pack)
     train_options = TrainOptions(
         data=str(LOCATION),
-        classes=_num_classes(connection),
         model=options.model,
         freeze=options.freeze,
         epochs=options.epochs,
-        learning_rate=LEARNING_RATE,
+        learning_rate=Values([LEARNING_RATE]),
         encoding=options.encoding,
         seed=options.seed,
     )
+
+    data = load_data(train_options, connection)
 
     def run(
         name: str, cut: str, forward_samples: int | None = None
     ) -> TrainResult:
         reporter.note(f"{name}:")
         run_options = replace(train_options, cut=cut)
-        config = job_config(run_options, connection)
+        config = job_config(run_options, connection, num_classes_of(data))
         config = replace(
             config,
             read=replace(config.read, forward_samples=forward_samples),
             # Features of one run must not serve the other.
             cache=CacheConfig(memory_bytes=0),
         )
-        return train(run_options, connection, reporter, config)
+        return train(run_options, connection, reporter, data, config)
 
     streaming = run("streaming", STREAM)
     tolerance = LOSS_TOLERANCE
@@ -186,21 +188,6 @@ def _train_twice(
         tolerance = max(tolerance, BATCH_NORM_FACTOR * rounding)
     pushdown = run("push-down", options.cut_name)
     return DemoResult(streaming, pushdown, tolerance)
-
-
-def _num_classes(connection: Connection) -> int:
-    labels = [
-        row.label
-        for shard in load_index(connection, LOCATION).shards
-        for row in shard.rows
-        if row.label is not None
-    ]
-    if max(labels, default=-1) < 0:
-        raise LabelError(
-            "missing_label",
-            "the demo's data has no labels; shards need .cls members",
-        )
-    return max(2, max(labels) + 1)
 
 
 def _photograph_folder() -> Path:

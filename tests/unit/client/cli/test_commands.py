@@ -20,12 +20,14 @@ from hapi_client.cli.demo.command import DemoOptions, compare_bytes
 from hapi_client.cli.demo.run import DemoResult, check_options
 from hapi_client.data.index import load_index
 from hapi_client.metrics.events import JobStats
+from hapi_client.model.registry import ModelSource
 from hapi_client.swift.connection import Connection
 from hapi_client.swift.swift_url import Location
 from hapi_protocol.data_index import DataIndex, IndexRow, ShardIndex
 from hapi_protocol.errors import ClientError, HapiError
 from hapi_splitter.inputs.augmentation import Augmentation
 from hapi_training.loop import EpochResult, History
+from hapi_training.recipe import Recipe
 from scripted_swift import Answer
 
 MAIN = (sys.executable, "-m", "hapi_client.cli.main")
@@ -54,7 +56,9 @@ for words in sys.argv[1:]:
 @pytest.fixture
 def data(swift):
     """A Swift with an index of each data set."""
-    swift.script(Answer(200))
+    rows = tuple(IndexRow(n, str(n), 512 * n, 512, n) for n in range(2))
+    index = DataIndex((ShardIndex("p/a.tar", "etag", rows),))
+    swift.script(Answer(200), Answer(200, index.to_bytes()))
 
 
 def run_in_one_process(commands):
@@ -162,7 +166,7 @@ clouds:
 def test_train_refuses_wrong_options_before_it_works(
     data, hapi, monkeypatch, capsys, words, message
 ):
-    monkeypatch.setattr(train_run, "build_model", None)
+    monkeypatch.setattr(ModelSource, "build_with_transform", None)
     assert hapi(*TRAIN, *words.split()) == 1
     assert message in capsys.readouterr().err
 
@@ -221,8 +225,8 @@ def test_train_passes_augmentation_to_the_job(
     data, hapi, monkeypatch, words, augment, period
 ):
     job = Mock(side_effect=ClientError("bad_configuration", "no job"))
-    build_model = Mock(return_value=(None, None))
-    monkeypatch.setattr(train_run, "build_model", build_model)
+    built = Mock(return_value=(None, None))
+    monkeypatch.setattr(ModelSource, "build_with_transform", built)
     monkeypatch.setattr(train_run, "TransferJob", job)
     assert hapi(*TRAIN, *words.split()) == 1
     config = job.call_args.kwargs["config"]
@@ -242,8 +246,8 @@ def test_train_checks_space_for_the_model_before_it_trains(
 
     for module in ("train", "train_run"):
         monkeypatch.setattr(f"hapi_client.cli.{module}.check_writable", check)
-    build_model = Mock(return_value=(torch.nn.Linear(10, 3), None))
-    monkeypatch.setattr(train_run, "build_model", build_model)
+    built = Mock(return_value=(torch.nn.Linear(10, 3), None))
+    monkeypatch.setattr(ModelSource, "build_with_transform", built)
     assert hapi(*TRAIN, "--save", tmp_path / "model.pt") == 1
     assert "there is no room" in capsys.readouterr().err
     assert checked == [0, 4 * (10 * 3 + 3)]
@@ -409,8 +413,8 @@ def test_pipe_gets_no_control_characters(words):
 def demo_run(num_bytes=1, losses=(1.0,)):
     epochs = [EpochResult(list(losses)), EpochResult(), EpochResult()]
     stats = JobStats(bytes=num_bytes, package_bytes=30)
-    history = History(epochs)
-    return train_run.TrainResult("x", "body", Mock(cut=1), stats, history)
+    run = train_run.Run("", Recipe(), History(epochs))
+    return train_run.TrainResult("x", "body", 2, Mock(cut=1), stats, [run])
 
 
 @pytest.mark.parametrize(

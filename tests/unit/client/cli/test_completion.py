@@ -49,7 +49,7 @@ def environment(tmp_path_factory):
 
 COMPLETIONS = {
     "hapi ext": "extract",
-    "hapi train --c": "--classes --checkpoint --cut --cache-dir",
+    "hapi train --c": "--checkpoint --classes --cut --cache-dir",
     "hapi train --cut .": "auto freeze stream",
     "hapi extract --min-precision .": "lossless half uint8",
     "hapi extract --encoding .": "float32 float16 bfloat16 uint8",

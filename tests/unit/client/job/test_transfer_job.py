@@ -12,8 +12,8 @@ from hapi_client import (
     TransferJob,
     split_model,
 )
-from hapi_client.cli import train_run
 from hapi_client.model import frozen_region
+from hapi_client.model.registry import ModelSource
 from hapi_protocol.data_index import DataIndex, IndexRow, ShardIndex
 from hapi_protocol.errors import ClientError, DataIndexError, NotFoundError
 from networks import small_network, small_transform
@@ -137,8 +137,7 @@ def test_labels_beyond_the_outputs_are_a_warning(
 def test_train_compares_classes_before_the_split(
     swift, login, split, hapi, monkeypatch, capsys
 ):
-    model = small_network(2), small_transform()
-    monkeypatch.setattr(train_run, "build_model", lambda *_, **__: model)
+    monkeypatch.setattr(ModelSource, "build_with_transform", None)
     swift.script(Answer(200), Answer(200, index_of(0, 5)))
     words = ("--data", "c/p", "--classes", 2, "--freeze", "body")
     assert hapi("train", *words) == 1

@@ -74,7 +74,7 @@ def test_json_keys_are_stable_and_read_back():
         "seconds sent_bytes skipped_samples split storage_cpu_seconds "
         "storage_seconds waiting_share"
     )
-    assert set(run_body(RUN)) == {"version", "title", "reports"}
+    assert set(run_body(RUN)) == {"version", "title", "reports", "curves"}
     for report in RUN.reports:
         text = json.dumps(report_body(report) | {"key of a later release": 1})
         assert report_from_body(json.loads(text)) == report
