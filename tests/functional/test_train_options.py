@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import tarfile
+import warnings
 
 import pytest
 import torch
@@ -27,6 +28,7 @@ from children import enable_interrupts
 from hapi_client import FeatureDataset, split_model
 from hapi_client.reports.run_report import read_reports
 from hapi_client.swift.swift_url import Location
+from hapi_splitter.freezing.model_checks import SplitWarning
 from jobs import upload_shards
 from photos import shards_of
 
@@ -161,7 +163,9 @@ def test_losses_are_those_of_the_plain_script(connection, train, name):
             schedule.step()
         losses.append(loss.item())
 
-    facts, _ = train(*words.split(), "--freeze", "avgpool")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", SplitWarning)
+        facts, _ = train(*words.split(), "--freeze", "avgpool")
     tolerance = 1e-3 if dtype is None else 2e-2
     assert facts["losses"] == pytest.approx(losses, rel=tolerance)
     last = facts["epochs"][-1]
@@ -169,6 +173,8 @@ def test_losses_are_those_of_the_plain_script(connection, train, name):
     with torch.no_grad():
         outputs = model(torch.stack([*images.values()]))
     truth = torch.tensor([labels[key] for key in images])
+    pushed, _ = train(*words.split(), "--freeze", "avgpool", "--cut", "freeze")
+    assert pushed["losses"] == pytest.approx(facts["losses"], rel=tolerance)
     loss = cross_entropy(outputs, truth).item()
     assert last["val_loss"] == pytest.approx(loss, rel=tolerance)
     is_right = outputs.argmax(1) == truth

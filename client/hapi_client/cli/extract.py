@@ -111,6 +111,7 @@ def extract_features(
     config = JobConfig(
         cut=parse_cut(options.cut),
         device=parse_device(options.device),
+        precision=options.precision or "float32",
         plan=PlanConfig(
             encoding=options.encoding,
             min_precision=options.min_precision,

@@ -268,6 +268,13 @@ class JobOptions(ModelOptions):
         panel=DATA,
         metavar="ignore|turn",
     )
+    precision: str | None = option(
+        "In what the frozen layers compute, here and in Swift: float32 "
+        "(default), bfloat16 or float16. bfloat16 halves their features.",
+        panel=MODEL,
+        autocompletion=one_of("float32", "bfloat16", "float16"),
+        metavar="DTYPE",
+    )
     cut: str = option(
         "Last layer that is computed in Swift: 'auto' plans it, 'freeze' "
         "pushes down the whole frozen region, 'stream' pushes down nothing; "

@@ -96,8 +96,8 @@ class TrainOptions(JobOptions):
         "Label smoothing of the training loss, from 0 to 1.", 0.0, float
     )
     amp: str | None = option(
-        "Mixed precision: 'bf16' computes the trained layers, on the GPU or "
-        "CPU, in bfloat16 where torch's autocast does.",
+        "Mixed precision: 'bf16' computes in bfloat16 where torch's autocast "
+        "does, frozen layers included unless --precision says otherwise.",
         panel=TRAINING,
         autocompletion=one_of("bf16"),
         metavar="bf16",

@@ -117,6 +117,8 @@ def job_config(
         augment_period_epochs=options.augment_period_epochs,
         image=options.image,
         exif=options.exif,
+        precision=options.precision
+        or ("bfloat16" if options.amp else "float32"),
         plan=PlanConfig(
             encoding=options.encoding,
             min_precision=options.min_precision,

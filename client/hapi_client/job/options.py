@@ -9,7 +9,7 @@ import torch
 
 from hapi_client.caching.cache_config import CacheConfig
 from hapi_client.loading.read_config import ReadConfig
-from hapi_client.model.frozen_region import AUTO, check_cut
+from hapi_client.model.frozen_region import AUTO, check_cut, check_precision
 from hapi_client.model.package_store import DEFAULT_MODELS_CONTAINER
 from hapi_client.option_checks import check_integers, check_types
 from hapi_client.swift.connection import Connection
@@ -96,6 +96,9 @@ class JobConfig:
         exif: ``"turn"`` images as their EXIF data say and people see them, or
             ``"ignore"`` that, as ``ImageFolder`` does; None for what the
             transform says, else ``"ignore"``.
+        precision: in what the frozen layers compute: ``"bfloat16"``,
+            ``"float16"``, ``"float32"``, or ``"auto"`` for the autocast in
+            which the job is made.
         num_classes: outputs of the tail: data with more classes is an error
             before the model is split.  None warns if the tail has too few
             outputs.
@@ -117,6 +120,7 @@ class JobConfig:
     augment_period_epochs: int | None = None
     image: str | None = None
     exif: str | None = None
+    precision: str = AUTO
     num_classes: int | None = None
     plan: PlanConfig = field(default_factory=PlanConfig)
     read: ReadConfig = field(default_factory=ReadConfig)
@@ -126,6 +130,7 @@ class JobConfig:
 
     def __post_init__(self) -> None:
         check_cut(self.cut)
+        check_precision(self.precision)
         check_integers(self, 1, "augment_period_epochs", "num_classes")
         check_types(
             {

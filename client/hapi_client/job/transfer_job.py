@@ -105,6 +105,7 @@ class TransferJob(JobView):
                 augment_period_epochs=config.augment_period_epochs,
                 split_directory=config.cache.split_directory,
                 exporting=early.begin_reading,
+                precision=config.precision,
             )
             self._pipeline = FeaturePipeline(frozen, early.result, config)
         except BaseException:

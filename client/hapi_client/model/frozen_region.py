@@ -6,7 +6,8 @@ import functools
 import hashlib
 import logging
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -22,8 +23,9 @@ from hapi_protocol.encodings import Encoding
 from hapi_protocol.errors import ClientError, FreezeError
 from hapi_protocol.headers import ModelPath
 from hapi_splitter.freezing.freeze_selector import Freeze
-from hapi_splitter.freezing.model_checks import unwrapped
+from hapi_splitter.freezing.model_checks import device_of, unwrapped
 from hapi_splitter.freezing.split_model import split
+from hapi_splitter.freezing.tail import autocast_dtype
 from hapi_splitter.inputs.array_transform import ArrayTransform
 from hapi_splitter.inputs.augmentation import Augmentation
 from hapi_splitter.inputs.image_transform import ImageTransform
@@ -36,6 +38,13 @@ logger = logging.getLogger(__name__)
 AUTO = "auto"
 FREEZE = "freeze"
 STREAM = "stream"
+PRECISIONS = {
+    AUTO: None,
+    "float32": None,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+"""Values of ``precision``, and the dtype of autocast."""
 IMAGENET_TRANSFORM = ImageTransform(resize_size=256, crop_size=224)
 """torchvision's usual evaluation transform, which is the default."""
 
@@ -63,6 +72,7 @@ class FrozenRegion(ClientRegion):
             the transform.
         exif: ``"turn"`` or ``"ignore"`` the orientation in EXIF data; None
             for what the transform says.
+        precision: see :func:`split_model`.
 
     Attributes:
         tail: the trainable layers.
@@ -89,14 +99,20 @@ class FrozenRegion(ClientRegion):
         exporting: Callable[[], None] = lambda: None,
         image: str | None = None,
         exif: str | None = None,
+        precision: str = AUTO,
     ) -> None:
         device = parse_device(device)
+        check_precision(precision)
         source = input_transform(transform, augment, image, exif)
         # Refuses a period that does not fit, before the model is split.
         AugmentationSchedule(
             source.augmentation is not None, 0, augment_period_epochs
         )
-        with split_progress(type(model).__name__) as progress:
+        with (
+            split_progress(type(model).__name__) as progress,
+            _autocast_to(precision, model),
+        ):
+            self._precision = str(autocast_dtype(_device_of(model)))
             parts = split(
                 model,
                 freeze,
@@ -129,6 +145,8 @@ class FrozenRegion(ClientRegion):
             "weights": _digest(self._weights),
             "transform": transform,
             "augmentation": augmentation,
+            # "None" without autocast.
+            "precision": self._precision.removeprefix("torch."),
         }
 
     def trainable_tail(self) -> torch.nn.Module:
@@ -259,6 +277,7 @@ def split_model(
     exif: str | None = None,
     device: torch.device | str = "cpu",
     split_directory: str | Path | None = None,
+    precision: str = AUTO,
 ) -> tuple[FrozenRegion, torch.nn.Module]:
     """Splits a model into its frozen layers and the tail to train.
 
@@ -293,6 +312,10 @@ def split_model(
         device: device of the tail and of the client's frozen layers.
         split_directory: directory on this machine in which splits are cached;
             None for ``HAPI_CACHE_DIR``, else ``~/.cache/hapi``; "" for none.
+        precision: in what the frozen layers compute, on client and storage:
+            ``"bfloat16"`` or ``"float16"`` where torch's autocast does so,
+            ``"float32"`` without autocast, or ``"auto"`` for the autocast in
+            which ``split_model`` is called.
 
     Returns:
         The frozen region, for :class:`hapi_client.FeatureDataset`, and the
@@ -311,6 +334,7 @@ def split_model(
         image=image,
         exif=exif,
         split_directory=split_directory,
+        precision=precision,
     )
     return frozen, frozen.trainable_tail()
 
@@ -328,6 +352,39 @@ def _frozen_weights(
         for name, value in unwrapped(model).state_dict().items()
         if name not in trained
     }
+
+
+def check_precision(precision: str) -> None:
+    """Refuses another value than those of :data:`PRECISIONS`.
+
+    Raises:
+        ClientError: ``bad_configuration`` naming the allowed values.
+    """
+    if precision not in PRECISIONS:
+        raise ClientError(
+            "bad_configuration",
+            f"precision is {precision!r}; give one of {', '.join(PRECISIONS)}",
+        )
+
+
+def _device_of(
+    model: torch.nn.Module | tuple[torch.nn.Module, torch.nn.Module],
+) -> torch.device:
+    return device_of(model[0] if isinstance(model, tuple) else model)
+
+
+@contextmanager
+def _autocast_to(
+    precision: str,
+    model: torch.nn.Module | tuple[torch.nn.Module, torch.nn.Module],
+) -> Iterator[None]:
+    """Enters the autocast of :func:`split_model`'s ``precision``."""
+    if precision == AUTO:
+        yield
+        return
+    device, dtype = _device_of(model).type, PRECISIONS[precision]
+    with torch.autocast(device, dtype, enabled=dtype is not None):
+        yield
 
 
 def _digest(weights: Mapping[str, torch.Tensor]) -> str:

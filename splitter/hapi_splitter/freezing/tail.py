@@ -26,6 +26,7 @@ from hapi_splitter.freezing.model_checks import SplitWarning, device_of
 from hapi_splitter.freezing.region import sent_shape
 from hapi_splitter.freezing.replay import StepMemory
 from hapi_splitter.freezing.tail_call import TailPlan, TailRunner
+from hapi_splitter.graph.operators import HALVES
 
 
 class Tail(nn.Module):
@@ -57,6 +58,7 @@ class Tail(nn.Module):
         self._shape = sent_shape(plan.positions)
         replaced = frozenset(plan.replaced_modules)
         self._autocast = autocast_dtype(device_of(model))
+        self._is_cast = self._autocast is not None
         self.frozen_weights = FrozenWeights(model, plan.watched)
         _share(self, model, "", plan.frozen, replaced)
         self.training = model.training
@@ -78,7 +80,7 @@ class Tail(nn.Module):
             self.frozen_weights.check()
             self.frozen_attributes.check()
             self._check_autocast(features.device)
-            given = self._unshared(features)
+            given = self._unshared(self._cast(features))
             version = None if given.is_inference() else given._version
             try:
                 return self._runner.run(given)
@@ -87,6 +89,13 @@ class Tail(nn.Module):
                     self._memory.writes_features = True
                     if given is features:
                         vars(_whole(features))["_hapi_written"] = True
+
+    def _cast(self, features: torch.Tensor) -> torch.Tensor:
+        """Returns float32 features if only the frozen part had autocast."""
+        is_half = features.dtype in HALVES and self._is_cast
+        if is_half and autocast_dtype(features.device) is None:
+            return features.float()
+        return features
 
     def _unshared(self, features: torch.Tensor) -> torch.Tensor:
         """Returns a copy if the model's forward writes to it, so that the
@@ -123,8 +132,8 @@ class Tail(nn.Module):
         warnings.warn(
             f"autocast to {dtype} is on around the tail, but it was not when "
             "the model was split, so that the frozen layers compute in their "
-            "own dtype; call split_model in the same autocast to have them "
-            "compute as they would in the whole model",
+            "own dtype; call split_model with precision='bfloat16', or in the "
+            "same autocast, to have them compute as in the whole model",
             SplitWarning,
             stacklevel=3,
         )

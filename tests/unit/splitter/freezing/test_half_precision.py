@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 from allocations import allocated_peak
-from hapi_protocol.errors import PackageError
+from hapi_client import split_model
+from hapi_protocol.errors import ClientError, PackageError
 from hapi_splitter.freezing.split_model import split
 from hapi_splitter.graph.operators import DTYPES
 from hapi_splitter.graph.program import INPUT, Call, Ref
@@ -198,3 +199,36 @@ def test_products_of_two_dtypes_are_refused():
     ]
     with pytest.raises(PackageError, match="call 2"):
         region_of((4, 4), calls)
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float32"])
+def test_precision_is_that_of_autocast_around_the_whole_model(precision):
+    torch.manual_seed(0)
+    model = convolutions().eval()
+    images = torch.randn(5, *SHAPE)
+    dtype = getattr(torch, precision)
+    with torch.autocast("cpu", dtype, enabled=dtype != F):
+        expected = model(images)
+    # Also against the autocast in which it is split.
+    with torch.autocast("cpu", B):
+        frozen, tail = split_model(
+            model, "6", transform=ArrayTransform(SHAPE), precision=precision
+        )
+    features = frozen.run_suffix(0, images, 5)
+    assert features.dtype == dtype
+    assert frozen.facts["precision"] == ("None" if dtype == F else precision)
+    assert frozen.cut_dtype(frozen.num_cuts) == dtype
+    # A tail without autocast computes in its own dtype.
+    assert tail(features).dtype == F
+    with torch.autocast("cpu", dtype, enabled=dtype != F):
+        torch.testing.assert_close(
+            tail(features),
+            expected,
+            rtol=0,
+            atol=2**-5 * expected.abs().max().item(),
+        )
+
+
+def test_unknown_precision_is_refused():
+    with pytest.raises(ClientError, match="precision is 'fp8'; give one of"):
+        split_model(convolutions(), "6", precision="fp8")
