@@ -148,3 +148,18 @@ def test_report_of_a_mix_has_all_routes(connection, photos):
     assert set(report.samples_by_cut) == {0, last}
     assert report.plan == f"50 % stream + 50 % cut {last} · float32"
     check_storage(report)
+
+
+def test_objects_describe_themselves(connection, photos):
+    with job_of(connection, photos, cut="freeze") as job:
+        dataset = job.dataset()
+        assert str(photos) in repr(dataset)
+        assert f"{NUM_SAMPLES} in batches of 8" in repr(job)
+        assert "<th" in dataset._repr_html_()
+        assert "frozen up to: body" in repr(job.frozen)
+        assert repr(job.reports) == "no epoch has begun"
+    with job_of(connection, photos) as job:
+        assert "cut: auto: " in repr(job)
+        train(job, 0)
+        plan = job.plan or job.pipeline.plan.planner.plan
+        assert plan is None or "predicted: " in repr(plan)

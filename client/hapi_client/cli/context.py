@@ -16,6 +16,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from hapi_client.progress import is_terminal
 from hapi_client.swift.connection import Connection
 from hapi_client.swift.credentials import Credentials
 from hapi_protocol.errors import ClientError
@@ -23,6 +24,8 @@ from hapi_protocol.printable import printable
 from hapi_splitter.units import bytes_text
 
 Columns: TypeAlias = Mapping[str, str | Callable[[Mapping[str, Any]], str]]
+PIPE_COLUMNS = 1000
+"""Beyond the width of any table; rich fills no more of it than it needs."""
 OUTPUT = "Output"
 """Title of a group of options in --help."""
 
@@ -210,8 +213,14 @@ def print_table(
         right: align all columns but the first to the right.
     """
     # Names of objects may look like markup.
-    console = Console(highlight=False, markup=False)
-    console.print(_table(columns, rows, right))
+    table_console(markup=False).print(_table(columns, rows, right))
+
+
+def table_console(**options: Any) -> Console:
+    """Returns a console for tables: in a file or pipe they are not cut."""
+    is_limited = is_terminal(sys.stdout) or "COLUMNS" in os.environ
+    width = None if is_limited else PIPE_COLUMNS
+    return Console(highlight=False, width=width, **options)
 
 
 def print_facts(
@@ -243,7 +252,11 @@ def _table(
     table = Table()
     for number, column in enumerate(columns):
         is_right = right and number > 0
-        table.add_column(column, justify="right" if is_right else "left")
+        table.add_column(
+            column,
+            justify="right" if is_right else "left",
+            overflow="fold",  # the default replaces ends of words by "…"
+        )
     for row in rows:
         table.add_row(*map(printable, row))
     return table

@@ -17,6 +17,7 @@ from hapi_client.cli.context import (
     JsonOutput,
     JsonPath,
     find_login,
+    table_console,
     write_json,
 )
 from hapi_client.doctor.check_runner import (
@@ -131,7 +132,7 @@ def _print_table(checked: Iterable[Finding]) -> list[Finding]:
     for finding in ordered:
         texts = map(printable, (finding.check, finding.state, finding.found))
         table.add_row(*texts, finding.remedy, style=_COLORS[finding.state])
-    Console(highlight=False).print(table)
+    table_console().print(table)
     return ordered
 
 

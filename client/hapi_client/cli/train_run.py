@@ -14,7 +14,7 @@ from torch.nn import Module
 
 from hapi_client.atomic_file import check_writable
 from hapi_client.caching.cache_config import CacheConfig
-from hapi_client.cli.context import print_facts, print_table
+from hapi_client.cli.context import Columns, print_facts, print_table
 from hapi_client.cli.options import describe_cut, parse_cut
 from hapi_client.cli.train_options import TrainOptions
 from hapi_client.data.splits import DataSet, num_classes_of
@@ -497,22 +497,23 @@ def print_result(result: TrainResult) -> None:
     """Prints losses, throughput, plans and counters of the runs."""
     job = result.job
     _print_results(result)
-    summary = essentials(job.reports)
-    print_table(summary.header, summary.rows)
+    if len(result.runs) == 1:
+        summary = essentials(job.reports)
+        print_table(summary.header, summary.rows)
     changes = [
         (f"{change.seconds:.0f}", mix_label(change.mix), change.why)
         for change in job.plan_changes
     ]
     if changes:
         print_table(("seconds", "plan", "why"), changes)
-    columns = {
+    columns: Columns = {
         "cut": "cut",
         "over the wire": "bytes",
         "package": "package_bytes",
         "retries": "retries",
         "fallbacks": "fallbacks",
         "skipped": "skipped",
-        "cached in Swift": "cached",
-        "on this host": "local_hits",
+        "cached in Swift": lambda facts: f"{facts['cached']:,}",
+        "cached here": lambda facts: f"{facts['local_hits']:,}",
     }
     print_facts([{"cut": job.cut, **asdict(result.stats)}], columns)

@@ -32,8 +32,9 @@ def upload_command(
         list[str],
         typer.Argument(
             metavar="SOURCE… CONTAINER[/PREFIX]",
-            help="Tar files, folders of tar files, or one folder of class "
-            "folders; then the destination. The swift:// prefix is optional.",
+            help="Tar files, folders of tar files, one folder of class "
+            "folders, or single images and flat folders of them; then the "
+            "destination. The swift:// prefix is optional.",
         ),
     ],
     shard_samples: Annotated[
@@ -44,6 +45,13 @@ def upload_command(
         int,
         typer.Option(min=1, help="Maximum sample bytes of a packed shard."),
     ] = DEFAULT_SHARD_BYTES,
+    classes: Annotated[
+        bool,
+        typer.Option(
+            help="Take the folders as classes; --no-classes packs what is in "
+            "them without."
+        ),
+    ] = True,
     labels: LabelsOption = None,
     image: ImageOption = None,
     json_path: JsonPath = None,
@@ -53,6 +61,8 @@ def upload_command(
     WebDataset tar files are stored unchanged. A folder of class folders
     (DIR/cat/1.jpg, DIR/dog/2.jpg) with images or NumPy arrays (.npy) is
     packed into shards; labels are the positions in the sorted class names.
+    A folder of images without class folders, and single images, have no
+    labels: hapi extract needs none.
     Shards that are stored already are skipped: repeat the command to
     continue an interrupted upload.
 
@@ -61,6 +71,8 @@ def upload_command(
         hapi upload train-*.tar swift://photos/train
 
         hapi upload ./flowers photos/flowers --shard-samples 500
+
+        hapi upload ./scans photos/scans --no-classes
 
     Keys of --json: uploaded, skipped, bytes, samples, classes.
     """
@@ -76,7 +88,7 @@ def upload_command(
                 parse_location(destination),
                 [Path(source) for source in sources],
                 reporter,
-                PackOptions(shard_samples, shard_bytes),
+                PackOptions(shard_samples, shard_bytes, classes),
                 IndexOptions(labels, image),
             )
         except KeyboardInterrupt:

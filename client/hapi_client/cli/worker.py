@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
 
 from hapi_client.cli.context import (
     Columns,
     JsonPath,
+    table_console,
     titled_table,
     write_json,
 )
@@ -98,7 +99,7 @@ def status(
     """
     state = request_status(socket)
     if watch is None:
-        Console().print(tables(state))
+        table_console().print(tables(state))
         write_json(json_path, state)
         return
     with Live(tables(state), auto_refresh=False) as live:

@@ -6,7 +6,7 @@ import hashlib
 import io
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -81,33 +81,48 @@ def _missing_index_text(connection: Connection, location: Location) -> str:
         f"interrupted, or run 'hapi index {location}' for shards, or images, "
         "that were stored in another way"
     )
+    container = Location(location.container)
     try:
+        names = _some_names(connection, location)
+        inner = _data_sets_text(
+            container, [name for name in names if name.endswith(INDEX_NAME)]
+        )
+        if inner:
+            return f"{location} is no data set; choose one below it: {inner}"
         if any(
-            name.endswith(SHARD_SUFFIX) or IMAGE.has(name)
-            for name in _some_names(connection, location)
+            name.endswith(SHARD_SUFFIX) or IMAGE.has(name) for name in names
         ):
             return remedy
-        folders = {
-            name.rpartition("/")[0]
-            for name in _some_names(connection, Location(location.container))
-            if name.endswith((SHARD_SUFFIX, INDEX_NAME))
-        }
+        others = _data_sets_text(
+            container,
+            [
+                name
+                for name in _some_names(connection, container)
+                if name.endswith((SHARD_SUFFIX, INDEX_NAME))
+            ],
+        )
     except HapiError as error:
         if error.status == 404:
             raise
         # Permission to read objects does not include listing them.
         logger.info("the container cannot be listed: %s", error)
         return remedy
-    locations = sorted(
-        str(Location(location.container, folder)) for folder in folders
-    )
-    if not locations:
+    if not others:
         return f"{location} has no object ending in {SHARD_SUFFIX}"
-    more = ", ..." if len(locations) > MAX_NAMED else ""
     return (
         f"{location} has no object ending in {SHARD_SUFFIX}; among the data "
-        f"sets in this container are {', '.join(locations[:MAX_NAMED])}{more}"
+        f"sets in this container are {others}"
     )
+
+
+def _data_sets_text(container: Location, names: Sequence[str]) -> str:
+    """Names some of the folders of objects; empty if there are none."""
+    folders = sorted({name.rpartition("/")[0] for name in names})
+    locations = [
+        str(Location(container.container, folder)) for folder in folders
+    ]
+    more = ", ..." if len(locations) > MAX_NAMED else ""
+    return ", ".join(locations[:MAX_NAMED]) + more
 
 
 def find_index(
@@ -231,7 +246,7 @@ def replace_index(
         )
 
 
-def _some_names(connection: Connection, location: Location) -> Iterator[str]:
-    """Yields the first object names of the data set."""
+def _some_names(connection: Connection, location: Location) -> list[str]:
+    """Returns the first object names of the data set."""
     listed = connection.list(location.container, folder_of(location))
-    return (info.name for info in islice(listed, MAX_LISTED))
+    return [info.name for info in islice(listed, MAX_LISTED)]

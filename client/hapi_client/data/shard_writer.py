@@ -1,10 +1,10 @@
-"""Packing of class folders into WebDataset shards.
+"""Packing of folders and files into WebDataset shards.
 
 The layout is torchvision's ``ImageFolder``: ``DIR/<class>/…/<image>``, or
 arrays (``.npy``) instead of images.  Labels are positions in the sorted class
-names.  Samples are ordered by a hash of their key, so that shards mix
-classes.  The same folder always gives the same bytes, so that an interrupted
-upload can continue.
+names; a flat folder has none.  Samples are ordered by a hash of their key, so
+that shards mix classes.  The same folder always gives the same bytes, so that
+an interrupted upload can continue.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ class SampleFile:
         path: path of the file.
         key: ``<class>/<name>``, without dots in the name; other bytes than
             UTF-8 are escaped.
-        label: number of its class.
+        label: number of its class; None without classes.
         length_bytes: size of the file.
     """
 
     path: Path
     key: str
-    label: int
+    label: int | None
     length_bytes: int
 
 
@@ -63,7 +63,7 @@ class SampleFolder:
     """The samples of a folder, in the order in which they are packed.
 
     Attributes:
-        class_names: names of its class folders.
+        class_names: names of its class folders; empty without classes.
         files: samples of all classes.
         ignored: files that are not samples; hidden files do not count.
         medium: kind of all samples.
@@ -129,11 +129,39 @@ def read_folder(folder: Path) -> SampleFolder:
                 f"class folder {folder / name} has no {medium.name} "
                 f"({', '.join(medium.extensions)})",
             )
-        files += _sample_files(folder, samples, label)
+        files += _sample_files(folder, samples, label, set())
     files.sort(key=lambda file: hashlib.sha256(file.key.encode()).digest())
     return SampleFolder(
         class_names, tuple(files), tuple(ignored), medium, tuple(dangling)
     )
+
+
+def read_flat(sources: Sequence[Path]) -> SampleFolder:
+    """Lists samples without classes: files, and all files of folders.
+
+    Raises:
+        ClientError: as :func:`read_folder`.
+    """
+    dangling: list[Path] = []
+    places: list[tuple[Path, list[Path]]] = []
+    for source in sources:
+        if source.is_dir():
+            places.append((source, sorted(_files_below(source, dangling))))
+        else:
+            places.append((source.parent, [source]))
+    paths = [path for _, below in places for path in below]
+    medium = _medium_of(sources[0], paths)
+    keys: set[str] = set()
+    files = [
+        file
+        for folder, below in places
+        for file in _sample_files(
+            folder, [p for p in below if medium.has(p.suffix)], None, keys
+        )
+    ]
+    files.sort(key=lambda file: hashlib.sha256(file.key.encode()).digest())
+    ignored = tuple(path for path in paths if not medium.has(path.suffix))
+    return SampleFolder((), tuple(files), ignored, medium, tuple(dangling))
 
 
 def _files_below(folder: Path, dangling: list[Path]) -> Iterator[Path]:
@@ -168,16 +196,23 @@ def _identity(folder: Path) -> tuple[int, int]:
 
 def find_sample(folder: Path) -> Path | None:
     """Returns a sample of a folder of class folders, if it has any."""
-    media = (IMAGE, ARRAY, ARCHIVE)
     return next(
         (
             path
             for path in folder.glob("*/**/*")
-            if path.is_file()
-            and any(medium.has(path.suffix) for medium in media)
+            if is_sample(path)
             and not is_hidden(path.relative_to(folder).as_posix())
         ),
         None,
+    )
+
+
+def is_sample(path: Path) -> bool:
+    """True for a visible image or array file, by its suffix."""
+    return (
+        path.is_file()
+        and not is_hidden(path.name)
+        and any(medium.has(path.suffix) for medium in (IMAGE, ARRAY, ARCHIVE))
     )
 
 
@@ -200,9 +235,8 @@ def _medium_of(folder: Path, paths: Sequence[Path]) -> Medium:
     if not media:
         raise ClientError(
             "bad_configuration",
-            f"{folder} has neither class folders with images "
-            f"({', '.join(IMAGE.extensions)}) or arrays (npy, npz) nor .tar "
-            "files",
+            f"{folder} has neither images ({', '.join(IMAGE.extensions)}) or "
+            "arrays (npy, npz), in class folders or not, nor .tar files",
         )
     return next(iter(media))
 
@@ -231,9 +265,11 @@ def is_damaged(image: bytes) -> bool:
 
 
 def _sample_files(
-    folder: Path, paths: Sequence[Path], label: int
+    folder: Path,
+    paths: Sequence[Path],
+    label: int | None,
+    keys: set[str],
 ) -> Iterator[SampleFile]:
-    keys: set[str] = set()
     for path in paths:
         relative = path.relative_to(folder)
         # A key ends at the first dot of the base name.
@@ -298,7 +334,8 @@ def write_shard(files: Iterable[SampleFile], target: BinaryIO) -> None:
                 extension = file.path.suffix.lower()
                 data = stored.read()
             _add(tar, file.key + extension, data)
-            _add(tar, f"{file.key}.cls", str(file.label).encode())
+            if file.label is not None:
+                _add(tar, f"{file.key}.cls", str(file.label).encode())
 
 
 def _add(tar: tarfile.TarFile, name: str, data: bytes) -> None:

@@ -26,11 +26,10 @@ from hapi_client.data.shard_writer import (
     DEFAULT_SHARD_SAMPLES,
     PACKED_NAME,
     SampleFolder,
-    read_folder,
     split_shards,
     write_shard,
 )
-from hapi_client.data.upload_sources import class_folder, tar_paths
+from hapi_client.data.upload_sources import packed_samples, tar_paths
 from hapi_client.option_checks import check_integers
 from hapi_client.progress import Reporter
 from hapi_client.swift.connection import Connection
@@ -46,11 +45,12 @@ _SPLITS = frozenset(
 
 @dataclass(frozen=True)
 class PackOptions:
-    """Limits of a shard made from class folders.
+    """How folders and files are packed into shards.
 
     Attributes:
         shard_samples: maximum number of samples.
         shard_bytes: maximum size of the samples' files.
+        has_classes: False to pack class folders without their classes.
 
     Raises:
         ClientError: ``bad_configuration`` for a value below 1.
@@ -58,6 +58,7 @@ class PackOptions:
 
     shard_samples: int = DEFAULT_SHARD_SAMPLES
     shard_bytes: int = DEFAULT_SHARD_BYTES
+    has_classes: bool = True
 
     def __post_init__(self) -> None:
         check_integers(self, 1, "shard_samples", "shard_bytes")
@@ -95,8 +96,9 @@ def upload(
     Args:
         connection: connection to the account.
         location: destination; the container is created if necessary.
-        sources: tar files, folders of tar files, or one folder of class
-            folders, which is packed.
+        sources: tar files, folders of tar files, one folder of class
+            folders, or files and folders of samples without classes, which
+            are packed.
         reporter: receives the progress.
         pack: limits of packed shards.
         options: what the rows of tar files state.
@@ -106,13 +108,14 @@ def upload(
         ConflictError: another upload wrote the index meanwhile.
         HapiError: naming the shard that is damaged or cannot be stored.
     """
-    folder = class_folder(sources)
+    pack = pack or PackOptions()
+    samples = packed_samples(sources, has_classes=pack.has_classes)
     connection.put_container(location.container)
     before = IndexState.of(connection, location)
     old = find_index(connection, location) or DataIndex(())
     rows = labelled_rows(old)
     options = _options_like(location, old, options or IndexOptions())
-    if folder is None:
+    if samples is None:
         check_member_labels(options.labels or DEFAULT_LABELS)
         shards = [
             store_shard(
@@ -121,13 +124,10 @@ def upload(
             for path in tar_paths(sources)
         ]
     else:
-        samples = read_folder(folder)
         _check_classes(location, old, samples, options)
         old = replace(old, class_names=samples.class_names)
         shards = list(
-            _store_packed(
-                connection, location, samples, pack or PackOptions(), reporter
-            )
+            _store_packed(connection, location, samples, pack, reporter)
         )
         # Earlier packed shards of the folder have the same samples.
         rows = {n: r for n, r in rows.items() if not _is_packed(location, n)}
@@ -140,7 +140,8 @@ def upload(
     index = number_labels(rows, etags, old=old, source=source)
     replace_index(connection, location, index, before)
     note = unlabelled_note(new, source)
-    if note:
+    # Those that are packed without classes were told.
+    if note and (samples is None or samples.class_names):
         reporter.note(note)
     for name in sorted(old.etags.keys() - rows.keys()):
         reporter.note(
@@ -216,12 +217,15 @@ def _store_packed(
     reporter: Reporter,
 ) -> Iterator[StoredShard]:
     medium = samples.medium.name
-    reporter.note(
-        f"{count_text(len(samples.files), medium)} of "
-        f"{count_text(len(samples.class_names), 'class', 'classes')}: "
+    classes = (
+        f"of {count_text(len(samples.class_names), 'class', 'classes')}: "
         f"{some_of(samples.class_names)}"
+        if samples.class_names
+        else "without classes: hapi extract needs none, training does"
     )
-    if _SPLITS.issuperset(name.lower() for name in samples.class_names):
+    reporter.note(f"{count_text(len(samples.files), medium)} {classes}")
+    lowered = {name.lower() for name in samples.class_names}
+    if lowered and lowered <= _SPLITS:
         reporter.note(
             "these classes have the names of splits; if they are splits, "
             "upload each folder separately"
@@ -230,7 +234,7 @@ def _store_packed(
         names = some_of([path.name for path in samples.ignored])
         reporter.note(
             f"{count_text(len(samples.ignored), 'file')} left out (no "
-            f"{medium} in a class folder): {names}"
+            f"{medium}, or in no class folder): {names}"
         )
     if samples.dangling:
         reporter.note(

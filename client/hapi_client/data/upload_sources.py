@@ -6,19 +6,64 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hapi_client.data.listing import SHARD_SUFFIX
-from hapi_client.data.shard_writer import find_class_names, find_sample
+from hapi_client.data.shard_writer import (
+    SampleFolder,
+    find_class_names,
+    find_sample,
+    is_sample,
+    read_flat,
+    read_folder,
+)
 from hapi_protocol.errors import ClientError
 from hapi_protocol.samples import SNIFF_BYTES, compression_message, is_hidden
 
 
-def class_folder(sources: Sequence[Path]) -> Path | None:
+def packed_samples(
+    sources: Sequence[Path], *, has_classes: bool = True
+) -> SampleFolder | None:
+    """Lists the samples of sources that have to be packed into shards.
+
+    Args:
+        sources: files and folders.
+        has_classes: False to take all files of folders without classes.
+
+    Returns:
+        None for tar files, or folders of them.
+
+    Raises:
+        ClientError: ``bad_configuration`` naming an invalid source.
+    """
     for source in sources:
         if not source.exists():
             raise ClientError("bad_configuration", f"{source} does not exist")
+    folder = class_folder(sources) if has_classes else None
+    if folder is not None:
+        return read_folder(folder)
+    is_flat = not has_classes or any(
+        is_sample(path)
+        for source in sources
+        for path in ([source] if source.is_file() else source.iterdir())
+    )
+    if not is_flat:
+        return None
+    for source in sources:
+        tars = _tars_in(source) if source.is_dir() else []
+        if tars or source.suffix == SHARD_SUFFIX:
+            raise ClientError(
+                "bad_configuration",
+                f"{tars[0] if tars else source} is a shard, but other sources "
+                "are single samples; upload them separately",
+            )
+    return read_flat(sources)
+
+
+def class_folder(sources: Sequence[Path]) -> Path | None:
     folders = [
         source
         for source in sources
-        if source.is_dir() and find_class_names(source)
+        if source.is_dir()
+        and find_class_names(source)
+        and (find_sample(source) or not any(map(is_sample, source.iterdir())))
     ]
     for source in list(folders):
         if tars := _tars_in(source):
@@ -64,7 +109,7 @@ def tar_paths(sources: Sequence[Path]) -> list[Path]:
                 f"{source}: {compression}"
                 if compression
                 else f"{source} is neither a {SHARD_SUFFIX} file nor a folder "
-                "of such files or of class folders",
+                "of such files, of samples, or of class folders",
             )
         paths += tars
     by_name: dict[str, Path] = {}

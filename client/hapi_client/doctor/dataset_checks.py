@@ -20,6 +20,7 @@ from hapi_client.swift.connection import Connection
 from hapi_client.swift.swift_url import Location
 from hapi_protocol.data_index import DataIndex
 from hapi_protocol.errors import HapiError
+from hapi_splitter.units import count_text
 
 MAX_NAMED = 3
 _NO_RIGHT_TO_READ = "ask its owner for the right to read (X-Container-Read)"
@@ -64,7 +65,8 @@ class DataSetChecks:
         index = self._data_index = load_index(
             self._get_connection(), self.location
         )
-        return f"{len(index)} samples in {len(index.shards)} shards"
+        shards = count_text(len(index.shards), "shard")
+        return f"{count_text(len(index), 'sample')} in {shards}"
 
     @check("index", remedies={403: _NO_RIGHT_TO_READ, "": _INDEX_AGAIN})
     def _read(self) -> str:
@@ -101,7 +103,7 @@ class DataSetChecks:
                 f"the filter's max_object_bytes, {limit}",
                 "store smaller shards; 'hapi index' cannot read these",
             )
-        return f"{len(shards)} shards"
+        return count_text(len(shards), "shard")
 
     @check("index", "list")
     def _etags(self) -> Finding | str:

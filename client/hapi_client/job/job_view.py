@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hapi_client.data.splits import TRAIN
 from hapi_client.job.pipeline import FeaturePipeline
 from hapi_client.metrics.events import JobStats
-from hapi_client.model.frozen_region import FrozenRegion
+from hapi_client.model.frozen_region import AUTO, FrozenRegion
 from hapi_client.planning.replanner import PlanChange
-from hapi_client.reports.epoch_report import EpochReport
+from hapi_client.reports.notebook import Reports
 from hapi_client.reports.run_page import write_reports
 from hapi_client.reports.run_report import DEFAULT_TITLE, Curves
 from hapi_protocol.errors import ClientError
+from hapi_splitter.described import Described
 from hapi_splitter.planner.plan import Plan, Problem
 
 
-class JobView:
+class JobView(Described):
     """Plan, statistics and reports of a data set or job.
 
     In the process that made it: a loader worker has none, and gets a
@@ -39,6 +40,24 @@ class JobView:
                 "them there",
             )
         return self._pipeline
+
+    def describe(self) -> Mapping[str, str]:
+        """Returns data, model and plan, by name."""
+        if self._pipeline is None or not self._pipeline.is_own:
+            return {"in": "a loader worker, which has no plan or reports"}
+        data = self._pipeline.data
+        split = data.split(self._split)
+        places = dict.fromkeys(map(str, split.locations))
+        planned = str(self.plan or self.no_plan_reason)
+        return {
+            "data": ", ".join(places),
+            "samples": f"{split.num_samples:,} in batches of "
+            f"{data.options.batch_size}",
+            "frozen up to": str(self.frozen.freeze),
+            "features": "x".join(map(str, self.feature_shape)),
+            "cut": f"auto: {planned}" if self.cut == AUTO else str(self.cut),
+            "passes": str(len(self.reports)),
+        }
 
     @property
     def frozen(self) -> FrozenRegion:
@@ -106,13 +125,13 @@ class JobView:
         return self.pipeline.stats
 
     @property
-    def reports(self) -> list[EpochReport]:
+    def reports(self) -> Reports:
         """Time and traffic of each epoch on this rank, oldest first.
 
         The current epoch is included as far as it got, and nothing of what
         workers of a ``DataLoader`` do.
         """
-        return self.pipeline.history.reports
+        return Reports(self.pipeline.history.reports)
 
     def write_report(
         self,

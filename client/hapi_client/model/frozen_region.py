@@ -22,6 +22,7 @@ from hapi_client.swift.connection import Connection
 from hapi_protocol.encodings import Encoding
 from hapi_protocol.errors import ClientError, FreezeError
 from hapi_protocol.headers import ModelPath
+from hapi_splitter.described import Described
 from hapi_splitter.freezing.freeze_selector import Freeze
 from hapi_splitter.freezing.model_checks import device_of, unwrapped
 from hapi_splitter.freezing.split_model import split
@@ -32,6 +33,7 @@ from hapi_splitter.inputs.image_transform import ImageTransform
 from hapi_splitter.inputs.sample_format import InputTransform
 from hapi_splitter.package.weights import tensor_bytes
 from hapi_splitter.package.writer import digest_of, write_package
+from hapi_splitter.units import bytes_text
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +51,7 @@ IMAGENET_TRANSFORM = ImageTransform(resize_size=256, crop_size=224)
 """torchvision's usual evaluation transform, which is the default."""
 
 
-class FrozenRegion(ClientRegion):
+class FrozenRegion(Described, ClientRegion):
     """A split model: the frozen layers after each cut, and the tail.
 
     Args:
@@ -130,6 +132,20 @@ class FrozenRegion(ClientRegion):
         self.sends_integers = parts.sends_integers
         self.num_outputs = parts.num_outputs
         self._weights = _frozen_weights(model, self.tail)
+
+    def describe(self) -> Mapping[str, str]:
+        """Returns freeze point, features, cuts and size, by name."""
+        last = self.num_cuts
+        shape = "x".join(map(str, self.cut_shape(last)))
+        dtype = str(self.cut_dtype(last)).removeprefix("torch.")
+        return {
+            "frozen up to": str(self.freeze),
+            "input": "x".join(map(str, self.input_shape)),
+            "features": f"{shape} {dtype} for a sample",
+            "cuts": str(last),
+            "weights": bytes_text(self.parameter_bytes),
+            "on the client": str(self.device),
+        }
 
     @functools.cached_property
     def facts(self) -> dict[str, Any]:

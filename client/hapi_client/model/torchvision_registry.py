@@ -46,10 +46,10 @@ def build_model(
         builder = torchvision.models.get_model_builder(name)
     except ValueError as error:
         raise unknown_name(
-            f"torchvision has no model {name!r} (timm/NAME is one of timm, "
-            "OWNER/NAME one of Hugging Face)",
+            f"torchvision has no model {name!r}",
             name,
             torchvision.models.list_models(),
+            "; timm/NAME is one of timm, OWNER/NAME one of Hugging Face",
         ) from error
     chosen = None
     if weights is not None:
@@ -70,14 +70,16 @@ def build_model(
     return model, chosen.transforms() if chosen is not None else None
 
 
-def unknown_name(problem: str, name: str, known: Sequence[str]) -> ClientError:
+def unknown_name(
+    problem: str, name: str, known: Sequence[str], remedy: str = ""
+) -> ClientError:
     """Makes an error with similar names."""
     similar = difflib.get_close_matches(name, known, MAX_NAMES, cutoff=0.5)
     label = "similar names:" if similar else "choose from"
     names = ", ".join(similar or known[:MAX_NAMES])
     more = "" if similar or len(known) <= MAX_NAMES else ", ..."
     return ClientError(
-        "bad_configuration", f"{problem}; {label} {names}{more}"
+        "bad_configuration", f"{problem}; {label} {names}{more}{remedy}"
     )
 
 

@@ -50,7 +50,7 @@ CutCounts: TypeAlias = Annotated[Mapping[int, int], _read_counts]
 """Numbers of samples by cut."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class EpochReport:
     """Report of one pass over the data, on this rank.
 
@@ -162,6 +162,9 @@ class EpochReport:
                 f"  samples: {self._samples_text()}",
             ]
         )
+
+    def __repr__(self) -> str:
+        return str(self)
 
     def _throughput_text(self) -> str:
         count = count_text(self.samples, "sample")

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from hapi_protocol.encodings import COMPRESSIONS, DTYPES, Encoding
-from hapi_splitter.units import number_text, percent_text
+from hapi_splitter.described import Described
+from hapi_splitter.units import number_text, percent_text, seconds_text
 
 RAW = "raw"
 """Encoding of cut 0, the stored image."""
@@ -297,8 +298,8 @@ class Problem:
         )
 
 
-@dataclass(frozen=True)
-class Plan:
+@dataclass(frozen=True, repr=False)
+class Plan(Described):
     """A mix of options with its prediction and explanation.
 
     Attributes:
@@ -332,6 +333,20 @@ class Plan:
         rate = number_text(self.samples_per_second)
         limits = " and ".join(self.binding)
         return f"{self.label}: {rate} samples/s, limited by {limits}"
+
+    def describe(self) -> Mapping[str, str]:
+        """Returns mix, prediction and reasons, by name."""
+        facts = {
+            "plan": self.label,
+            "predicted": f"{number_text(self.samples_per_second)} samples/s",
+            "limited by": " and ".join(self.binding),
+        }
+        if self.one_off_seconds:
+            facts["startup"] = seconds_text(self.one_off_seconds)
+        if self.pays_from_samples:
+            count = number_text(self.pays_from_samples)
+            facts["pays from"] = f"{count} samples"
+        return facts | {"why": "; ".join(self.reasons)}
 
     @property
     def pushes(self) -> bool:

@@ -16,6 +16,7 @@ import torch
 
 from children import enable_interrupts
 from hapi_client.cli import train_run
+from hapi_client.cli.context import print_table
 from hapi_client.cli.demo.command import DemoOptions, compare_bytes
 from hapi_client.cli.demo.run import DemoResult, check_options
 from hapi_client.data.index import load_index
@@ -408,6 +409,18 @@ def test_pipe_gets_no_control_characters(words):
     done = subprocess.run([*MAIN, *words], capture_output=True, timeout=60)
     assert done.stdout
     assert b"\x1b" not in done.stdout + done.stderr
+
+
+def test_tables_in_a_pipe_are_not_cut(capsys, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    print_table(("a long title " * 9, "b"), [("x" * 150, "y")])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 5
+    assert "x" * 150 in lines[3]
+    monkeypatch.setenv("COLUMNS", "40")
+    print_table(("a", "b"), [("x" * 150, "y")])
+    assert "…" not in (printed := capsys.readouterr().out)
+    assert printed.count("x") == 150
 
 
 def demo_run(num_bytes=1, losses=(1.0,)):

@@ -13,6 +13,7 @@ from hapi_client.data.shard_writer import (
     split_shards,
     write_shard,
 )
+from hapi_client.data.upload_sources import packed_samples
 from hapi_protocol.errors import ClientError
 from hapi_protocol.samples import ARRAY, IMAGE
 from hapi_protocol.shards import iter_samples
@@ -113,7 +114,7 @@ def test_arrays_are_packed_like_images(tmp_path):
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ([], "neither class folders"),
+        ([], "neither images"),
         (["cat/1.jpg", "emu/"], r"emu has no image"),
         (["cat/1.npy", "dog/"], r"dog has no array \(npy\)"),
         (["cat/1.jpg", "dog/7.npy"], r"\(1.jpg\) and arrays \(7.npy\)"),
@@ -125,6 +126,28 @@ def test_folder_without_samples_of_one_kind_in_each_class_is_refused(
     fill(tmp_path, *files)
     with pytest.raises(ClientError, match=message):
         read_folder(tmp_path)
+
+
+def test_files_and_folders_without_classes_are_packed(tmp_path):
+    fill(tmp_path, "a/1.jpg", "a/notes.txt", "b/1.jpg", "b/c/2.png", "3.jpg")
+    listed = packed_samples(
+        [tmp_path / "a", tmp_path / "b", tmp_path / "3.jpg"],
+        has_classes=False,
+    )
+    assert listed.class_names == ()
+    assert [path.name for path in listed.ignored] == ["notes.txt"]
+    found = {s.key: s.members for s in samples(packed(listed.files))}
+    assert found == {
+        "1": {"jpg": b"a/1.jpg"},
+        "1-2": {"jpg": b"b/1.jpg"},
+        "c/2": {"png": b"b/c/2.png"},
+        "3": {"jpg": b"3.jpg"},
+    }
+    assert packed_samples([tmp_path]).class_names == ("a", "b")
+    assert packed_samples([tmp_path / "a"]).class_names == ()
+    fill(tmp_path, "a/x.tar")
+    with pytest.raises(ClientError, match=r"x\.tar is a shard, but other"):
+        packed_samples([tmp_path / "a"])
 
 
 def test_stray_files_next_to_class_folders_are_told(folder):

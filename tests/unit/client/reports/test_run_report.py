@@ -13,6 +13,7 @@ from hapi_client.reports.epoch_report import (
     report_body,
     report_from_body,
 )
+from hapi_client.reports.notebook import Reports
 from hapi_client.reports.run_page import html_page, write_reports
 from hapi_client.reports.run_report import (
     RunReport,
@@ -196,3 +197,26 @@ def test_full_disk_keeps_the_previous_report(tmp_path):
         write_reports(path, RUN.reports, "after")
     assert path.read_text() == before
     assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
+
+
+def test_reports_are_shown_as_a_table():
+    reports = Reports(RUN.reports)
+    header, *lines = repr(reports).splitlines()
+    assert header.split()[:2] == ["epoch", "samples/s"]
+    assert [line.split()[0] for line in lines] == ["epoch", "epoch", "val"]
+    assert "<table>" in reports._repr_html_()
+    assert repr(Reports()) == "no epoch has begun"
+    assert repr(PUSHED).startswith("epoch 1: 320 samples in 8 s")
+
+
+def test_page_has_a_plot_of_each_quantity_that_there_is():
+    """Plots of nothing were drawn before."""
+    none = html_page(RunReport("x", (STREAMED,)))
+    assert "Storage side" not in none.partition("<h2>")[0]
+    assert "Accuracy" not in none
+    epochs = [{"loss": 0.5, "accuracy": 0.25, "val_accuracy": 0.5}] * 3
+    curves = {"lr=0.1": epochs, "lr=1": [{"loss": 0.4, "accuracy": None}]}
+    drawn = html_page(RunReport("x", (PUSHED,), curves)).partition("<h2>")[0]
+    for title in ("Loss", "Accuracy", "lr=0.1 validation", "Storage side"):
+        assert title in drawn
+    assert "lr=1 validation" not in drawn
