@@ -45,7 +45,7 @@ _SPLITS = frozenset(
 
 @dataclass(frozen=True)
 class PackOptions:
-    """How folders and files are packed into shards.
+    """Limits of packed shards, and what is packed.
 
     Attributes:
         shard_samples: maximum number of samples.

@@ -63,12 +63,7 @@ _MIN_VISIBLE_RATIO = 0.002
 _MIN_BAR_PLACES = 6
 _MAX_CURVES = 10
 """Runs of a sweep whose curves are drawn, as many as there are colours."""
-_CURVE_STYLES = {"": "-", "val_": "--", "val_top5": ":"}
-_CURVE_NAMES = {
-    "": "training",
-    "val_": "validation",
-    "val_top5": "validation, top 5",
-}
+_CURVE_NAMES = {"": "training", "val_": "validation"}
 _Panel = Callable[[Axes], None]
 
 
@@ -134,20 +129,24 @@ def _panels(run: RunReport) -> Iterator[_Panel]:
 
 def _draw_curves(axes: Axes, curves: Curves, quantity: str, unit: str) -> None:
     """Draws a result of each epoch: of a run, or of the runs of a sweep."""
+    kinds = ["", "val_"]
+    if len(curves) > 1 and any(
+        f"val_{quantity}" in epoch
+        for epochs in curves.values()
+        for epoch in epochs
+    ):
+        kinds = ["val_"]
     for number, (name, epochs) in enumerate([*curves.items()][:_MAX_CURVES]):
-        for kind, style in _CURVE_STYLES.items():
-            key = kind if kind == "val_top5" else f"{kind}{quantity}"
-            if key == "val_top5" and quantity == "loss":
-                continue
-            # Missing ones leave a gap.
-            values = [float(epoch.get(key) or "nan") for epoch in epochs]
-            if all(map(math.isnan, values)):
+        for kind in kinds:
+            values = [epoch.get(f"{kind}{quantity}") for epoch in epochs]
+            if all(value is None for value in values):
                 continue
             axes.plot(
                 range(len(values)),
-                values,
-                style,
-                marker="o",
+                # Missing ones leave a gap.
+                [math.nan if value is None else value for value in values],
+                "--" if kind else "-",
+                marker=".",
                 color=f"C{number}",
                 label=f"{name} {_CURVE_NAMES[kind]}".strip(),
             )
@@ -273,6 +272,7 @@ def _format_axes(
     sides = max(0, _MIN_BAR_PLACES - len(reports)) / 2
     axes.set_xlim(-0.6 - sides, len(reports) - 0.4 + sides)
     _finish_axes(axes, title, unit)
+    axes.set_ylim(bottom=0)
 
 
 def _finish_axes(axes: Axes, title: str, unit: str) -> None:
@@ -283,11 +283,10 @@ def _finish_axes(axes: Axes, title: str, unit: str) -> None:
     # Otherwise the highest bar may touch the frame.
     axes.use_sticky_edges = False
     axes.margins(y=0.08)
-    axes.set_ylim(bottom=0)
     handles, words = axes.get_legend_handles_labels()
     axes.legend(
         handles, words, loc="upper center", bbox_to_anchor=(0.5, -0.19),
-        ncols=2, frameon=False, fontsize=9,
+        ncols=2, frameon=False, fontsize=9, handlelength=3,
     )  # fmt: skip
 
 
