@@ -168,6 +168,21 @@ class FeatureDataset(JobView, IterableDataset[LabelledBatch]):
         return {**self.__dict__, "_pipeline": None, "_loader": None}
 
     @property
+    def batch_size(self) -> int:
+        """Samples of a step, of all ranks together."""
+        return self._position.batch_size
+
+    @property
+    def drop_last(self) -> bool:
+        """True if a shorter last batch is left out."""
+        return self._position.drop_last
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks that share each batch; 1 with ``shared=False``."""
+        return self._rank.world_size
+
+    @property
     def epoch(self) -> int:
         """The epoch that is delivered next."""
         return self._position.epoch

@@ -39,7 +39,7 @@ class LoopPosition:
         self._sizes = sizes
         self._rank = rank
         self._shuffle = shuffle
-        self._drop_last = drop_last
+        self.drop_last = drop_last
         # Workers that persist see these change.
         self._epoch = _shared(1)
         self.num_workers = _shared(1)
@@ -62,6 +62,11 @@ class LoopPosition:
             # A copy has its own; what was shared with the process that made
             # the original stays shared.
             tensor.share_memory_()  # type: ignore[no-untyped-call]
+
+    @property
+    def batch_size(self) -> int:
+        """Samples of a step, of all ranks together."""
+        return self._start.batch_size
 
     @property
     def epoch(self) -> int:
@@ -127,7 +132,7 @@ class LoopPosition:
         self.check_shuffled()
         if step is not None:
             return self._epochs().state_at(
-                self.epoch, step, self._reader(), drop_last=self._drop_last
+                self.epoch, step, self._reader(), drop_last=self.drop_last
             )
         if int(self.num_workers):
             raise ClientError(
@@ -185,10 +190,10 @@ class LoopPosition:
     def _share(self, epochs: Epochs, reader: Reader) -> ReaderShare:
         if self._shuffle:
             return epochs.training(
-                self.epoch, reader, drop_last=self._drop_last
+                self.epoch, reader, drop_last=self.drop_last
             )
         return epochs.evaluation(
-            self._sizes, reader, drop_last=self._drop_last
+            self._sizes, reader, drop_last=self.drop_last
         )
 
 

@@ -105,6 +105,11 @@ class Epochs:
         return epochs
 
     @property
+    def batch_size(self) -> int:
+        """Samples of a step, of all ranks together."""
+        return self._options.batch_size
+
+    @property
     def epoch(self) -> int:
         """Next epoch to train."""
         state = self._state or self.loaded

@@ -181,6 +181,11 @@ class Tail(nn.Module):
         return Tail, (*self._whole, self._plan, self._memory)
 
 
+def whole_model(tail: nn.Module) -> nn.Module:
+    """Returns the model of a tail; a module that is none is returned."""
+    return tail._whole[0] if isinstance(tail, Tail) else tail
+
+
 def autocast_dtype(device: torch.device) -> torch.dtype | None:
     """Returns the dtype of autocast on a device; None if it is off."""
     if torch.is_autocast_enabled(device.type):

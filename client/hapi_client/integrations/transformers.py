@@ -1,0 +1,242 @@
+"""The ``Trainer`` of Hugging Face transformers on features."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate.utils import recursively_apply
+from safetensors import torch as safetensors
+from torch.nn.functional import cross_entropy
+from transformers import Trainer, TrainerCallback, TrainingArguments
+
+from hapi_client.integrations.accelerate import FeatureDataLoader
+from hapi_client.job.feature_dataset import FeatureDataset
+from hapi_client.job.transfer_job import VAL, TransferJob
+from hapi_client.loading.loader_plan import LabelledBatch
+from hapi_client.option_checks import check_types
+from hapi_protocol.errors import ClientError
+from hapi_splitter.freezing.tail import whole_model
+
+_UNLABELLED = -100
+_TAIL = "tail.safetensors"
+_OPTIONS: Mapping[str, tuple[Any, str]] = {
+    "train_sampling_strategy": ("random", "give FeatureDataset(shuffle=)"),
+    "auto_find_batch_size": (False, "give FeatureDataset(batch_size=)"),
+    "data_seed": (None, "give FeatureDataset(seed=)"),
+    "dataloader_num_workers": (0, "give ReadConfig(num_threads=)"),
+    "data_collator": (None, "the data set makes the batches"),
+}
+"""Options without effect on features: what to leave, and the remedy."""
+
+
+class FeatureTrainer(Trainer):
+    """A ``Trainer`` whose data sets are features; also in front of others,
+    ``class Mine(FeatureTrainer, OtherTrainer)``.
+
+    The loss is the mean cross entropy, or ``compute_loss_func``.  Samples
+    without a label have -100.  Checkpoints hold the whole model, as its
+    ``save_pretrained`` writes it, and ``tail.safetensors`` to resume from.
+
+    Args:
+        model: a tail; or a job, for its tail, ``train`` and ``val``.
+        args: as for ``Trainer``; ``per_device_train_batch_size`` is the
+            ``batch_size`` of the data, divided by the number of ranks.
+        train_dataset: features; None for those of the job.
+        eval_dataset: features, or a mapping of names to them.
+        options: as for ``Trainer``.
+
+    Raises:
+        ClientError: ``bad_configuration`` naming an option that does not
+            work with features; ``bad_state`` for a checkpoint of other data.
+    """
+
+    def __init__(
+        self,
+        model: TransferJob | torch.nn.Module,
+        args: TrainingArguments | None = None,
+        *,
+        train_dataset: FeatureDataset | None = None,
+        eval_dataset: Any = None,
+        **options: Any,
+    ) -> None:
+        args = TrainingArguments() if args is None else args
+        for name, (usual, remedy) in _OPTIONS.items():
+            value = options.get(name, getattr(args, name, usual))
+            if value != usual:
+                _refuse(f"{name}={value!r} has no effect: {remedy}")
+        if isinstance(model, TransferJob):
+            job, drop_last = model, args.dataloader_drop_last
+            model = job.tail
+            train_dataset = train_dataset or job.dataset(drop_last=drop_last)
+            if eval_dataset is None and VAL in job.pipeline.data.splits:
+                eval_dataset = job.dataset(VAL, drop_last=drop_last)
+        self.whole_model, self._num_rows = whole_model(model), 0
+        (self._input_name, *_) = inspect.signature(model.forward).parameters
+        smoothing, args.label_smoothing_factor = args.label_smoothing_factor, 0
+        try:  # with a factor, it would look for the tail's config
+            super().__init__(
+                model,
+                args,
+                train_dataset=train_dataset,
+                eval_dataset=eval_dataset,
+                **{
+                    "compute_loss_func": partial(_mean_loss, smoothing),
+                    **options,
+                },
+            )
+        finally:
+            args.label_smoothing_factor = smoothing
+        self.label_names = ["labels"]
+        self.add_callback(_EpochOrder(self))
+
+    def _loader(self, name: str, data: Any) -> FeatureDataLoader:
+        check_types({name: (FeatureDataset,)}, {name: data})
+        _check_batches(name, data, self.args)
+        return FeatureDataLoader(data, self._inputs, from_start=True)
+
+    def _inputs(self, batch: LabelledBatch) -> dict[str, torch.Tensor]:
+        features, labels = batch
+        labels = labels.masked_fill(labels < 0, _UNLABELLED)
+        return {self._input_name: features, "labels": labels}
+
+    def get_train_dataloader(self) -> FeatureDataLoader:
+        return self._loader("train_dataset", self.train_dataset)
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+        all_data: Any = self.eval_dataset
+        data = all_data if eval_dataset is None else eval_dataset
+        data = all_data[data] if isinstance(data, str) else data
+        return self._loader("eval_dataset", data)
+
+    def get_test_dataloader(self, test_dataset: Any) -> FeatureDataLoader:
+        return self._loader("test_dataset", test_dataset)
+
+    def compute_loss(
+        self,
+        model: torch.nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Any = None,
+    ) -> Any:
+        # A mean of this rank's samples in evaluation.
+        items = num_items_in_batch if model.training else None
+        loss, outputs = super().compute_loss(model, dict(inputs), True, items)
+        if isinstance(outputs, torch.Tensor):
+            outputs = {"logits": outputs}
+        elif not isinstance(outputs, Mapping):
+            outputs = dict(enumerate(outputs))
+        return (loss, outputs) if return_outputs else loss
+
+    def prediction_step(
+        self,
+        model: torch.nn.Module,
+        inputs: dict[str, Any],
+        prediction_loss_only: bool,
+        ignore_keys: list[str] | None = None,
+    ) -> Any:
+        self._num_rows = len(inputs["labels"])
+        if ignore_keys is None:
+            config = getattr(self.whole_model, "config", None)
+            ignore_keys = getattr(config, "keys_to_ignore_at_inference", [])
+        return super().prediction_step(
+            model, inputs, prediction_loss_only, ignore_keys
+        )
+
+    def evaluation_loop(self, *args: Any, **options: Any) -> Any:
+        self.gather_function = self._gather_rows
+        return super().evaluation_loop(*args, **options)
+
+    def _gather_rows(self, data: Any) -> Any:
+        """Gathers the ranks' parts of a batch, whose sizes may differ."""
+        number, ranks = self._num_rows, self.accelerator
+        sizes = ranks.gather(torch.tensor([number], device=ranks.device))
+
+        def gather(rows: torch.Tensor) -> torch.Tensor:
+            # A loss is repeated for each sample of a full batch.
+            rows = rows if len(rows) == number else rows[:1].expand(number)
+            padded = ranks.gather(ranks.pad_across_processes(rows))
+            parts = zip(padded.split(int(sizes.max())), sizes, strict=True)
+            return torch.cat([part[:size] for part, size in parts])
+
+        return recursively_apply(gather, data)
+
+    def save_model(
+        self, output_dir: str | None = None, _internal_call: bool = False
+    ) -> None:
+        tail: Any = self.model
+        self.model = self.whole_model
+        try:
+            super().save_model(output_dir, _internal_call)
+        finally:
+            self.model = tail
+        if _internal_call and output_dir and self.args.should_save:
+            safetensors.save_model(tail, str(Path(output_dir, _TAIL)))
+
+    def _load_from_checkpoint(self, folder: Any, model: Any = None) -> None:
+        tail: Any = self.model
+        safetensors.load_model(tail, Path(folder, _TAIL))
+
+    def _load_best_model(self) -> None:
+        self._load_from_checkpoint(self.state.best_model_checkpoint)
+
+
+class _EpochOrder(TrainerCallback):
+    """Saves what the order of an epoch depends on; checks it at a resume."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+
+    def on_train_begin(
+        self, args: Any, state: Any, control: Any, **_: Any
+    ) -> None:
+        data: Any = self._trainer.train_dataset
+        saved = state.stateful_callbacks.get("FeatureDataset")
+        if saved is not None:
+            num_updates = -(-len(data) // args.gradient_accumulation_steps)
+            epoch, update = divmod(state.global_step, num_updates)
+            step = update * args.gradient_accumulation_steps
+            data.load_state_dict({**saved, "epoch": epoch, "step": step})
+
+    def on_epoch_begin(
+        self, args: Any, state: Any, control: Any, **_: Any
+    ) -> None:
+        data: Any = self._trainer.train_dataset
+        state.stateful_callbacks["FeatureDataset"] = data.state_dict(0)
+
+
+def _mean_loss(
+    smoothing: float, outputs: Any, labels: Any, num_items_in_batch: Any = None
+) -> torch.Tensor:
+    if isinstance(outputs, Mapping):
+        outputs = outputs["logits"]
+    logits = outputs if isinstance(outputs, torch.Tensor) else outputs[0]
+    loss = partial(cross_entropy, label_smoothing=smoothing, reduction="sum")
+    count = num_items_in_batch
+    if count is None:
+        count = labels.ne(_UNLABELLED).sum()
+    return loss(logits, labels) / torch.as_tensor(count).clamp(min=1)
+
+
+def _check_batches(name: str, data: FeatureDataset, args: Any) -> None:
+    ranks, batch = args.world_size, args.train_batch_size
+    drop_last = args.dataloader_drop_last
+    if args.n_gpu > 1:
+        _refuse(f"this process has {args.n_gpu} devices: use torchrun")
+    if data.num_ranks != ranks:
+        _refuse(f"{name} has shared=False, but {ranks} ranks share it")
+    if data.drop_last != drop_last:
+        _refuse(f"dataloader_drop_last={drop_last}, but {name} has the other")
+    if name == "train_dataset" and batch * ranks != data.batch_size:
+        _refuse(
+            f"per_device_train_batch_size={batch} on {ranks} ranks, but {name}"
+            f" has batch_size={data.batch_size}; give both the same batches"
+        )
+
+
+def _refuse(message: str) -> None:
+    raise ClientError("bad_configuration", message)
