@@ -89,17 +89,25 @@ class TailWithoutHook(Tail):
 
 
 class TailWithValidation(Tail):
+    """Has every step, and counts the samples."""
+
     def __init__(self, tail):
         super().__init__(tail)
-        self.num_validated = 0
+        self.num_validated = self.num_tested = 0
 
     def validation_step(self, batch, number):
         if not self.trainer.sanity_checking:
             self.num_validated += len(batch[1])
 
+    def test_step(self, batch, number):
+        self.num_tested += len(batch[1])
 
-def fit(tail, loader, folder, *callbacks, checkpoint=None, validation=None):
-    trainer = lightning.Trainer(
+    def predict_step(self, batch, number):
+        return self.tail(batch[0])
+
+
+def trainer_of(folder, *callbacks, **options):
+    return lightning.Trainer(
         max_epochs=EPOCHS,
         accelerator="cpu",
         default_root_dir=folder,
@@ -108,9 +116,23 @@ def fit(tail, loader, folder, *callbacks, checkpoint=None, validation=None):
         enable_progress_bar=False,
         enable_model_summary=False,
         callbacks=list(callbacks),
+        **options,
     )
+
+
+def fit(
+    tail,
+    loader,
+    folder,
+    *callbacks,
+    checkpoint=None,
+    validation=None,
+    **options,
+):
     with contextlib.suppress(Left):
-        trainer.fit(tail, loader, validation, ckpt_path=checkpoint)
+        trainer_of(folder, *callbacks, **options).fit(
+            tail, loader, validation, ckpt_path=checkpoint
+        )
     return tail.losses
 
 
@@ -174,6 +196,56 @@ def test_lightning_resumes_within_an_epoch(connection, local, tmp_path, step):
     assert largest_difference(local, losses) <= TOLERANCE
 
 
+@pytest.mark.parametrize("interval", [3, 0.5])
+def test_lightning_validates_within_an_epoch_and_resumes(
+    connection, local, tmp_path, interval
+):
+    path, step = tmp_path / "mid.ckpt", STEPS_PER_EPOCH + 4
+    options = {"val_check_interval": interval}
+    with job_of(connection, "stream") as job:
+        tail = TailWithValidation(job.tail)
+        validation = job.dataset("val")
+        leaving = LeaveAt(step, path)
+        losses = fit(
+            tail,
+            job.dataset(),
+            tmp_path,
+            leaving,
+            validation=validation,
+            **options,
+        )
+        num_validated = tail.num_validated
+    with job_of(connection, "freeze") as job:
+        tail = TailWithValidation(job.tail)
+        losses += fit(
+            tail,
+            job.dataset(),
+            tmp_path,
+            checkpoint=path,
+            validation=job.val_loader,
+            **options,
+        )
+        num_validated += tail.num_validated
+    assert largest_difference(local, losses) <= TOLERANCE
+    # Twice in each epoch of seven steps.
+    assert num_validated == EPOCHS * 2 * sum(COUNTS)
+
+
+def test_lightning_tests_and_predicts(connection, local, tmp_path):
+    with job_of(connection, "stream") as job:
+        tail = TailWithValidation(job.tail)
+        trainer = trainer_of(tmp_path)
+        for data in (job.dataset("val"), job.val_loader):
+            trainer.validate(tail, data)
+            trainer.test(tail, data)
+            predicted = torch.cat(trainer.predict(tail, data))
+            features = torch.cat([features for features, _ in data])
+            with torch.no_grad():
+                expected = job.tail.eval()(features)
+            torch.testing.assert_close(predicted, expected)
+        assert tail.num_validated == tail.num_tested == 2 * sum(COUNTS)
+
+
 @pytest.mark.timeout(200)
 def test_accelerate_trains_on_two_ranks_as_the_local_run(
     cluster, connection, local, tmp_path
@@ -197,7 +269,8 @@ def test_accelerate_trains_on_two_ranks_as_the_local_run(
 
     with job_of(connection, "stream") as job:
         labels = torch.cat([labels for _, labels in job.pipeline.loader()])
-    assert sorted(seen) == sorted(labels.tolist())
+    for seen_labels in seen:
+        assert sorted(seen_labels) == sorted(labels.tolist())
 
 
 def test_compiled_tail_trains_as_the_local_run(connection, local):
