@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,23 +26,29 @@ from hapi_splitter.freezing.tail import whole_model
 
 _UNLABELLED = -100
 _TAIL = "tail.safetensors"
-_OPTIONS: Mapping[str, tuple[Any, str]] = {
-    "train_sampling_strategy": ("random", "give FeatureDataset(shuffle=)"),
-    "auto_find_batch_size": (False, "give FeatureDataset(batch_size=)"),
-    "data_seed": (None, "give FeatureDataset(seed=)"),
-    "dataloader_num_workers": (0, "give ReadConfig(num_threads=)"),
-    "data_collator": (None, "the data set makes the batches"),
+_CACHES = "cache", "past_key_values"
+_REMEDIES = {
+    "train_sampling_strategy": "give FeatureDataset(shuffle=)",
+    "auto_find_batch_size": "give FeatureDataset(batch_size=)",
+    "data_seed": "give FeatureDataset(seed=)",
+    "dataloader_num_workers": "give ReadConfig(num_threads=)",
+    "data_collator": "the data set makes the batches",
+    "gradient_checkpointing": "call the model's function before its split",
+    "neftune_noise_alpha": "the embeddings are frozen",
+    "bf16_full_eval": "give bf16=True",
+    "fp16_full_eval": "give fp16=True",
 }
-"""Options without effect on features: what to leave, and the remedy."""
+"""Remedies for options that do not work with features."""
+_ALLOWED = (None, False, 0, "random")
 
 
 class FeatureTrainer(Trainer):
-    """A ``Trainer`` whose data sets are features; also in front of others,
-    ``class Mine(FeatureTrainer, OtherTrainer)``.
+    """A ``Trainer`` on features; also a base of your own trainer, before
+    another one: ``class MyTrainer(FeatureTrainer, OtherTrainer)``.
 
-    The loss is the mean cross entropy, or ``compute_loss_func``.  Samples
-    without a label have -100.  Checkpoints hold the whole model, as its
-    ``save_pretrained`` writes it, and ``tail.safetensors`` to resume from.
+    The loss is the mean cross entropy, or ``compute_loss_func``; samples
+    without a label have -100.  Checkpoints hold the whole model or its
+    adapters, by its ``save_pretrained``, and what resuming needs.
 
     Args:
         model: a tail; or a job, for its tail, ``train`` and ``val``.
@@ -64,11 +72,11 @@ class FeatureTrainer(Trainer):
         eval_dataset: Any = None,
         **options: Any,
     ) -> None:
-        args = TrainingArguments() if args is None else args
-        for name, (usual, remedy) in _OPTIONS.items():
-            value = options.get(name, getattr(args, name, usual))
-            if value != usual:
-                _refuse(f"{name}={value!r} has no effect: {remedy}")
+        args = TrainingArguments() if args is None else copy.copy(args)
+        for name, remedy in _REMEDIES.items():
+            value = options.get(name, getattr(args, name, None))
+            if value not in _ALLOWED:
+                raise _refused(f"{name}={value!r} does not work", remedy)
         if isinstance(model, TransferJob):
             job, drop_last = model, args.dataloader_drop_last
             model = job.tail
@@ -77,22 +85,19 @@ class FeatureTrainer(Trainer):
                 eval_dataset = job.dataset(VAL, drop_last=drop_last)
         self.whole_model, self._num_rows = whole_model(model), 0
         (self._input_name, *_) = inspect.signature(model.forward).parameters
+        vars(model)["main_input_name"] = self._input_name
         smoothing, args.label_smoothing_factor = args.label_smoothing_factor, 0
-        try:  # with a factor, it would look for the tail's config
-            super().__init__(
-                model,
-                args,
-                train_dataset=train_dataset,
-                eval_dataset=eval_dataset,
-                **{
-                    "compute_loss_func": partial(_mean_loss, smoothing),
-                    **options,
-                },
-            )
-        finally:
-            args.label_smoothing_factor = smoothing
+        options.setdefault("compute_loss_func", partial(_mean_loss, smoothing))
+        super().__init__(
+            model,
+            args,
+            train_dataset=train_dataset,
+            eval_dataset=eval_dataset,
+            **options,
+        )
+        args.label_smoothing_factor = smoothing
         self.label_names = ["labels"]
-        self.add_callback(_EpochOrder(self))
+        self.add_callback(_EpochOrder(train_dataset))
 
     def _loader(self, name: str, data: Any) -> FeatureDataLoader:
         check_types({name: (FeatureDataset,)}, {name: data})
@@ -108,9 +113,9 @@ class FeatureTrainer(Trainer):
         return self._loader("train_dataset", self.train_dataset)
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
-        all_data: Any = self.eval_dataset
-        data = all_data if eval_dataset is None else eval_dataset
-        data = all_data[data] if isinstance(data, str) else data
+        own: Any = self.eval_dataset
+        data = own if eval_dataset is None else eval_dataset
+        data = own[data] if isinstance(data, str) else data
         return self._loader("eval_dataset", data)
 
     def get_test_dataloader(self, test_dataset: Any) -> FeatureDataLoader:
@@ -123,29 +128,16 @@ class FeatureTrainer(Trainer):
         return_outputs: bool = False,
         num_items_in_batch: Any = None,
     ) -> Any:
-        # A mean of this rank's samples in evaluation.
+        self._num_rows = len(inputs["labels"])
+        # In evaluation, a mean of this rank's samples.
         items = num_items_in_batch if model.training else None
         loss, outputs = super().compute_loss(model, dict(inputs), True, items)
         if isinstance(outputs, torch.Tensor):
             outputs = {"logits": outputs}
         elif not isinstance(outputs, Mapping):
             outputs = dict(enumerate(outputs))
+        outputs = {k: v for k, v in outputs.items() if k not in _CACHES}
         return (loss, outputs) if return_outputs else loss
-
-    def prediction_step(
-        self,
-        model: torch.nn.Module,
-        inputs: dict[str, Any],
-        prediction_loss_only: bool,
-        ignore_keys: list[str] | None = None,
-    ) -> Any:
-        self._num_rows = len(inputs["labels"])
-        if ignore_keys is None:
-            config = getattr(self.whole_model, "config", None)
-            ignore_keys = getattr(config, "keys_to_ignore_at_inference", [])
-        return super().prediction_step(
-            model, inputs, prediction_loss_only, ignore_keys
-        )
 
     def evaluation_loop(self, *args: Any, **options: Any) -> Any:
         self.gather_function = self._gather_rows
@@ -165,17 +157,25 @@ class FeatureTrainer(Trainer):
 
         return recursively_apply(gather, data)
 
+    @contextmanager
+    def _with_whole_model(self) -> Iterator[Any]:
+        tail, self.model = self.model, self.whole_model
+        try:
+            yield tail
+        finally:
+            self.model = tail
+
     def save_model(
         self, output_dir: str | None = None, _internal_call: bool = False
     ) -> None:
-        tail: Any = self.model
-        self.model = self.whole_model
-        try:
+        with self._with_whole_model() as tail:
             super().save_model(output_dir, _internal_call)
-        finally:
-            self.model = tail
         if _internal_call and output_dir and self.args.should_save:
             safetensors.save_model(tail, str(Path(output_dir, _TAIL)))
+
+    def create_model_card(self, *args: Any, **options: Any) -> None:
+        with self._with_whole_model():
+            super().create_model_card(*args, **options)
 
     def _load_from_checkpoint(self, folder: Any, model: Any = None) -> None:
         tail: Any = self.model
@@ -188,25 +188,25 @@ class FeatureTrainer(Trainer):
 class _EpochOrder(TrainerCallback):
     """Saves what the order of an epoch depends on; checks it at a resume."""
 
-    def __init__(self, trainer: Trainer) -> None:
-        self._trainer = trainer
+    def __init__(self, data: Any) -> None:
+        self._data = data
 
     def on_train_begin(
-        self, args: Any, state: Any, control: Any, **_: Any
+        self, args: Any, state: Any, *_: Any, **__: Any
     ) -> None:
-        data: Any = self._trainer.train_dataset
         saved = state.stateful_callbacks.get("FeatureDataset")
         if saved is not None:
-            num_updates = -(-len(data) // args.gradient_accumulation_steps)
+            num_updates = -(
+                -len(self._data) // args.gradient_accumulation_steps
+            )
             epoch, update = divmod(state.global_step, num_updates)
             step = update * args.gradient_accumulation_steps
-            data.load_state_dict({**saved, "epoch": epoch, "step": step})
+            self._data.load_state_dict({**saved, "epoch": epoch, "step": step})
 
     def on_epoch_begin(
-        self, args: Any, state: Any, control: Any, **_: Any
+        self, args: Any, state: Any, *_: Any, **__: Any
     ) -> None:
-        data: Any = self._trainer.train_dataset
-        state.stateful_callbacks["FeatureDataset"] = data.state_dict(0)
+        state.stateful_callbacks["FeatureDataset"] = self._data.state_dict(0)
 
 
 def _mean_loss(
@@ -214,29 +214,33 @@ def _mean_loss(
 ) -> torch.Tensor:
     if isinstance(outputs, Mapping):
         outputs = outputs["logits"]
-    logits = outputs if isinstance(outputs, torch.Tensor) else outputs[0]
-    loss = partial(cross_entropy, label_smoothing=smoothing, reduction="sum")
+    loss = cross_entropy(
+        outputs if isinstance(outputs, torch.Tensor) else outputs[0],
+        labels,
+        reduction="sum",
+        label_smoothing=smoothing,
+    )
     count = num_items_in_batch
     if count is None:
         count = labels.ne(_UNLABELLED).sum()
-    return loss(logits, labels) / torch.as_tensor(count).clamp(min=1)
+    return loss / torch.as_tensor(count).clamp(min=1)
 
 
 def _check_batches(name: str, data: FeatureDataset, args: Any) -> None:
-    ranks, batch = args.world_size, args.train_batch_size
-    drop_last = args.dataloader_drop_last
+    batch, ranks = args.train_batch_size, args.world_size
     if args.n_gpu > 1:
-        _refuse(f"this process has {args.n_gpu} devices: use torchrun")
+        raise _refused(f"a process has {args.n_gpu} devices", "use torchrun")
     if data.num_ranks != ranks:
-        _refuse(f"{name} has shared=False, but {ranks} ranks share it")
-    if data.drop_last != drop_last:
-        _refuse(f"dataloader_drop_last={drop_last}, but {name} has the other")
-    if name == "train_dataset" and batch * ranks != data.batch_size:
-        _refuse(
-            f"per_device_train_batch_size={batch} on {ranks} ranks, but {name}"
-            f" has batch_size={data.batch_size}; give both the same batches"
+        raise _refused(f"{name} is not that of {ranks} ranks", "give shared=")
+    if data.drop_last != args.dataloader_drop_last:
+        raise _refused(f"{name} has another dataloader_drop_last", "give both")
+    if name == "train_dataset" and data.batch_size != batch * ranks:
+        raise _refused(
+            f"per_device_train_batch_size={batch} on {ranks} ranks is not the "
+            f"batch_size={data.batch_size} of {name}",
+            "give both alike",
         )
 
 
-def _refuse(message: str) -> None:
-    raise ClientError("bad_configuration", message)
+def _refused(message: str, remedy: str) -> ClientError:
+    return ClientError("bad_configuration", f"{message}; {remedy}")

@@ -192,9 +192,7 @@ class LoopPosition:
             return epochs.training(
                 self.epoch, reader, drop_last=self.drop_last
             )
-        return epochs.evaluation(
-            self._sizes, reader, drop_last=self.drop_last
-        )
+        return epochs.evaluation(self._sizes, reader, drop_last=self.drop_last)
 
 
 def _shared(length: int) -> torch.Tensor:
