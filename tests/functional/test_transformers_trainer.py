@@ -328,7 +328,7 @@ def test_run_has_the_steps_that_were_asked_for(
     with job_of(connection) as job:
         trainer = trainer_of(job, **options)
         assert trainer.train().global_step == steps
-        # Threads of a started epoch have ended, and another run begins anew.
+        # Another run begins at step 0.
         assert trainer.train().global_step == steps
 
 
@@ -356,9 +356,7 @@ def test_one_batch_is_an_epoch(connection, trainer_of):
     with job_of(connection, data=[DATA["val"]], batch_size=32) as job:
         trainer = trainer_of(job, per_device_train_batch_size=32)
         assert trainer.train().global_step == EPOCHS
-        with pytest.raises(
-            ClientError, match="eval_dataset is None; give Fea"
-        ):
+        with pytest.raises(ValueError, match="requires an eval_dataset"):
             trainer.evaluate()
 
 
@@ -434,7 +432,11 @@ def test_data_that_differ_from_the_options_are_refused(connection, tmp_path):
     with job_of(connection) as job:
         for options, data, message in (
             ({}, job.dataset(drop_last=True), "dataloader_drop_last"),
-            ({}, job.train_loader, "train_dataset is .*; give FeatureDataset"),
+            (
+                {},
+                job.train_loader,
+                "data set of Training is .*; give FeatureD",
+            ),
         ):
             trainer = FeatureTrainer(
                 job.tail, options_of(tmp_path, **options), train_dataset=data

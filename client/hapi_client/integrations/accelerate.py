@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -19,19 +19,19 @@ class FeatureDataLoader(DataLoaderShard):  # type: ignore[misc]  # untyped
     """Batches of a data set, for ``prepare`` and the rest of accelerate.
 
     ``prepare`` leaves it as it is, since each rank reads its share of every
-    batch.  Batches that ``skip_first_batches`` skips are not read.  After a
-    whole epoch comes the next one.  It reads one batch ahead of the loop, and
-    its own state, not that of the data set, is the position of the loop.
+    batch.  After a whole epoch comes the next one.  Batches that
+    ``skip_first_batches`` skips are not read.
 
     Args:
         data: data set, which begins with the step of a loaded state.
-        collate: makes a batch for the loop of ``(features, labels)``; None
-            for these.
-        from_start: True for all steps of an epoch, also with a loaded state,
-            for loops that skip those that were taken.
+        collate: makes a batch of ``(features, labels)``; None for these.
+        from_start: True to begin with step 0, also with a loaded state, for
+            loops that skip steps themselves.
     """
 
     _is_accelerate_prepared = True
+    # A pass chooses the next epoch at its end.
+    iteration = property(lambda self: self._data.epoch, lambda *_: None)
 
     def __init__(
         self,
@@ -42,46 +42,30 @@ class FeatureDataLoader(DataLoaderShard):  # type: ignore[misc]  # untyped
     ) -> None:
         check_types({"data": (FeatureDataset,)}, {"data": data})
         self._data = data
+        steps = self._steps = _Steps(data, from_start)
+        collate = collate or tuple
+        # Without _drop_last, accelerate cuts the last batch of ranks.
         super().__init__(
             _Batches(data),
-            batch_sampler=_Steps(data, from_start),
-            collate_fn=collate or tuple,
-            # accelerate would take samples from the last batch of ranks.
+            batch_sampler=steps,
+            collate_fn=collate,
             _drop_last=True,
         )
-        self.set_epoch(data.epoch)
 
     def __iter__(self) -> Iterator[Any]:
-        first = self._data.first_step + 1
-        for self._step, batch in enumerate(super().__iter__(), first):
-            yield batch
-
-    def set_epoch(self, epoch: int) -> None:
-        """Chooses the epoch that is delivered next."""
-        super().set_epoch(epoch)
-        self._step = self._data.first_step
-
-    def state_dict(self) -> dict[str, Any]:
-        """Position of the loop, as :meth:`.FeatureDataset.state_dict`."""
-        return self._data.state_dict(self._step % len(self))
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continues as :meth:`.FeatureDataset.load_state_dict`."""
-        self._data.load_state_dict(state)
-        self.set_epoch(self._data.epoch)
-
-    @property
-    def iteration(self) -> int:
-        """The epoch that is delivered next."""
-        return self._data.epoch
-
-    @iteration.setter
-    def iteration(self, epoch: int) -> None:
-        """Does nothing: a pass sets the next epoch at its end."""
+        """Reads no batch ahead of the loop: the data set has its state."""
+        self.begin()
+        try:
+            first = self._steps.first_step + 1
+            for step, batch in enumerate(self.base_dataloader, first):
+                self.end_of_dataloader = step == len(self)
+                yield batch
+        finally:
+            self.end()
 
 
 class _Batches(Dataset[LabelledBatch]):
-    """A data set whose items are read by functions, of :class:`_Steps`."""
+    """As many samples as a data set has, read by functions."""
 
     def __init__(self, data: FeatureDataset) -> None:
         self.set_epoch, self._num_samples = data.set_epoch, data.num_samples
@@ -102,26 +86,27 @@ class _Steps:
         self._data, self._from_start = data, from_start
         self.batch_size = data.batch_size
 
+    @property
+    def first_step(self) -> int:
+        return 0 if self._from_start else self._data.first_step
+
     def __len__(self) -> int:
         return len(self._data)
 
     def __iter__(self) -> Iterator[Callable[[], LabelledBatch]]:
-        data = self._data
+        data, is_training = self._data, self._data.is_training
         batches: Iterator[LabelledBatch] | None = None
 
         def read(step: int) -> LabelledBatch:
             nonlocal batches
             if batches is None:
-                if data.is_training and step != data.first_step:
+                if is_training and step != data.first_step:
                     data.load_state_dict(data.state_dict(step))
-                skipped = 0 if data.is_training else step
-                batches = islice(data, skipped, None)
+                batches = islice(data, 0 if is_training else step, None)
             return next(batches)
 
-        first = 0 if self._from_start else data.first_step
-        for step in range(first, len(data)):
+        for step in range(self.first_step, len(data)):
             yield partial(read, step)
-        # The pass ends, and the next one is another epoch.
         next(batches or iter(()), None)
-        if data.is_training:
+        if is_training:
             data.set_epoch(data.epoch + 1)

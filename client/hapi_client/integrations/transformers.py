@@ -16,6 +16,7 @@ from safetensors import torch as safetensors
 from torch.nn.functional import cross_entropy
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
+from hapi_client.data.splits import TRAIN
 from hapi_client.integrations.accelerate import FeatureDataLoader
 from hapi_client.job.feature_dataset import FeatureDataset
 from hapi_client.job.transfer_job import VAL, TransferJob
@@ -24,6 +25,7 @@ from hapi_client.option_checks import check_types
 from hapi_protocol.errors import ClientError
 from hapi_splitter.freezing.tail import whole_model
 
+_SPLITS = {"train_dataset": TRAIN, "eval_dataset": VAL}
 _UNLABELLED = -100
 _TAIL = "tail.safetensors"
 _CACHES = "cache", "past_key_values"
@@ -47,16 +49,15 @@ class FeatureTrainer(Trainer):
     another one: ``class MyTrainer(FeatureTrainer, OtherTrainer)``.
 
     The loss is the mean cross entropy, or ``compute_loss_func``; samples
-    without a label have -100.  Checkpoints hold the whole model or its
+    without a label have -100.  Checkpoints hold the whole model, or its
     adapters, by its ``save_pretrained``, and what resuming needs.
 
     Args:
-        model: a tail; or a job, for its tail, ``train`` and ``val``.
-        args: as for ``Trainer``; ``per_device_train_batch_size`` is the
-            ``batch_size`` of the data, divided by the number of ranks.
-        train_dataset: features; None for those of the job.
-        eval_dataset: features, or a mapping of names to them.
-        options: as for ``Trainer``.
+        model: a tail; or a job, for its tail and its data sets.
+        args: as for ``Trainer``, with the ``batch_size`` of the data.
+        options: as for ``Trainer``; ``train_dataset`` and ``eval_dataset`` are
+            :class:`.FeatureDataset`, by default ``train`` and ``val`` of the
+            job.
 
     Raises:
         ClientError: ``bad_configuration`` naming an option that does not
@@ -67,9 +68,6 @@ class FeatureTrainer(Trainer):
         self,
         model: TransferJob | torch.nn.Module,
         args: TrainingArguments | None = None,
-        *,
-        train_dataset: FeatureDataset | None = None,
-        eval_dataset: Any = None,
         **options: Any,
     ) -> None:
         args = TrainingArguments() if args is None else copy.copy(args)
@@ -78,48 +76,36 @@ class FeatureTrainer(Trainer):
             if value not in _ALLOWED:
                 raise _refused(f"{name}={value!r} does not work", remedy)
         if isinstance(model, TransferJob):
-            job, drop_last = model, args.dataloader_drop_last
-            model = job.tail
-            train_dataset = train_dataset or job.dataset(drop_last=drop_last)
-            if eval_dataset is None and VAL in job.pipeline.data.splits:
-                eval_dataset = job.dataset(VAL, drop_last=drop_last)
+            for name, split in _SPLITS.items():
+                if split in model.pipeline.data.splits:
+                    drop_last = args.dataloader_drop_last
+                    data = model.dataset(split, drop_last=drop_last)
+                    options.setdefault(name, data)
+            model = model.tail
         self.whole_model, self._num_rows = whole_model(model), 0
         (self._input_name, *_) = inspect.signature(model.forward).parameters
         vars(model)["main_input_name"] = self._input_name
         smoothing, args.label_smoothing_factor = args.label_smoothing_factor, 0
-        options.setdefault("compute_loss_func", partial(_mean_loss, smoothing))
-        super().__init__(
-            model,
-            args,
-            train_dataset=train_dataset,
-            eval_dataset=eval_dataset,
-            **options,
-        )
+        if options.get("compute_loss_func") is None:
+            options["compute_loss_func"] = partial(_mean_loss, smoothing)
+        super().__init__(model, args, **options)
         args.label_smoothing_factor = smoothing
         self.label_names = ["labels"]
-        self.add_callback(_EpochOrder(train_dataset))
+        self.add_callback(_EpochOrder(self.train_dataset))
 
-    def _loader(self, name: str, data: Any) -> FeatureDataLoader:
-        check_types({name: (FeatureDataset,)}, {name: data})
-        _check_batches(name, data, self.args)
-        return FeatureDataLoader(data, self._inputs, from_start=True)
+    def _get_dataloader(
+        self, dataset: Any, description: str, *_: Any, **options: Any
+    ) -> FeatureDataLoader:
+        name = f"data set of {description}"
+        check_types({name: (FeatureDataset,)}, {name: dataset})
+        is_trained = options.get("is_training", False)
+        _check_batches(name, dataset, self.args, is_trained)
+        return FeatureDataLoader(dataset, self._inputs, from_start=True)
 
     def _inputs(self, batch: LabelledBatch) -> dict[str, torch.Tensor]:
         features, labels = batch
         labels = labels.masked_fill(labels < 0, _UNLABELLED)
         return {self._input_name: features, "labels": labels}
-
-    def get_train_dataloader(self) -> FeatureDataLoader:
-        return self._loader("train_dataset", self.train_dataset)
-
-    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
-        own: Any = self.eval_dataset
-        data = own if eval_dataset is None else eval_dataset
-        data = own[data] if isinstance(data, str) else data
-        return self._loader("eval_dataset", data)
-
-    def get_test_dataloader(self, test_dataset: Any) -> FeatureDataLoader:
-        return self._loader("test_dataset", test_dataset)
 
     def compute_loss(
         self,
@@ -196,12 +182,11 @@ class _EpochOrder(TrainerCallback):
     ) -> None:
         saved = state.stateful_callbacks.get("FeatureDataset")
         if saved is not None:
-            num_updates = -(
-                -len(self._data) // args.gradient_accumulation_steps
-            )
+            accumulated = args.gradient_accumulation_steps
+            num_updates = -(-len(self._data) // accumulated)
             epoch, update = divmod(state.global_step, num_updates)
-            step = update * args.gradient_accumulation_steps
-            self._data.load_state_dict({**saved, "epoch": epoch, "step": step})
+            place = {"epoch": epoch, "step": update * accumulated}
+            self._data.load_state_dict({**saved, **place})
 
     def on_epoch_begin(
         self, args: Any, state: Any, *_: Any, **__: Any
@@ -212,32 +197,33 @@ class _EpochOrder(TrainerCallback):
 def _mean_loss(
     smoothing: float, outputs: Any, labels: Any, num_items_in_batch: Any = None
 ) -> torch.Tensor:
-    if isinstance(outputs, Mapping):
-        outputs = outputs["logits"]
-    loss = cross_entropy(
-        outputs if isinstance(outputs, torch.Tensor) else outputs[0],
-        labels,
-        reduction="sum",
-        label_smoothing=smoothing,
-    )
+    if not isinstance(outputs, torch.Tensor):
+        outputs = outputs["logits" if isinstance(outputs, Mapping) else 0]
+    options: Any = {"reduction": "sum", "label_smoothing": smoothing}
     count = num_items_in_batch
     if count is None:
         count = labels.ne(_UNLABELLED).sum()
+    loss = cross_entropy(outputs, labels, **options)
     return loss / torch.as_tensor(count).clamp(min=1)
 
 
-def _check_batches(name: str, data: FeatureDataset, args: Any) -> None:
+def _check_batches(
+    name: str, data: FeatureDataset, args: Any, is_trained: bool
+) -> None:
     batch, ranks = args.train_batch_size, args.world_size
     if args.n_gpu > 1:
         raise _refused(f"a process has {args.n_gpu} devices", "use torchrun")
     if data.num_ranks != ranks:
-        raise _refused(f"{name} is not that of {ranks} ranks", "give shared=")
+        raise _refused(f"the {name} has shared=False", "leave it True")
     if data.drop_last != args.dataloader_drop_last:
-        raise _refused(f"{name} has another dataloader_drop_last", "give both")
-    if name == "train_dataset" and data.batch_size != batch * ranks:
+        raise _refused(
+            f"the {name} has drop_last={data.drop_last}",
+            "give dataloader_drop_last, too",
+        )
+    if is_trained and data.batch_size != batch * ranks:
         raise _refused(
             f"per_device_train_batch_size={batch} on {ranks} ranks is not the "
-            f"batch_size={data.batch_size} of {name}",
+            f"batch_size={data.batch_size} of the {name}",
             "give both alike",
         )
 
