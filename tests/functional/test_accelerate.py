@@ -86,7 +86,10 @@ def test_loader_goes_on_from_a_saved_state(job, tmp_path, step):
     accelerator.load_state(str(tmp_path))
     assert data.first_step == step % STEPS
     while len(seen) < len(expected):
-        seen += loader
+        for batch in loader:
+            seen.append(batch)
+            is_last = accelerator.gradient_state.end_of_dataloader
+            assert is_last == (len(seen) % STEPS == 0)
     assert labels_of(seen) == expected
 
 

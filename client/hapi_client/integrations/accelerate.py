@@ -65,7 +65,7 @@ class FeatureDataLoader(DataLoaderShard):  # type: ignore[misc]  # untyped
 
 
 class _Batches(Dataset[LabelledBatch]):
-    """As many samples as a data set has, read by functions."""
+    """Has as many samples as a data set; functions read its batches."""
 
     def __init__(self, data: FeatureDataset) -> None:
         self.set_epoch, self._num_samples = data.set_epoch, data.num_samples

@@ -196,15 +196,14 @@ class _EpochOrder(TrainerCallback):
 
 def _mean_loss(
     smoothing: float, outputs: Any, labels: Any, num_items_in_batch: Any = None
-) -> torch.Tensor:
+) -> Any:
     if not isinstance(outputs, torch.Tensor):
         outputs = outputs["logits" if isinstance(outputs, Mapping) else 0]
-    options: Any = {"reduction": "sum", "label_smoothing": smoothing}
-    count = num_items_in_batch
-    if count is None:
-        count = labels.ne(_UNLABELLED).sum()
-    loss = cross_entropy(outputs, labels, **options)
-    return loss / torch.as_tensor(count).clamp(min=1)
+    reduction = "mean" if num_items_in_batch is None else "sum"
+    loss = cross_entropy(
+        outputs, labels, reduction=reduction, label_smoothing=smoothing
+    )
+    return loss / (1 if num_items_in_batch is None else num_items_in_batch)
 
 
 def _check_batches(
