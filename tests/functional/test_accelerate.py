@@ -12,12 +12,13 @@ import torch
 from accelerate import Accelerator, skip_first_batches
 from accelerate.utils import GradientAccumulationPlugin
 
-from equal_training import DATA, job_of, optimizer_of
+from equal_training import job_of, optimizer_of
 from hapi_client.integrations.accelerate import FeatureDataLoader
 from hapi_client.swift.swift_url import parse_location
 from jobs import upload_shards
 from photos import shards_of
 
+DATA = {"train": "swift://steps/train", "val": "swift://steps/val"}
 COUNTS = (20, 16, 23, 12)
 """Five steps of 16, of which the last has 7 samples."""
 STEPS = 5
@@ -32,7 +33,7 @@ def data(connection):
 
 @pytest.fixture
 def job(connection):
-    with job_of(connection, "stream") as job:
+    with job_of(connection, "stream", data=DATA) as job:
         yield job
 
 
