@@ -32,7 +32,7 @@ MIN_CLASSES = 2
 
 @command_with(TrainOptions)
 def train_command(context: typer.Context, options: TrainOptions) -> None:
-    """Train the tail of a model on a data set in Swift.
+    """Train the tail of a model on a data set in Swift, or a sweep.
 
     The frozen layers run in Swift or on this machine, depending on --cut; the
     tail is trained on this machine with cross entropy. With --val, loss and
