@@ -56,7 +56,11 @@ def to_json(value: Any) -> Any:
         fields = dataclasses.fields(value)
         content = [to_json(getattr(value, field.name)) for field in fields]
     elif isinstance(value, pytree.TreeSpec):
-        parts = (value.type, value.context, tuple(value.children()))
+        parts = tuple(
+            getattr(value, field.name)
+            for field in dataclasses.fields(value)
+            if field.init
+        )
         return {"spec": to_json(parts)}
     else:
         raise ValueError(f"a {kind.__name__} has no JSON")

@@ -112,10 +112,11 @@ def _squeeze(bound: Named, node: fx.Node) -> Rewritten | None:
 def _slice(bound: Named, node: fx.Node) -> Rewritten | None:
     source = node.args[0].meta["val"]  # type: ignore[union-attr]
     size = source.shape[bound["dim"]]
+    is_whole = tuple(source.shape) == tuple(node.meta["val"].shape)
+    if is_whole and bound["step"] == 1:
+        return Rewritten(IDENTITY, bound)
     if not isinstance(size, int):
-        is_whole = tuple(source.shape) == tuple(node.meta["val"].shape)
-        is_identity = is_whole and bound["step"] == 1
-        return Rewritten(IDENTITY, bound) if is_identity else None
+        return None
     span = slice(bound["start"], bound["end"], bound["step"])
     start, end, step = span.indices(size)
     end = max(start, end)
@@ -147,6 +148,13 @@ def _cat(bound: Named, node: fx.Node) -> Rewritten | None:
     if len(tensors) == 1:
         return Rewritten(IDENTITY, {"self": tensors[0]})
     return call("cat", bound, tensors=tensors)
+
+
+def _convert(bound: Named, node: fx.Node) -> Rewritten | None:
+    source, result = bound["self"].meta["val"], node.meta["val"]
+    if (source.dtype, source.stride()) == (result.dtype, result.stride()):
+        return Rewritten(IDENTITY, bound)
+    return call("_to_copy", bound, dtype=result.dtype)
 
 
 def _copy(bound: Named, node: fx.Node) -> Rewritten | None:
@@ -237,7 +245,7 @@ _REWRITES: Mapping[str, Rewrite] = MappingProxyType(
         "multiply.Tensor": _with_number("mul"),
         "divide.Tensor": _with_number("div"),
         "to.dtype": lambda b, n: call("_to_copy", b, dtype=dtype_of(n)),
-        "_to_copy": lambda b, n: call("_to_copy", b, dtype=dtype_of(n)),
+        "_to_copy": _convert,
         "adaptive_max_pool2d": _adaptive_max_pool,
         "upsample_nearest2d.vec": _upsample("upsample_nearest2d"),
         "upsample_bilinear2d.vec": _upsample("upsample_bilinear2d"),

@@ -205,6 +205,8 @@ def _named_padding(name: str) -> Rewrite:
 def _slice_scatter(bound: Named, node: fx.Node) -> Rewritten | None:
     """Joins the overwritten entries with those before and after them."""
     source, dim = bound["self"], bound["dim"]
+    if shape_of(source) == shape_of(bound["src"]):
+        return Rewritten(IDENTITY, {"self": bound["src"]})
     size = shape_of(source)[dim]
     if not isinstance(size, int) or bound["step"] != 1:
         return None

@@ -79,8 +79,12 @@ class _InPlaceRewriter:
     def __init__(self, exported: torch.export.ExportedProgram) -> None:
         graph, inputs = exported.graph, exported.graph_signature.user_inputs
         self._graph = graph
+        same = _skip_dropout(graph)
         self._position = {node: i for i, node in enumerate(graph.nodes)}
-        self._memory = {node: _memory(node) for node in graph.nodes}
+        self._memory = {
+            node: frozenset(same.get(at, at) for at in _memory(node))
+            for node in graph.nodes
+        }
         self._sized, self._fixed = _evaluated(graph, inputs)
         self._functional_ops = {
             f"aten.{row.inplace_name}": row.overload()
@@ -230,9 +234,30 @@ class _InPlaceRewriter:
         return copy
 
 
+def _skip_dropout(graph: fx.Graph) -> dict[int, int]:
+    """Replaces results of inactive dropout by its input.
+
+    It returns its input, but torch before 2.11 exports a copy.
+
+    Returns:
+        Ids of the storages of such copies, and of what they are copies of.
+    """
+    same: dict[int, int] = {}
+    for node in graph.nodes:
+        if str(node.target) == "aten.dropout.default" and is_identity(node):
+            (source,) = node.all_input_nodes
+            (copy,), (original,) = _memory(node), _memory(source)
+            same[copy] = same.get(original, original)
+            node.replace_all_uses_with(
+                source, delete_user_cb=lambda user: user.op != "output"
+            )
+    return same
+
+
 def _traced(node: fx.Node) -> fx.Graph:
     """Returns the decomposition of a call, with its tensors as inputs."""
     # Imported here, because that takes a third of a second.
+    from torch._dispatch.python import enable_python_dispatcher
     from torch.fx.experimental.proxy_tensor import make_fx
 
     sources = node.all_input_nodes
@@ -245,7 +270,8 @@ def _traced(node: fx.Node) -> fx.Graph:
         return node.target(*args, **kwargs)
 
     values = [source.meta["val"] for source in sources]
-    with node.meta["val"].fake_mode:
+    # Without Python's dispatch some releases refuse symbolic sizes.
+    with node.meta["val"].fake_mode, enable_python_dispatcher():
         graph: fx.Graph = make_fx(call, _decompositions())(*values).graph
     return graph
 

@@ -140,8 +140,7 @@ def rearranged(x):
 
 REWRITTEN = [
     *(residual, copied, read_by_its_source),
-    *(read_through_dropout_and_contiguous, written_weight),
-    *(contracted, ComputedFromWeights(), rearranged),
+    *(written_weight, contracted, ComputedFromWeights(), rearranged),
     lambda x: torch.addcmul(x, x.sin(), weight(8), value=2),
     lambda x: x.float() + x.half().type_as(x),
     lambda x: x.flip(1).transpose(2, 3).reshape_as(x) * 2,
@@ -251,8 +250,8 @@ def learned_queries(x):
     [
         *REWRITTEN,
         *RETRACED,
-        positions,
-        overwritten,
+        read_through_dropout_and_contiguous,
+        *(positions, overwritten),
         *(attended, compared, filled, pooled_volumes, pooled_lines),
         *(normalised, products, selected, selected_per_sample),
         learned_queries,
