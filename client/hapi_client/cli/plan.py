@@ -31,6 +31,7 @@ from hapi_client.cli.options import (
 )
 from hapi_client.cli.parse import parse_link
 from hapi_client.progress import Reporter
+from hapi_client.reports.html import check_plots
 from hapi_client.reports.terminal import ConsoleReporter
 from hapi_client.swift.connection import Connection
 from hapi_client.swift.swift_url import Location, parse_location
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
 def _plot_path(path: Path | None) -> Path | None:
     if path is not None and path.suffix.lower() not in (".png", ".html"):
         raise typer.BadParameter(f"{path} must end in .png or .html")
+    if path is not None:
+        check_plots()
     return checked_path(path)
 
 

@@ -5,12 +5,28 @@ from __future__ import annotations
 import html
 import io
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from hapi_client.reports.table import Table
+from hapi_protocol.errors import ClientError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+def check_plots() -> None:
+    """Checks that figures can be drawn, before the work that they show.
+
+    Raises:
+        ClientError: ``bad_configuration`` without matplotlib.
+    """
+    if find_spec("matplotlib") is None:
+        raise ClientError(
+            "bad_configuration",
+            "figures need matplotlib, which is not installed: "
+            "pip install 'swift-hapi[plots]'",
+        )
 
 
 def svg_element(figure: Figure) -> str:

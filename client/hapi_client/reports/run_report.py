@@ -14,6 +14,7 @@ from hapi_client.reports.epoch_report import (
     report_body,
     report_from_body,
 )
+from hapi_client.reports.html import check_plots
 from hapi_protocol.errors import ClientError
 
 SUFFIXES = (".json", ".html")
@@ -44,9 +45,13 @@ def check_report_path(path: str | os.PathLike[str]) -> None:
     """Checks the suffix before any work is done.
 
     Raises:
-        ClientError: ``bad_configuration`` for another than ``SUFFIXES``.
+        ClientError: ``bad_configuration`` for another than ``SUFFIXES``, or
+            if figures cannot be drawn.
     """
-    if Path(path).suffix.lower() not in SUFFIXES:
+    suffix = Path(path).suffix.lower()
+    if suffix == ".html":
+        check_plots()
+    if suffix not in SUFFIXES:
         raise ClientError(
             "bad_configuration",
             f"report is {os.fspath(path)!r}; the name must end in "

@@ -15,9 +15,9 @@ from dataclasses import replace
 from typing import Any, TypeAlias
 
 import torch
+from torch.distributed.checkpoint import filesystem
 from torch.distributed.checkpoint import metadata as names
 from torch.distributed.checkpoint.filesystem import (
-    CURRENT_DCP_VERSION,
     FileSystemReader,
     FileSystemWriter,
     _StorageInfo,
@@ -118,7 +118,8 @@ class SwiftStorageWriter(FileSystemWriter):
         self, metadata: Metadata, results: list[list[WriteResult]]
     ) -> None:
         """Makes the checkpoint; then deletes what earlier saves left there."""
-        metadata.version = CURRENT_DCP_VERSION
+        # torch before 2.10 has neither the field nor its value.
+        metadata.version = getattr(filesystem, "CURRENT_DCP_VERSION", None)
         metadata.storage_data = {
             result.index: result.storage_data
             for of_rank in results

@@ -54,6 +54,42 @@ for words in sys.argv[1:]:
 """
 
 
+@pytest.mark.parametrize(
+    ("library", "command", "extra"),
+    [
+        ("typer", "--version", "client"),
+        ("torch", "plan resnet18 --link 10mbit", "client"),
+        ("matplotlib", "plan resnet18 --plot plan.html", "plots"),
+        ("matplotlib", "report run.json --html run.html", "plots"),
+        (
+            "matplotlib",
+            "train --data c/p --classes 2 --report run.html",
+            "plots",
+        ),
+    ],
+)
+def test_missing_library_is_an_error_that_names_its_extra(
+    library, command, extra, tmp_path
+):
+    (tmp_path / "run.json").write_text('{"reports": []}')
+    script = (
+        f"import sys; sys.modules[{library!r}] = None\n"
+        "from hapi_client.cli import start; start()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, *command.split()],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        cwd=tmp_path,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert f"{library}" in done.stderr
+    assert f"not installed: pip install 'swift-hapi[{extra}]'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 @pytest.fixture
 def data(swift):
     """A Swift with an index of each data set."""
