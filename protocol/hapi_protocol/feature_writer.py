@@ -188,13 +188,14 @@ def _lists(
     good = np.array([row.error is None for row in rows])
     num_good = int(good.sum())
     expected = (num_good, *shape)
-    dtype = kind.value_type.to_pandas_dtype()
+    # Not to_pandas_dtype, for which pyarrow before 26 imports pandas.
+    dtype = pa.array([], kind.value_type).to_numpy(zero_copy_only=False).dtype
     if values is None:
         values = np.empty(expected if num_good == 0 else (0,), dtype)
     if values.shape != expected or values.dtype != dtype:
         raise ValueError(
             f"{name} has shape {values.shape} and type {values.dtype}; these "
-            f"rows need {expected} and {np.dtype(dtype)}"
+            f"rows need {expected} and {dtype}"
         )
     width = math.prod(shape)
     flat = np.ascontiguousarray(values).reshape(num_good, width)

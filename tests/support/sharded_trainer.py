@@ -21,18 +21,12 @@ from torch.distributed.checkpoint.state_dict import (
     get_state_dict,
     set_state_dict,
 )
-from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from hapi_training import SwiftStorageReader, SwiftStorageWriter
 from hapi_training.checkpoints import object_files
 from node_training import digest
-
-ASYNC = {
-    "thread": AsyncCheckpointerType.THREAD,
-    "process": AsyncCheckpointerType.PROCESS,
-}
 
 
 def main(place: str, actions: list[str]) -> None:
@@ -67,11 +61,13 @@ def act(
     tensors, values = get_state_dict(model, optimizer)
     state = {"model": tensors, "optimizer": values, "text": action}
     writer = SwiftStorageWriter(place)
-    if action in ASYNC:
+    if action == "thread":
+        dcp.async_save(state, storage_writer=writer).result()
+    elif action == "process":
+        # From torch 2.7.
+        kind = dcp.state_dict_saver.AsyncCheckpointerType.PROCESS
         dcp.async_save(
-            state,
-            storage_writer=writer,
-            async_checkpointer_type=ASYNC[action],
+            state, storage_writer=writer, async_checkpointer_type=kind
         ).result()
     elif action == "load":
         dcp.load(state, storage_reader=SwiftStorageReader(place))
