@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import pickle
 import sys
@@ -70,6 +71,15 @@ def test_other_ranks_load_what_ranks_have_saved(ranks, names):
     # Of the last save alone.
     assert len(objects) == 3
     assert {name.partition("/")[0] for name in segments} < set(objects)
+
+
+def test_older_torch_is_named(monkeypatch):
+    home = "hapi_training.checkpoints.sharded"
+    older = torch.torch_version.TorchVersion("2.10.0")
+    monkeypatch.setattr(torch, "__version__", older)
+    monkeypatch.delitem(sys.modules, home)
+    with pytest.raises(ImportError, match=r"need torch 2\.11 or later; this"):
+        importlib.import_module(home)
 
 
 class Payload:

@@ -39,6 +39,12 @@ from hapi_protocol.errors import ClientError, NotFoundError
 from hapi_training.checkpoints.object_files import ObjectFiles
 from hapi_training.state_transfer import dumped, loaded
 
+if torch.__version__ < "2.11":  # whose loader hides a reader's errors
+    raise ImportError(
+        "checkpoints of sharded models need torch 2.11 or later; this is "
+        f"torch {torch.__version__}"
+    )
+
 Read: TypeAlias = torch.futures.Future[None]
 _ALLOWED = {
     **{
@@ -118,8 +124,7 @@ class SwiftStorageWriter(FileSystemWriter):
         self, metadata: Metadata, results: list[list[WriteResult]]
     ) -> None:
         """Makes the checkpoint; then deletes what earlier saves left there."""
-        # torch before 2.10 has neither the field nor its value.
-        metadata.version = getattr(filesystem, "CURRENT_DCP_VERSION", None)
+        metadata.version = filesystem.CURRENT_DCP_VERSION
         metadata.storage_data = {
             result.index: result.storage_data
             for of_rank in results
