@@ -223,16 +223,10 @@ class DataIndex:
 
         A span ends before the sample that would exceed ``max_samples`` or
         ``max_bytes``; a sample larger than ``max_bytes`` is its own span.
-        ``max_samples`` is :data:`MAX_SPAN_SAMPLES` by default, and less for a
-        data set of fewer than :data:`MIN_SPANS` such spans.
+        The default of ``max_samples`` is :func:`suited_span_samples`.
         """
         if max_samples is None:
-            max_samples = MAX_SPAN_SAMPLES
-            while (
-                max_samples > MIN_SPAN_SAMPLES
-                and MIN_SPANS * max_samples > len(self)
-            ):
-                max_samples //= 2
+            max_samples = suited_span_samples(len(self))
         return [
             Span(shard.name, shard.etag, tuple(rows), container)
             for shard in self.shards
@@ -320,6 +314,14 @@ class DataIndex:
         """The index of some of its shards, in the given order."""
         shards = {shard.name: shard for shard in self.shards}
         return replace(self, shards=tuple(shards[name] for name in names))
+
+
+def suited_span_samples(num_samples: int) -> int:
+    """Maximum number of samples of a span of a data set of so many."""
+    size = MAX_SPAN_SAMPLES
+    while size > MIN_SPAN_SAMPLES and MIN_SPANS * size > num_samples:
+        size //= 2
+    return size
 
 
 def _bad_index(name: str, reason: str) -> DataIndexError:

@@ -27,9 +27,9 @@ from array_networks import (
 from equal_training import (
     EPOCHS,
     OPTIONS,
-    SPAN,
     FrozenBody,
     Samples,
+    in_spans,
     job_of,
     local_batches,
     losses_of,
@@ -88,7 +88,7 @@ def stored_audio():
 def stored(request, connection):
     make, make_arrays = request.param
     made = make()
-    shards = {}
+    shards, packed = {}, []
     for number, count in enumerate(SHARDS):
         arrays = make_arrays(count, number)
         shards[f"{number}.tar"] = array_shard(arrays, number)
@@ -96,10 +96,8 @@ def stored(request, connection):
             (torch.from_numpy(array.astype(made.transform.dtype)), label)
             for array, label in arrays
         ]
-        made.spans += [
-            samples[first : first + SPAN]
-            for first in range(0, len(samples), SPAN)
-        ]
+        packed.append(samples)
+    made.spans += in_spans(packed)
     upload_shards(connection, made.place, shards)
     return made
 

@@ -16,7 +16,7 @@ from torch import nn
 
 from equal_training import (
     RATE,
-    SPAN,
+    in_spans,
     job_of,
     local_batches,
     local_spans,
@@ -230,7 +230,7 @@ def uploaded(connection):
             return stored[transform]
         url = f"swift://equal/arrays-{len(stored)}"
         numbers = np.random.default_rng(0)
-        spans, shards = [], {}
+        packed, shards = [], {}
         for place, count in enumerate(COUNTS):
             members, samples = [], []
             for number in range(count):
@@ -240,9 +240,9 @@ def uploaded(connection):
                 members.append((f"{number:03}.cls", str(label).encode()))
                 samples.append((transform.read(content), label))
             shards[f"{place}.tar"] = tar_of(members)
-            spans += [samples[i : i + SPAN] for i in range(0, count, SPAN)]
+            packed.append(samples)
         upload_shards(connection, parse_location(url), shards)
-        stored[transform] = url, spans
+        stored[transform] = url, in_spans(packed)
         return stored[transform]
 
     return upload

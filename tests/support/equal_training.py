@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tarfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import nn
 from hapi_client import Connection, ReadConfig, TransferJob
 from hapi_client.sampling.partition import EpochPartition
 from hapi_client.sampling.sampler import SamplerConfig, shuffled_order
+from hapi_protocol.data_index import suited_span_samples
 from hapi_splitter.inputs.image_decode import decode_image
 from jobs import small_job
 from networks import small_network, small_transform
@@ -22,7 +23,6 @@ BATCH = 16
 EPOCHS = 3
 RATE = 0.05
 SEED = 4
-SPAN = 64
 OPTIONS = ReadConfig(num_threads=2, buffer_spans=4)
 
 Samples = list[tuple[torch.Tensor, int]]
@@ -88,7 +88,7 @@ def num_correct(model: nn.Module, batches: Batches) -> int:
 
 def local_spans(paths: Iterable[Path]) -> list[Samples]:
     """Transformed images and labels of shards, read without ours."""
-    spans = []
+    shards = []
     for path in paths:
         with tarfile.open(path) as archive:
             members = {
@@ -104,11 +104,18 @@ def local_spans(paths: Iterable[Path]) -> list[Samples]:
             )
             for key in keys
         ]
-        spans += [
-            samples[first : first + SPAN]
-            for first in range(0, len(samples), SPAN)
-        ]
-    return spans
+        shards.append(samples)
+    return in_spans(shards)
+
+
+def in_spans(shards: Sequence[Sequence[Any]]) -> list[Any]:
+    """Divides the samples of shards as a data set's index does."""
+    size = suited_span_samples(sum(map(len, shards)))
+    return [
+        samples[first : first + size]
+        for samples in shards
+        for first in range(0, len(samples), size)
+    ]
 
 
 def local_batches(
