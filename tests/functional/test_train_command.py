@@ -127,6 +127,7 @@ def test_ranks_of_torchrun_train_one_model(cluster, data, tmp_path):
         assert done.returncode == 0, done.stderr
         # One rank prints.
         assert done.stdout.count("accuracy") == 1
+        assert done.stderr.count("epoch 0: ") <= 1
         model = torch.load(folder / "model.pt")
         facts = json.loads((folder / "run.json").read_text())
         assert [e["samples"] for e in facts["epochs"]] == [32] * len(

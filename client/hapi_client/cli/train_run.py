@@ -24,7 +24,7 @@ from hapi_client.loading.read_config import ReadConfig
 from hapi_client.metrics.events import JobStats
 from hapi_client.model.frozen_region import input_transform, parse_device
 from hapi_client.model.registry import ModelSource, parse_freeze
-from hapi_client.progress import Reporter
+from hapi_client.progress import Reporter, SilentReporter
 from hapi_client.reports.epoch_report import report_body
 from hapi_client.reports.run_tables import essentials
 from hapi_client.sampling.distributed import this_rank
@@ -147,13 +147,15 @@ def train(
     Args:
         options: options of the command.
         connection: connection to the account of the data.
-        reporter: receives the steps.
+        reporter: receives the steps, on the first rank.
         data: the splits, of :func:`hapi_client.data.splits.load_splits`.
         config: configuration instead of that of :func:`job_config`.
 
     Raises:
         HapiError: naming a wrong option, or of the job.
     """
+    if not is_first_rank():
+        reporter = SilentReporter()
     classes = num_classes_of(data, options.classes)
     config = config or job_config(options, connection, classes)
     if options.classes is None:
