@@ -17,5 +17,6 @@ html_css_files = ["custom.css"]
 html_theme_options = {"top_of_page_buttons": []}
 nitpicky = False
 autodoc_member_order = "bysource"
+maximum_signature_line_length = 70
 autodoc_typehints = "signature"
 autodoc_preserve_defaults = True

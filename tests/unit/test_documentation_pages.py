@@ -205,6 +205,13 @@ def test_every_exported_name_is_in_the_reference():
         assert f":{role}:`~hapi_client.{name}`" in text
 
 
+def test_signatures_of_the_reference_are_those_of_the_code():
+    script = runpy.run_path(str(ROOT / "tools" / "write_api.py"))
+    text = text_of(API)
+    assert text == script["written"](text), "run tools/write_api.py"
+    assert text.count(script["HEAD"]) > 50
+
+
 def test_every_error_is_in_the_reference():
     text = text_of(API)
     kinds = [
