@@ -133,7 +133,7 @@ def test_page_works_and_both_scripts_train_the_same_model(reader, tmp_path):
         "python finetune_hapi.py",
         "python predict.py photos/val/cat/*.jpg",
         "hapi train --data photos/train --val photos/val --weights DEFAULT "
-        "--epochs 10 --save-best best.pt",
+        "--epochs 10 --save new.pt",
         "hapi models ls",
         "swift delete photos --prefix train/",
         "swift delete photos --prefix val/",
