@@ -72,7 +72,7 @@ def _lines(path: str, documented: Any, margin: str = "") -> Iterator[str]:
         parameters = inspect.signature(documented).parameters.values()
         name += f"({', '.join(_arguments(parameters))})"
     first = (inspect.getdoc(documented) or "").partition("\n\n")[0]
-    first = re.sub(r":\w+:`~?([^`]+)`", r"``\1``", first)
+    first = re.sub(r":\w+:`~?([^`]+)`", r"`\1`", first).replace("``", "`")
     for text, indent in ((name, margin), (first, margin + "    ")):
         yield from textwrap.wrap(
             text,
