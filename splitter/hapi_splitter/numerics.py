@@ -34,8 +34,8 @@ def enforce_exact() -> None:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.set_float32_matmul_precision("highest")
     torch.backends.cuda.matmul.allow_tf32 = False
-    for flag in _sum_flags():
-        _set(*flag)
+    for flag in _SUM_FLAGS:
+        setattr(torch.backends.cuda.matmul, flag, False)
     torch.backends.cudnn.allow_tf32 = False
     torch.backends.cudnn.benchmark = False
     torch.use_deterministic_algorithms(True)
@@ -99,38 +99,15 @@ def exact_flags() -> list[tuple[Any, str, Any]]:
     """Returns torch's flags: owner, name, value in the class ``exact``."""
     # Any, because torch's annotations lack these flags.
     backends: Any = torch.backends
-    precision: list[tuple[Any, str, Any]] = [
-        (backends.cudnn, "allow_tf32", False),
-        (_Products(), "precision", "highest"),
-    ]
-    if hasattr(backends.cudnn, "conv"):  # from torch 2.9
-        precision = [
-            (backends.cuda.matmul, "fp32_precision", "ieee"),
-            (backends.cudnn.conv, "fp32_precision", "ieee"),
-            (backends.mkldnn.matmul, "fp32_precision", "ieee"),
-            (backends.mkldnn.conv, "fp32_precision", "ieee"),
-        ]
     return [
-        *precision,
-        *_sum_flags(),
+        (backends.cuda.matmul, "fp32_precision", "ieee"),
+        (backends.cudnn.conv, "fp32_precision", "ieee"),
+        (backends.mkldnn.matmul, "fp32_precision", "ieee"),
+        (backends.mkldnn.conv, "fp32_precision", "ieee"),
+        *((backends.cuda.matmul, flag, False) for flag in _SUM_FLAGS),
         (backends.cudnn, "benchmark", False),
         (backends.cudnn, "deterministic", True),
     ]
-
-
-class _Products:
-    """Precision of float32 products on all devices, as a flag."""
-
-    precision = property(
-        lambda self: torch.get_float32_matmul_precision(),
-        lambda self, value: torch.set_float32_matmul_precision(value),
-    )
-
-
-def _sum_flags() -> list[tuple[Any, str, Any]]:
-    """Returns those flags of sums that this release of torch has."""
-    owner = torch.backends.cuda.matmul
-    return [(owner, f, False) for f in _SUM_FLAGS if hasattr(owner, f)]
 
 
 def _set(owner: Any, name: str, value: Any) -> tuple[Any, str, Any]:

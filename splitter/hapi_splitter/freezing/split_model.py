@@ -221,11 +221,7 @@ def _uncompiled() -> Iterator[None]:
     is_fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        # torch 2.8 refuses compiled modules in an export even so.
-        with (
-            torch.compiler.set_stance("force_eager"),
-            torch._dynamo.config.patch(error_on_nested_fx_trace=False),
-        ):
+        with torch.compiler.set_stance("force_eager"):
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(is_fast)

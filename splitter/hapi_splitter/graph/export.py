@@ -112,12 +112,12 @@ class _Translation:
 
         Other state that the module changes, such as counters, is not.
         """
+        kinds = torch.export.graph_signature.OutputKind
         signature = self._exported.graph_signature
         changed = {
             spec.target
             for spec in signature.output_specs
-            # By name, because torch 2.8 has no mutations of parameters.
-            if spec.kind.name in ("BUFFER_MUTATION", "PARAMETER_MUTATION")
+            if spec.kind in (kinds.BUFFER_MUTATION, kinds.PARAMETER_MUTATION)
         }
         targets = {
             getattr(spec.arg, "name", None): spec.target

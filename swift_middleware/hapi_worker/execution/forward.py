@@ -114,8 +114,7 @@ def is_out_of_memory(error: RuntimeError) -> bool:
 def is_device_failure(error: Exception) -> bool:
     """True if the device itself failed, and will not work again in
     this process."""
-    own_type = getattr(torch, "AcceleratorError", ())  # from torch 2.8
-    return isinstance(error, own_type) or (
+    return isinstance(error, torch.AcceleratorError) or (
         isinstance(error, RuntimeError) and "CUDA error" in str(error)
     )
 

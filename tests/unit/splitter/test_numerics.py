@@ -51,18 +51,6 @@ for owner, value in (
 """
 
 
-LEGACY = """
-import torch
-from hapi_splitter.numerics import exact_numerics
-torch.set_float32_matmul_precision("medium")
-with exact_numerics(torch.device("cpu")):
-    assert torch.get_float32_matmul_precision() == "highest"
-    assert not torch.backends.cudnn.allow_tf32
-assert torch.get_float32_matmul_precision() == "medium"
-assert torch.backends.cudnn.allow_tf32
-"""
-
-
 OVERLAP = """
 import threading
 import torch
@@ -88,14 +76,7 @@ assert torch.backends.cudnn.allow_tf32 in (True, False)
 """
 
 
-HAS_CONV = hasattr(torch.backends.cudnn, "conv")  # from torch 2.9
-
-
-@pytest.mark.parametrize(
-    "script",
-    [RESTORE if HAS_CONV else LEGACY, OVERLAP],
-    ids=["one", "threads"],
-)
+@pytest.mark.parametrize("script", [RESTORE, OVERLAP], ids=["one", "threads"])
 def test_block_restores_the_users_settings(script):
     # In a new process, because torch remembers that they were used.
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
