@@ -27,6 +27,7 @@ def write_atomically(path: Path) -> Iterator[IO[bytes]]:
     Raises:
         ClientError: ``bad_configuration`` if it cannot be written.
     """
+    path = path.resolve()
     part = path.with_name(f"{path.name}.part")
     with _naming_file(path):
         try:
@@ -104,9 +105,15 @@ def check_writable(path: Path, num_bytes: int = TRIAL_BYTES) -> None:
     Raises:
         ClientError: ``bad_configuration`` if it cannot be written.
     """
+    path = path.resolve()
     if not path.parent.is_dir():
         raise ClientError(
             "bad_configuration", f"{path.parent} is not a folder"
+        )
+    if path.exists() and not path.is_file() and not path.is_dir():
+        # Replacing a device such as /dev/null would break the machine.
+        raise ClientError(
+            "bad_configuration", f"{path} is no regular file; give another"
         )
     with _naming_file(path), tempfile.TemporaryFile(dir=path.parent) as file:
         for start in range(0, num_bytes, TRIAL_BYTES):

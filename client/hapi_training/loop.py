@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -63,7 +64,11 @@ class EpochResult:
 
     @property
     def score(self) -> float:
-        """Accuracy on the validation data, if there are any."""
+        """Accuracy on the validation data, if there are any; below 0 for an
+        epoch that has diverged."""
+        losses = (self.mean_loss, self.val_loss or 0.0)
+        if not all(map(math.isfinite, losses)):
+            return -1.0
         if self.val_accuracy is None:
             return self.accuracy
         return self.val_accuracy
@@ -200,7 +205,10 @@ def train_tail(
                 if nodes.is_behind:
                     # The results so far have come from the other workers.
                     continue
+                # First, so that a checkpoint has no epoch of which the
+                # caller could not save what it wanted.
                 on_epoch(epoch, run.history.epochs[-1])
+                run.save()
                 if stop_requested.is_set():
                     raise KeyboardInterrupt
     return run.history
@@ -307,14 +315,13 @@ class _Run:
         )
         if self._stop_requested.is_set() or is_due:
             self._saved_at = step.time
-            self._save()
+            self.save()
         if self._stop_requested.is_set():
             raise KeyboardInterrupt
 
     def _finish_epoch(self) -> None:
         self.history.epochs.append(self._current)
         self._current = EpochResult()
-        self._save()
 
     def _take_step(self, step: Step) -> None:
         smoothing = self._recipe.label_smoothing
@@ -418,6 +425,7 @@ class _Run:
         self._num_taken = state.get("num_taken", len(self.history.losses))
         self._set_schedule()
 
-    def _save(self) -> None:
+    def save(self) -> None:
+        """Writes a checkpoint, if there is a place for it."""
         if self.checkpoints is not None:
             self.checkpoints.save()

@@ -28,6 +28,7 @@ from children import enable_interrupts
 from hapi_client import FeatureDataset, split_model
 from hapi_client.reports.run_report import read_reports
 from hapi_client.swift.swift_url import Location
+from hapi_protocol.errors import ClientError
 from hapi_splitter.freezing.model_checks import SplitWarning
 from jobs import upload_shards
 from photos import shards_of
@@ -229,13 +230,42 @@ def test_run_stops_early_and_keeps_its_best_epoch(train, tmp_path):
     # With a rate of 0 no epoch is better than the first one.
     words = ("--lr", "0", "--early-stop", "2", "--epochs", "9")
     files = ("--save-best", "best.pt", "--report", "report.json")
-    facts, _ = train(*words, *files)
+    facts, printed = train(*words, *files)
+    assert "stopped after 3 epochs: none was better than epoch 0" in printed
     assert (len(facts["epochs"]), facts["best_epoch"]) == (3, 0)
     assert (tmp_path / "best.pt").exists()
     (curve,) = read_reports(tmp_path / "report.json").curves.values()
     assert [epoch["val_accuracy"] for epoch in curve] == [
         epoch["val_accuracy"] for epoch in facts["epochs"]
     ]
+
+
+def test_diverged_run_is_never_the_best(train, tmp_path):
+    files = ("--save-best", "best.pt", "--resume", "runs")
+    facts, _ = train("--lr", "1e38,0.01", *files)
+    diverged, other = facts["runs"]
+    assert diverged["epochs"][-1]["loss"] is None
+    assert facts["losses"] == other["losses"]
+    (tmp_path / "best.pt").unlink()
+    _, printed = train("--lr", "1e38,0.01", *files)
+    assert "best.pt is not there, and the checkpoint has no" in printed
+
+
+def test_best_epoch_that_cannot_be_saved_is_trained_again(
+    train, monkeypatch, tmp_path
+):
+    """The checkpoint had the epoch, and the file never got it."""
+    words = ("--resume", "run", "--save-best", "best.pt", "--epochs", "1")
+    with monkeypatch.context() as patch:
+
+        def fail(content, path):
+            raise ClientError("bad_configuration", "the disk is full")
+
+        patch.setattr("hapi_client.cli.train_run.save_atomically", fail)
+        assert "the disk is full" in train(*words, status=1)
+    facts, _ = train(*words)
+    assert len(facts["epochs"]) == 1
+    assert (tmp_path / "best.pt").exists()
 
 
 def test_models_of_other_libraries_train_by_name(train, tmp_path):
@@ -267,8 +297,11 @@ def test_models_of_other_libraries_train_by_name(train, tmp_path):
         ("--optimizer lamb", "'lamb' is none of sgd, adam"),
         ("--lr 0.1,fast", "'0.1,fast' is no number"),
         ("--lr 0.1,0.1", "0.1 is given twice"),
-        ("--lr -1", "learning_rate is -1.0; give a number of at least 0"),
-        ("--label-smoothing 2", "label_smoothing is 2.0"),
+        ("--lr -1", "--lr is -1.0; give a number of at least 0"),
+        ("--warmup 3", "--warmup is 3, but the run has 3 epochs"),
+        ("--model ./none", "'./none'; there is no such folder"),
+        ("--save-best /dev/null", "/dev/null is no regular file"),
+        ("--label-smoothing 2", "--label-smoothing is 2.0"),
         ("--amp fp8", "--amp is 'fp8'; give bf16"),
         ("--model timm/resnet19", "timm has no model 'resnet19'; similar"),
         ("--model nobody/nothing-here", "'nobody/nothing-here' cannot be"),

@@ -17,10 +17,11 @@ from hapi_client.cli.context import (
 from hapi_client.cli.options import (
     command_with,
 )
-from hapi_client.cli.train_options import TrainOptions
+from hapi_client.cli.train_options import SWEPT, TrainOptions
 from hapi_client.reports.terminal import ConsoleReporter
 from hapi_client.swift.swift_url import parse_location
 from hapi_protocol.errors import ClientError, LabelError
+from hapi_splitter.units import count_text
 from hapi_training.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -128,7 +129,19 @@ def check_options(options: TrainOptions) -> None:
         ClientError: ``bad_configuration`` naming the option.
     """
     for _, values in options.recipes():
-        Recipe(**values)
+        try:
+            Recipe(**values)
+        except ClientError as error:
+            for option, field in SWEPT.items():
+                error.message = error.message.replace(field, f"--{option}")
+            raise
+    longest = max(options.warmup_epochs)
+    if longest and longest >= options.epochs:
+        raise ClientError(
+            "bad_configuration",
+            f"--warmup is {longest:g}, but the run has "
+            f"{count_text(options.epochs, 'epoch')}; give fewer",
+        )
     if options.amp not in (None, "bf16"):
         raise ClientError(
             "bad_configuration", f"--amp is {options.amp!r}; give bf16"

@@ -214,7 +214,7 @@ def _runs(
     """Trains each combination, and writes the models."""
     combinations = list(options.recipes())
     initial = deepcopy(job.tail.state_dict())
-    best_run = best_epoch = -1.0
+    best_run = best_epoch = -2.0
     for number, (name, values) in enumerate(combinations):
         recipe = Recipe(
             **values,
@@ -238,9 +238,18 @@ def _runs(
         def resumed(history: History, samples: int) -> None:
             nonlocal best_epoch
             scores = (epoch.score for epoch in history.epochs)
-            best_epoch = max(best_epoch, *scores, -1.0)
+            best_epoch = max([best_epoch, *scores])
             trained = len(history.epochs)
+            if history.has_stalled(options.early_stop):
+                return  # told below
             reporter.note(resumed_text(trained, samples, options.epochs))
+            best_path = options.save_best
+            if trained and best_path and not best_path.exists():
+                reporter.note(
+                    f"{best_path} is not there, and the checkpoint has no "
+                    f"weights of epoch {history.best_epoch}, the best so far; "
+                    "a better epoch writes it"
+                )
 
         history = train_tail(
             job,
@@ -257,6 +266,12 @@ def _runs(
             queue=options.device_queue,
             seed=options.seed,
         )
+        if history.has_stalled(options.early_stop):
+            reporter.note(
+                f"stopped after {count_text(len(history.epochs), 'epoch')}: "
+                f"none was better than epoch {history.best_epoch} "
+                f"(--early-stop {options.early_stop})"
+            )
         run = Run(name, recipe, history)
         if run.best.score > best_run:
             best_run = run.best.score

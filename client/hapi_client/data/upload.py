@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hapi_client.data.index import IndexState, find_index, replace_index
 from hapi_client.data.indexing import IndexOptions
 from hapi_client.data.label_texts import (
+    LabelledRow,
     check_member_labels,
     labelled_rows,
     number_labels,
@@ -130,7 +131,9 @@ def upload(
             _store_packed(connection, location, samples, pack, reporter)
         )
         # Earlier packed shards of the folder have the same samples.
-        rows = {n: r for n, r in rows.items() if not _is_packed(location, n)}
+        packed = {n: r for n, r in rows.items() if _is_packed(location, n)}
+        rows = {n: r for n, r in rows.items() if n not in packed}
+        _note_replaced(packed, shards, reporter)
     new = {shard.info.name: shard.rows for shard in shards}
     rows |= new
     etags = dict(old.etags) | {
@@ -150,6 +153,27 @@ def upload(
             "its samples again"
         )
     return _report(shards, index)
+
+
+def _note_replaced(
+    packed: Mapping[str, Sequence[LabelledRow]],
+    shards: Sequence[StoredShard],
+    reporter: Reporter,
+) -> None:
+    """Says which samples of an earlier upload are no longer in the index."""
+    kept = {each.row.key for shard in shards for each in shard.rows}
+    lost = [
+        each.row.key
+        for rows in packed.values()
+        for each in rows
+        if each.row.key not in kept
+    ]
+    if lost:
+        reporter.note(
+            f"{count_text(len(lost), 'sample')} of an earlier upload are "
+            f"replaced, such as {lost[0]!r}; upload folders to prefixes of "
+            "their own to keep both"
+        )
 
 
 def _report(shards: Sequence[StoredShard], index: DataIndex) -> UploadReport:

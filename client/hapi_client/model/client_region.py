@@ -191,7 +191,9 @@ class ClientRegion:
                 for batch in torch.split(padded, batch_samples)
             ]
         joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-        return joined[: len(features)].contiguous()
+        joined = joined[: len(features)].contiguous()
+        # [n, 768, 1, 1] is contiguous with any strides of the last two.
+        return joined.flatten().view(joined.shape)
 
     def cut_shape(self, cut: int) -> tuple[int, ...]:
         """Returns the shape of one sample's features at a cut, from 1."""

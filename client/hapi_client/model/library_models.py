@@ -75,6 +75,10 @@ def build_transformers(
         ClientError: ``bad_configuration`` naming the value.
     """
     transformers = _library("transformers", name)
+    if name.startswith((".", "/", "~")) and not Path(name).is_dir():
+        raise ClientError(
+            "bad_configuration", f"model is {name!r}; there is no such folder"
+        )
     if weights not in (None, "DEFAULT"):
         raise ClientError(
             "bad_configuration",
@@ -91,7 +95,7 @@ def build_transformers(
             ),
             transformers.AutoImageProcessor.from_pretrained(name),
         )
-    except (OSError, ValueError) as error:
+    except Exception as error:  # the files may contain anything
         raise _unusable(name, error) from error
 
 

@@ -156,6 +156,7 @@ class TqdmProgressBar:
         with self._lock:
             self._warnings.end()
             self._stdout.end()
+            self._bar.update(self._undrawn_samples)
             self._bar.close()
 
     def _num_bytes(self) -> int:

@@ -91,10 +91,12 @@ class Tail(nn.Module):
                         vars(_whole(features))["_hapi_written"] = True
 
     def _cast(self, features: torch.Tensor) -> torch.Tensor:
-        """Returns float32 features if only the frozen part had autocast."""
+        """Returns features in the tail's dtype if only the frozen part had
+        autocast."""
         is_half = features.dtype in HALVES and self._is_cast
         if is_half and autocast_dtype(features.device) is None:
-            return features.float()
+            own = next(self.parameters(), features).dtype
+            return features.to(own)
         return features
 
     def _unshared(self, features: torch.Tensor) -> torch.Tensor:

@@ -119,6 +119,15 @@ def test_suffix_of_every_cut_gives_contiguous_features():
             assert tail.shape == (3, 3)
 
 
+def test_features_of_one_pixel_have_the_usual_strides():
+    """Those of ConvNeXt could not be cached: they were not viewed as bytes."""
+    frozen = nn.Sequential(nn.Conv2d(3, 6, 3), nn.AdaptiveAvgPool2d(1))
+    region = FrozenRegion((frozen, nn.Flatten()), None, SMALL, CPU)
+    features = region.run_suffix(0, torch.randn(8, 3, 32, 32), 8)
+    assert features.stride() == (6, 1, 1, 1)
+    assert features.view(torch.uint8).shape == (8, 6, 1, 4)
+
+
 def test_sample_has_the_same_bits_in_each_slice_of_its_span():
     """torch chooses kernels by the number of samples."""
     model = torchvision.models.mobilenet_v3_small().eval()

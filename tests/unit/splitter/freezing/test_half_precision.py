@@ -229,6 +229,15 @@ def test_precision_is_that_of_autocast_around_the_whole_model(precision):
         )
 
 
+def test_tail_of_16_bits_takes_features_of_its_own_precision():
+    model = convolutions(B).eval()
+    frozen, tail = split_model(
+        model, "6", transform=ArrayTransform(SHAPE), precision="bfloat16"
+    )
+    features = frozen.run_suffix(0, torch.randn(5, *SHAPE), 5)
+    assert tail(features).dtype == B
+
+
 def test_unknown_precision_is_refused():
     with pytest.raises(ClientError, match="precision is 'fp8'; give one of"):
         split_model(convolutions(), "6", precision="fp8")
