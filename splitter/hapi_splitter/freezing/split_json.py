@@ -56,11 +56,10 @@ def to_json(value: Any) -> Any:
         fields = dataclasses.fields(value)
         content = [to_json(getattr(value, field.name)) for field in fields]
     elif isinstance(value, pytree.TreeSpec):
-        parts = tuple(
-            getattr(value, field.name)
-            for field in dataclasses.fields(value)
-            if field.init
-        )
+        # torch 2.9 has a field where later ones have a method.
+        given = getattr(value, "children", None)
+        children = given() if given else value.children_specs
+        parts = (value.type, value.context, tuple(children))
         return {"spec": to_json(parts)}
     else:
         raise ValueError(f"a {kind.__name__} has no JSON")
