@@ -116,7 +116,9 @@ def test_pushed_damage_is_an_error_and_is_not_kept(store, route):
     actual, state = features(store, asked)
     assert state == ("store" if "kept" in route else "off")
     expected, _ = features(store, Annotation(MODEL, 1))
-    np.testing.assert_array_equal(actual, expected)
+    count = len(store.span.rows) if "range" in route else len(expected)
+    assert len(actual) == count
+    np.testing.assert_array_equal(actual, expected[:count])
 
 
 def streamed(store, **options):

@@ -6,6 +6,7 @@ policies; the first two have the filter and a worker.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import http.client
 import io
@@ -51,6 +52,7 @@ from hapi_protocol.backend import (
     JobOrder,
     ModelOrder,
 )
+from hapi_protocol.errors import ConflictError
 from hapi_protocol.feature_reader import read_features
 from hapi_protocol.frames import FrameReader, Kind, read_error
 from hapi_protocol.job_messages import JobRequest, ModelIdentity
@@ -1103,7 +1105,12 @@ def test_old_replicas_of_parts_do_not_end_an_epoch(near, kind):
         # It is refused while Swift looks at an old replica.
         until(lambda: near.owner.request("PUT", url, data=body).ok)
     with connected(near.cluster) as connection:
-        until(lambda: update_index(connection, place))
+
+        def is_indexed():
+            with contextlib.suppress(ConflictError):
+                return update_index(connection, place)
+
+        until(is_indexed)
         for cut in ("freeze", "stream"):
             with small_job(place, connection=connection, cut=cut) as job:
                 for epoch_number in range(3):
