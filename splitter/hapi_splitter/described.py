@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import html
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 
 
-class Described:
+class Described(ABC):
     """Has a ``repr`` of a few lines, and in notebooks a table."""
 
+    @abstractmethod
     def describe(self) -> Mapping[str, str]:
         """Returns what is worth knowing, by name."""
-        raise NotImplementedError
 
     def __repr__(self) -> str:
         lines = (f"  {name}: {fact}" for name, fact in self.describe().items())

@@ -16,7 +16,7 @@ from hapi_client.atomic_file import file_lock
 from hapi_client.data.indexing import update_index
 from hapi_client.data.upload import upload
 from hapi_client.export.extract import extract
-from hapi_client.model.frozen_region import IMAGENET_TRANSFORM
+from hapi_client.model.split_arguments import IMAGENET_TRANSFORM
 from hapi_client.progress import SilentReporter
 from hapi_client.swift.swift_url import Location
 from hapi_protocol.errors import ClientError

@@ -75,6 +75,7 @@ def test_resumed_run_ends_in_the_same_model(cluster, data, tmp_path):
             first.kill()
     assert first.returncode == 130, errors
     assert "Traceback" not in errors
+    assert "interrupted; the same command goes on from run.pt" in errors
     assert not (folder / "model.pt").exists()
     left = sorted(path.name for path in folder.iterdir())
     assert left == ["report.json", "run.pt"]

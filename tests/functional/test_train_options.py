@@ -2,9 +2,6 @@
 
 import io
 import json
-import signal
-import subprocess
-import sys
 import tarfile
 import warnings
 
@@ -23,13 +20,12 @@ from torch.optim.lr_scheduler import (
 )
 from torchvision.transforms import v2
 
-from as_user import environment_of
-from children import enable_interrupts
 from hapi_client import FeatureDataset, split_model
 from hapi_client.reports.run_report import read_reports
 from hapi_client.swift.swift_url import Location
 from hapi_protocol.errors import ClientError
 from hapi_splitter.freezing.model_checks import SplitWarning
+from hapi_training import loop
 from jobs import upload_shards
 from photos import shards_of
 
@@ -328,24 +324,33 @@ def test_checkpoint_of_another_optimizer_is_refused(train):
     assert "is of the optimizer 'sgd', but this run uses 'adam'" in printed
 
 
-def test_interrupt_says_how_to_go_on(cluster, data, tmp_path):
-    words = ("--epochs", "1000", "--cut", "stream", "--resume", "runs")
-    with subprocess.Popen(
-        [sys.executable, "-m", "hapi_client.cli.main", "train", *data, *words],
-        cwd=tmp_path,
-        env=environment_of(cluster),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=enable_interrupts,
-    ) as child:
-        try:
-            for line in child.stderr:
-                if "epoch 0:" in line:
-                    break
-            child.send_signal(signal.SIGINT)
-            _, errors = child.communicate(timeout=120)
-        finally:
-            child.kill()
-    assert child.returncode == 130
-    assert "interrupted; the same command goes on from runs" in errors
+def test_code_of_a_models_folder_is_never_run(train, tmp_path, monkeypatch):
+    """transformers would ask on the terminal."""
+    folder = tmp_path / "vit"
+    folder.mkdir()
+    classes = dict.fromkeys(
+        ("AutoConfig", "AutoModelForImageClassification"), "evil.Model"
+    )
+    config = {"model_type": "evil", "auto_map": classes}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "evil.py").write_text("open('run', 'w').close()")
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n" * 9))
+    printed = train("--model", "./vit", status=1)
+    assert "model './vit' cannot be built" in printed
+    assert not (tmp_path / "run").exists()
+
+
+def test_report_of_an_interrupted_run_has_its_curves(train, tmp_path):
+    """Only those of finished runs were there."""
+
+    def interrupt(self, *_):
+        if len(self.history.epochs) == 2:
+            raise KeyboardInterrupt
+        return validate(self, *_)
+
+    validate = loop._Run._validate
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop._Run, "_validate", interrupt)
+        train("--report", "report.json", status=130)
+    (curve,) = read_reports(tmp_path / "report.json").curves.values()
+    assert len(curve) == 2

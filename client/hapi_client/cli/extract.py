@@ -105,8 +105,8 @@ def extract_features(
     from hapi_client.job.options import JobConfig, PlanConfig
     from hapi_client.job.transfer_job import TransferJob
     from hapi_client.loading.read_config import ReadConfig
-    from hapi_client.model.frozen_region import input_transform, parse_device
     from hapi_client.model.registry import ModelSource, parse_freeze
+    from hapi_client.model.split_arguments import input_transform, parse_device
 
     config = JobConfig(
         cut=parse_cut(options.cut),

@@ -93,13 +93,13 @@ def train_command(context: typer.Context, options: TrainOptions) -> None:
             check_data(connection, location)
         data = load_data(options, connection)
         # torch takes seconds to import.
-        from hapi_client.cli import train_run
+        from hapi_client.cli import train_result, train_run
 
         result = train_run.train(options, connection, reporter, data)
         if not train_run.is_first_rank():
             return
-        train_run.print_result(result)
-    write_json(options.json_path, train_run.result_facts(result))
+        train_result.print_result(result)
+    write_json(options.json_path, train_result.result_facts(result))
 
 
 def load_data(

@@ -23,8 +23,9 @@ from hapi_client.loading.feature_loader import FeatureLoader
 from hapi_client.loading.loader_plan import LabelledBatch
 from hapi_client.loading.read_config import ReadConfig
 from hapi_client.loading.sample_dataset import SampleDataset, open_factory
-from hapi_client.model.frozen_region import AUTO, FrozenRegion
+from hapi_client.model.frozen_region import FrozenRegion
 from hapi_client.model.package_store import DEFAULT_MODELS_CONTAINER
+from hapi_client.model.split_arguments import AUTO
 from hapi_client.option_checks import check_types
 from hapi_client.sampling.distributed import Rank, this_rank
 from hapi_client.sampling.epochs import ReaderShare

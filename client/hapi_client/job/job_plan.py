@@ -15,7 +15,8 @@ from hapi_client.loading.decode_pool import DecodePool
 from hapi_client.loading.feature_request import FeatureRequestSpec
 from hapi_client.loading.loader_factory import LoaderFactory
 from hapi_client.metrics.events import WindowMetrics
-from hapi_client.model.frozen_region import AUTO, FrozenRegion
+from hapi_client.model.frozen_region import FrozenRegion
+from hapi_client.model.split_arguments import AUTO
 from hapi_client.planning.cache_listing import CacheListing
 from hapi_client.planning.cost_estimators import CostEstimators
 from hapi_client.planning.device_profile import LocalFacts, measure

@@ -9,7 +9,8 @@ from typing import Any
 from hapi_client.data.splits import TRAIN
 from hapi_client.job.pipeline import FeaturePipeline
 from hapi_client.metrics.events import JobStats
-from hapi_client.model.frozen_region import AUTO, FrozenRegion
+from hapi_client.model.frozen_region import FrozenRegion
+from hapi_client.model.split_arguments import AUTO
 from hapi_client.planning.replanner import PlanChange
 from hapi_client.reports.notebook import Reports
 from hapi_client.reports.run_page import write_reports

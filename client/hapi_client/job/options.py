@@ -9,8 +9,8 @@ import torch
 
 from hapi_client.caching.cache_config import CacheConfig
 from hapi_client.loading.read_config import ReadConfig
-from hapi_client.model.frozen_region import AUTO, check_cut, check_precision
 from hapi_client.model.package_store import DEFAULT_MODELS_CONTAINER
+from hapi_client.model.split_arguments import AUTO, check_cut, check_precision
 from hapi_client.option_checks import check_integers, check_types
 from hapi_client.swift.connection import Connection
 from hapi_protocol.encodings import PRECISIONS, Encoding, allowed_encodings

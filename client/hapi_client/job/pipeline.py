@@ -21,7 +21,8 @@ from hapi_client.loading.loader_factory import LoaderFactory, open_host_cache
 from hapi_client.loading.loader_plan import EmptySteps
 from hapi_client.loading.sample_dataset import DatasetConfig, SampleDataset
 from hapi_client.metrics.events import JobStats
-from hapi_client.model.frozen_region import AUTO, FrozenRegion
+from hapi_client.model.frozen_region import FrozenRegion
+from hapi_client.model.split_arguments import AUTO
 from hapi_client.planning.cache_tracker import CacheTracker
 from hapi_client.progress import progress_wanted
 from hapi_client.reports.epoch_history import EpochHistory

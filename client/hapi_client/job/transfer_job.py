@@ -19,7 +19,8 @@ from hapi_client.job.options import JobConfig
 from hapi_client.job.pipeline import FeaturePipeline
 from hapi_client.loading.feature_loader import FeatureLoader
 from hapi_client.loading.loader_plan import LabelledBatch
-from hapi_client.model.frozen_region import AUTO, STREAM, FrozenRegion
+from hapi_client.model.frozen_region import FrozenRegion
+from hapi_client.model.split_arguments import AUTO, STREAM
 from hapi_client.option_checks import check_types
 from hapi_client.sampling.epochs import check_epoch
 from hapi_client.sampling.partition import Reader

@@ -8,7 +8,6 @@ import logging
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -16,6 +15,16 @@ import torch
 
 from hapi_client.model.client_region import ClientRegion
 from hapi_client.model.package_store import find_package, upload_package
+from hapi_client.model.split_arguments import (
+    AUTO,
+    FREEZE,
+    PRECISIONS,
+    STREAM,
+    check_cut,
+    check_precision,
+    input_transform,
+    parse_device,
+)
 from hapi_client.model.split_progress import split_progress
 from hapi_client.sampling.augmentation_schedule import AugmentationSchedule
 from hapi_client.swift.connection import Connection
@@ -27,28 +36,12 @@ from hapi_splitter.freezing.freeze_selector import Freeze
 from hapi_splitter.freezing.model_checks import device_of, unwrapped
 from hapi_splitter.freezing.split_model import split
 from hapi_splitter.freezing.tail import autocast_dtype
-from hapi_splitter.inputs.array_transform import ArrayTransform
 from hapi_splitter.inputs.augmentation import Augmentation
-from hapi_splitter.inputs.image_transform import ImageTransform
-from hapi_splitter.inputs.sample_format import InputTransform
 from hapi_splitter.package.weights import tensor_bytes
 from hapi_splitter.package.writer import digest_of, write_package
 from hapi_splitter.units import bytes_text
 
 logger = logging.getLogger(__name__)
-
-AUTO = "auto"
-FREEZE = "freeze"
-STREAM = "stream"
-PRECISIONS = {
-    AUTO: None,
-    "float32": None,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
-"""Values of ``precision``, and the dtype of autocast."""
-IMAGENET_TRANSFORM = ImageTransform(resize_size=256, crop_size=224)
-"""torchvision's usual evaluation transform, which is the default."""
 
 
 class FrozenRegion(Described, ClientRegion):
@@ -370,19 +363,6 @@ def _frozen_weights(
     }
 
 
-def check_precision(precision: str) -> None:
-    """Refuses another value than those of :data:`PRECISIONS`.
-
-    Raises:
-        ClientError: ``bad_configuration`` naming the allowed values.
-    """
-    if precision not in PRECISIONS:
-        raise ClientError(
-            "bad_configuration",
-            f"precision is {precision!r}; give one of {', '.join(PRECISIONS)}",
-        )
-
-
 def _device_of(
     model: torch.nn.Module | tuple[torch.nn.Module, torch.nn.Module],
 ) -> torch.device:
@@ -409,89 +389,3 @@ def _digest(weights: Mapping[str, torch.Tensor]) -> str:
         digest.update(f"{name} {weight.dtype} {[*weight.shape]}\n".encode())
         digest.update(tensor_bytes(weight))
     return digest.hexdigest()
-
-
-def check_cut(cut: int | str, num_cuts: int | None = None) -> None:
-    """Refuses a value that is no cut of a model of ``num_cuts`` cuts.
-
-    Raises:
-        ClientError: ``bad_configuration`` naming the allowed values.
-    """
-    is_number = type(cut) is int and 0 <= cut <= (num_cuts or cut)
-    if not is_number and cut not in (AUTO, FREEZE, STREAM):
-        raise ClientError(
-            "bad_configuration",
-            f"cut is {cut!r}; give 'auto' to plan, 'stream' or 0 to push "
-            f"nothing down, a number from 1 to {num_cuts or 'the last cut'}, "
-            "or 'freeze' for the last",
-        )
-
-
-def input_transform(
-    transform: Any,
-    augment: Augmentation | None = None,
-    image: str | None = None,
-    exif: str | None = None,
-) -> InputTransform:
-    """Makes the input transform of the options of a user.
-
-    Raises:
-        ClientError: ``bad_configuration`` naming the allowed values.
-    """
-    if augment is not None and not isinstance(augment, Augmentation):
-        raise ClientError(
-            "bad_configuration",
-            f"augment is {augment!r:.80}; give an Augmentation",
-        )
-    if isinstance(transform, ArrayTransform):
-        if augment is not None:
-            raise ClientError(
-                "bad_configuration",
-                "augment is given for arrays, but only images can be "
-                "augmented; leave it out, or augment the input of the tail",
-            )
-        for name, value in {"image": image, "exif": exif}.items():
-            if value is not None:
-                raise ClientError(
-                    "bad_configuration",
-                    f"{name} is {value!r}, but the transform takes arrays; "
-                    "leave it out",
-                )
-        return transform
-    try:
-        if transform is None:
-            image_transform = IMAGENET_TRANSFORM
-        elif isinstance(transform, ImageTransform):
-            image_transform = transform
-        else:
-            image_transform = ImageTransform.from_preset(transform)
-        return replace(
-            image_transform,
-            augmentation=augment or image_transform.augmentation,
-            member=image or image_transform.member,
-            exif=exif or image_transform.exif,
-        )
-    except (TypeError, ValueError) as error:
-        raise ClientError(
-            "bad_configuration",
-            f"{error}; or give weights.transforms(), or an ArrayTransform "
-            "for arrays",
-        ) from error
-
-
-def parse_device(device: torch.device | str) -> torch.device:
-    """Returns a device of this machine, and allocates on it once.
-
-    Raises:
-        ClientError: ``bad_configuration`` for an unavailable device.
-    """
-    try:
-        parsed = torch.device(device)
-        torch.empty(0, device=parsed)
-    except (RuntimeError, AssertionError, TypeError) as error:
-        raise ClientError(
-            "bad_configuration",
-            f"device is {str(device)!r}: {error}; give 'cpu', or a GPU of "
-            "this machine, 'cuda' or 'cuda:1'",
-        ) from error
-    return parsed

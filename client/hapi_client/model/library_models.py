@@ -85,15 +85,17 @@ def build_transformers(
             f"weights is {weights!r}, but {name!r} names weights; leave it "
             "out",
         )
+    # Else transformers may ask on the terminal to run code of the folder.
+    trust: dict[str, Any] = {"trust_remote_code": False}
     head: dict[str, Any] = {}
     if num_classes is not None:
         head = {"num_labels": num_classes, "ignore_mismatched_sizes": True}
     try:
         return (
             transformers.AutoModelForImageClassification.from_pretrained(
-                name, **head
+                name, **trust, **head
             ),
-            transformers.AutoImageProcessor.from_pretrained(name),
+            transformers.AutoImageProcessor.from_pretrained(name, **trust),
         )
     except Exception as error:  # the files may contain anything
         raise _unusable(name, error) from error

@@ -9,9 +9,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from hapi_client.model.frozen_region import input_transform
 from hapi_client.model.package_store import package_name, upload_package
 from hapi_client.model.registry import Model, ModelSource, parse_freeze
+from hapi_client.model.split_arguments import input_transform
 from hapi_client.progress import Reporter
 from hapi_client.swift.connection import Connection
 from hapi_protocol.errors import ClientError

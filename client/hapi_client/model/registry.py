@@ -11,17 +11,14 @@ from typing import Any, TypeAlias
 
 import torch
 
-from hapi_client.model.frozen_region import (
-    FrozenRegion,
-    input_transform,
-    parse_device,
-)
+from hapi_client.model.frozen_region import FrozenRegion
 from hapi_client.model.library_models import (
     TIMM,
     build_timm,
     build_transformers,
     is_transformers_name,
 )
+from hapi_client.model.split_arguments import input_transform, parse_device
 from hapi_client.model.torchvision_registry import build_model, replace_head
 from hapi_protocol.errors import ClientError
 from hapi_splitter.freezing.split_model import default_freeze

@@ -20,7 +20,7 @@ from hapi_splitter.units import bytes_text, count_text
 
 if TYPE_CHECKING:
     from hapi_client.cli.demo.run import DemoResult
-    from hapi_client.cli.train_run import TrainResult
+    from hapi_client.cli.train_result import TrainResult
 
 
 @dataclass(frozen=True)

@@ -18,15 +18,13 @@ from hapi_client.cli.demo.command import DemoOptions
 from hapi_client.cli.options import Values, parse_cut
 from hapi_client.cli.train import load_data
 from hapi_client.cli.train_options import TrainOptions
-from hapi_client.cli.train_run import TrainResult, job_config, train
+from hapi_client.cli.train_result import TrainResult
+from hapi_client.cli.train_run import job_config, train
 from hapi_client.data.splits import num_classes_of
 from hapi_client.data.upload import PackOptions, upload
 from hapi_client.job.options import PlanConfig
-from hapi_client.model.frozen_region import (
-    STREAM,
-    FrozenRegion,
-    check_cut,
-)
+from hapi_client.model.frozen_region import FrozenRegion
+from hapi_client.model.split_arguments import STREAM, check_cut
 from hapi_client.model.torchvision_registry import build_model
 from hapi_client.progress import Reporter
 from hapi_client.swift.connection import Connection

@@ -19,6 +19,7 @@ from hapi_client.cli import train_run
 from hapi_client.cli.context import print_table
 from hapi_client.cli.demo.command import DemoOptions, compare_bytes
 from hapi_client.cli.demo.run import DemoResult, check_options
+from hapi_client.cli.train_result import Run, TrainResult
 from hapi_client.data.index import load_index
 from hapi_client.metrics.events import JobStats
 from hapi_client.model.registry import ModelSource
@@ -457,8 +458,8 @@ def test_tables_in_a_pipe_are_not_cut(capsys, monkeypatch):
 def demo_run(num_bytes=1, losses=(1.0,)):
     epochs = [EpochResult(list(losses)), EpochResult(), EpochResult()]
     stats = JobStats(bytes=num_bytes, package_bytes=30)
-    run = train_run.Run("", Recipe(), History(epochs))
-    return train_run.TrainResult("x", "body", 2, Mock(cut=1), stats, [run])
+    run = Run("", Recipe(), History(epochs))
+    return TrainResult("x", "body", 2, Mock(cut=1), stats, [run])
 
 
 @pytest.mark.parametrize(
