@@ -56,14 +56,19 @@ def fuzz(
     refused = 0
     for number in range(CASES):
         data = make(chance)
-        started = time.thread_time()
-        try:
-            read(data)
-        except allowed:
-            refused += 1
-        except Exception as error:
-            raise AssertionError(f"case {number} of {name}") from error
-        seconds = time.thread_time() - started
-        assert seconds < MAX_SECONDS, (name, number, seconds)
+        # A collection of garbage may fall into one reading, not into two.
+        for _ in range(2):
+            started = time.thread_time()
+            try:
+                read(data)
+            except allowed:
+                refused += 1
+            except Exception as error:
+                raise AssertionError(f"case {number} of {name}") from error
+            seconds = time.thread_time() - started
+            if seconds < MAX_SECONDS:
+                break
+        else:
+            raise AssertionError((name, number, seconds))
     # Else nothing was damaged.
     assert refused > CASES / 20, (name, refused)

@@ -77,6 +77,9 @@ def in_a_loop(
                 state["losses"].append(loss.item())
                 checkpoints.save()
                 check(len(state["losses"]), checkpoints)
+    if dist.is_initialized():
+        # A process that ends without may abort in gloo's threads.
+        dist.destroy_process_group()
     losses: list[float] = state["losses"]
     return losses
 
