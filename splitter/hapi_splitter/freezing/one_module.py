@@ -81,9 +81,8 @@ class ModuleSplitter:
         self.result: Any = None
         self._merged: frozenset[str] = frozenset()
         _check_signature(model, transform)
-        self._samples = [
-            form.examples(n).to(device_of(model)) for n in _BATCHES
-        ]
+        samples = form.examples(max(_BATCHES)).to(device_of(model))
+        self._samples = [samples[:n] for n in _BATCHES]
 
     @cached_property
     def points(self) -> FreezePoints:
@@ -150,27 +149,26 @@ class ModuleSplitter:
                     shapes,
                     self._merged,
                 )
-                self._check_tail(plan, features[0], spec)
-                self._check_features(plan, features[1], spec)
+                self._check_tail(plan, features[: _BATCHES[0]], spec)
+                self._check_features(plan, features, spec)
                 plan = replace(plan, random_module=self._random_module(point))
             except FreezeError as error:
                 failure = error
             else:
-                split = CachedSplit(graph, plan, spec.text, features[0][:1])
+                split = CachedSplit(graph, plan, spec.text, features[:1])
                 return split, weights
         assert failure is not None, "there is a point, or find() fails"
         raise failure
 
     def _graph(
         self, point: FreezePoint, spec: FreezeSpec
-    ) -> tuple[
-        FrozenGraph, list[torch.Tensor], Mapping[int, torch.Tensor], Shapes
-    ]:
+    ) -> tuple[FrozenGraph, torch.Tensor, Mapping[int, torch.Tensor], Shapes]:
         """Exports the model up to a freeze point.
 
         Returns:
-            The region, its features of both batches, its weights where the
-            model has them, and shapes of the results of modules.
+            The region, its features of the larger batch (that of its export
+            is the smaller one), its weights where the model has them, and
+            shapes of the results of modules.
         """
         region = Region(self._model, point.positions, self._inputs)
         self._progress("exporting the frozen layers")
@@ -188,7 +186,7 @@ class ModuleSplitter:
                 exported, self._form, self._transform, spec.text
             )
             with torch.autocast(device_of(self._model).type, enabled=False):
-                features = [*map(graph.suffix(0), self._samples)]
+                features = graph.suffix(0)(self._samples[1])
         return graph, features, exported.weights, shapes
 
     def _check_features(
@@ -202,8 +200,12 @@ class ModuleSplitter:
             self._model.train()
             for module in frozen_modules(self._model, plan):
                 module.eval()
-            results = [region(self._samples[1].clone()) for _ in range(2)]
-        first, second = (same(features, result.detach()) for result in results)
+            first, second = (
+                same(
+                    features[: len(samples)], region(samples.clone()).detach()
+                )
+                for samples in self._samples
+            )
         if not first or not second:
             raise cannot_freeze(
                 f"freeze {spec.text!r}: the frozen modules, in eval mode, "
