@@ -52,9 +52,6 @@ SHORT_DEADLINES = {
 }
 
 
-pytestmark = pytest.mark.timeout(400)
-
-
 @dataclass
 class World:
     """A cluster of processes, and our proxy in front of it."""

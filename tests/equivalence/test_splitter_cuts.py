@@ -55,7 +55,6 @@ def subject(request):
     return Subject(reference, model, parts, data, load_package(data))
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("fast", [False, True], ids=["plain", "fast"])
 def test_prefix_suffix_and_tail_equal_the_model_at_every_cut(subject, fast):
     parts, loaded, local = subject.parts, subject.loaded, subject.parts.frozen

@@ -46,7 +46,6 @@ from local_rows import received_rows
 from many_objects import get_many
 from slow_link import slow_link
 
-SECONDS = 110
 TOLERANCE = 1e-4
 SHARDS = (24, 66, 14)
 NUM_SAMPLES = sum(SHARDS)

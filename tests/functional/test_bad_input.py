@@ -129,7 +129,7 @@ def test_copy_with_annotation_copies_the_bytes(chain, owner):
 
 def test_info_tells_the_limits(cluster):
     url = f"{cluster.proxy_url}/info"
-    section = requests.get(url, timeout=30).json()["hapi"]
+    section = requests.get(url, timeout=300).json()["hapi"]
     assert section["version"] == 1
     assert section["versions"] == [1]
     assert section["encodings"] == list(ENCODINGS)

@@ -26,10 +26,9 @@ from swiftclient.client import Connection
 from torchvision.io import ImageReadMode, decode_jpeg
 
 from photos import shard
-from waiting import until
+from waiting import SECONDS, until
 
 ROOT = Path(__file__).resolve().parents[2]
-SECONDS = 100.0
 NUM_SHARDS, SHARD_SAMPLES = 4, 9
 TASK = Task("resnet18", "backbone", 4, 72, 64)
 CONTAINER = "opponents-photos"

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from photos import shard
+from waiting import SECONDS
 
 ROOT = Path(__file__).resolve().parents[2]
-SECONDS = 900.0
 NUM_PHOTOGRAPHS = 64
 
 needs_minutes = pytest.mark.skipif(
@@ -22,7 +22,6 @@ pytestmark = [
     pytest.mark.skipif(
         len(os.sched_getaffinity(0)) < 2, reason="two tiers need two cores"
     ),
-    pytest.mark.timeout(SECONDS),
 ]
 
 

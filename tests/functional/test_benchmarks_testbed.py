@@ -15,11 +15,10 @@ from benchmarks.testbed import two_tiers as testbed
 from benchmarks.testbed.network import STORAGE_ADDRESS, missing_requirements
 
 from children import enable_interrupts
-from waiting import until
+from waiting import SECONDS, until
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = {"worker": False, "processes": False}
-SECONDS = 60.0
 PAYLOAD_BYTES = 1_000_000
 
 RECEIVE = f"""

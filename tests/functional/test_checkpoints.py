@@ -31,11 +31,10 @@ from hapi_training.checkpoints import segments
 from hapi_training.checkpoints.swift_folder import SwiftFolder
 from hapi_training.store import RENDEZVOUS_VARIABLE
 from jobs import connected
-from waiting import until
+from waiting import SECONDS, until
 
 STEPS = 8
 KILLS = int(os.environ.get("HAPI_KILLS", "3"))
-SECONDS = 200
 SCRIPT = Path(__file__).parent.parent / "support" / "checkpoint_trainer.py"
 
 
@@ -160,7 +159,6 @@ def test_commands_on_a_folder(train, cluster, tmp_path):
     assert "2    │ whole" in done.stdout
 
 
-@pytest.mark.timeout(300)
 def test_other_machines_go_on_from_swift(train, remote, tmp_path):
     """Four ranks save each step; the machine is lost; two go on elsewhere."""
     expected = train(local=str(tmp_path / "whole"))["digest"]
@@ -197,7 +195,6 @@ class Worker:
         until(is_there, SECONDS)
 
 
-@pytest.mark.timeout(400)
 def test_checkpoints_go_on_while_workers_come_and_go(
     train, remote, cluster, tmp_path
 ):
@@ -429,7 +426,6 @@ class Observer:
     ("place", "num_ranks"),
     [("local", 2), ("remote", 1), ("local", 1), ("remote", 2)][: KILLS - 1],
 )
-@pytest.mark.timeout(100 + 60 * KILLS)
 def test_killed_runs_go_on_from_whole_checkpoints(
     train, remote, connection, cluster, tmp_path, num_ranks, place
 ):

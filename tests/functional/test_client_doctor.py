@@ -28,7 +28,7 @@ def data(connection, owner):
     update_index(connection, DATA)
 
 
-def look(cluster, data=None, *, seconds=20.0, **environ):
+def look(cluster, data=None, *, seconds=300.0, **environ):
     """The findings by check."""
     variables = {**cluster.environment, **environ}
     checked = findings(

@@ -67,7 +67,7 @@ def features(name, annotation):
         (features("a.tar", NO_MODEL), "not_found"),
         (features("a.tar", NO_PACKAGE), "bad_package"),
         (
-            lambda c: c.get_profile("errors", "a.tar", seconds=20),
+            lambda c: c.get_profile("errors", "a.tar", seconds=300),
             "bad_package",
         ),
         (lambda c: c.account_request("PUT", {"hapi-cache": ""}), None),

@@ -41,7 +41,7 @@ pytest.importorskip("swift", reason="needs swift-hapi[cluster]")
 FAKE_WORKER = (sys.executable, str(Path(__file__).with_name("fake_worker.py")))
 BARE: dict[str, Any] = {"worker": False, "hapi_filter": False}
 WATCHED: dict[str, Any] = {"hapi_filter": False, "worker_command": FAKE_WORKER}
-DEADLINE_SECONDS = 20.0
+DEADLINE_SECONDS = 300.0
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def request(
 
 
 def all_end(processes):
-    until(lambda: not any(p.alive() for p in processes), 60)
+    until(lambda: not any(p.alive() for p in processes))
 
 
 def listens(cluster):
@@ -106,7 +106,7 @@ def cli(*words):
         hapi_cluster_command(*words),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
 
@@ -362,7 +362,7 @@ def test_unfit_file_systems_are_refused(directory, kind, said):
         [*unshare, f'{mount} && exec "$@"', "sh", *command],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 1
@@ -483,7 +483,7 @@ def test_the_commands_work_together_with_the_swift_client(directory, tmp_path):
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     assert done.stdout == "o\ndata", done.stderr

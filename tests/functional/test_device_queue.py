@@ -485,7 +485,6 @@ def train(cluster, tmp_path):
         trainer.process.communicate()
 
 
-@pytest.mark.timeout(300)
 def test_jobs_are_those_alone_also_when_the_queue_is_killed(
     serve, train, path
 ):

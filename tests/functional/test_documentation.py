@@ -37,19 +37,17 @@ from hapi_worker.config import SECTION, load_config
 from jobs import connected
 from networks import small_parts
 from photos import jpegs
+from waiting import SECONDS
 
 TUTORIAL = "docs/tutorial/finetune.rst"
 """test_tutorial.py follows it."""
 CLASSES = 3
-SECONDS = 540
 TEXT = ("text", "none")
 """Blocks that are not run: answers, log lines, formulae."""
 PYTHON = ("python",)
 COMMANDS = ("sh", "console")
 CONFIGURATION = ("ini", "yaml")
 HTTP = ("http",)
-
-pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(scope="module")
@@ -309,7 +307,7 @@ def check_drop_in(block, folder):
         [tool, "verify", str(unit)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         env={**os.environ, "SYSTEMD_UNIT_PATH": f"{folder}:"},
     )
     assert (done.returncode, done.stderr) == (0, "")

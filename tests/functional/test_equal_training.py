@@ -43,11 +43,11 @@ from hapi_splitter.planner.problem import RAW_ROUTE, Route
 from jobs import upload_shards
 from networks import small_network
 from photos import shards_of
+from waiting import SECONDS
 
 SHARDS = {"train": (20, 16, 24, 12, 18, 22), "val": (20, 20)}
 NUM_SAMPLES = sum(SHARDS["train"])
 TOLERANCE = 1e-4
-SECONDS = 150
 RANKS = Path(__file__).parent.parent / "support" / "rank_trainer.py"
 
 
@@ -214,7 +214,6 @@ def test_features_of_this_host_train_as_the_local_run(
     POOL.clear()
 
 
-@pytest.mark.timeout(400)
 def test_ranks_train_together_as_the_local_run(
     cluster, folder, local, tmp_path
 ):

@@ -26,7 +26,6 @@ def tar():
     return min(Path(folder).glob("imagenet-sample-*.tar"))
 
 
-@pytest.mark.timeout(300)
 def test_push_down_moves_at_most_a_twentieth_of_the_bytes(cluster, tar):
     model = torchvision.models.resnet18(weights=None)
     moved = {}

@@ -246,7 +246,6 @@ def test_lightning_tests_and_predicts(connection, local, tmp_path):
         assert tail.num_validated == tail.num_tested == 2 * sum(COUNTS)
 
 
-@pytest.mark.timeout(200)
 def test_accelerate_trains_on_two_ranks_as_the_local_run(
     cluster, connection, local, tmp_path
 ):

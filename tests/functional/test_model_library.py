@@ -222,7 +222,7 @@ def test_timms_weights_are_published(swift, tmp_path):
         },
         stdout=subprocess.PIPE,
         text=True,
-        timeout=100,
+        timeout=300,
     )
     found, failed = json.loads(done.stdout)["packages"]
     assert (done.returncode, failed["state"]) == (1, "failed")

@@ -69,7 +69,7 @@ from photos import jpegs, shard
 from replicas import replicas
 from second_proxy import counted_links, second_proxy
 from slow_link import slow_link
-from waiting import until
+from waiting import SECONDS, until
 from worker_under_test import Exchange
 
 SETTINGS = {
@@ -97,7 +97,6 @@ MODEL = f"{PLACE}/net.hapi"
 ASKED = {"X-Hapi-Model": MODEL, "X-Hapi-Cut": "1"}
 NUM_ROWS = 6
 CONTENT = shard(NUM_ROWS, seed=5)
-SECONDS = 60.0
 
 
 @dataclass

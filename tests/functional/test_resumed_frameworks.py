@@ -16,8 +16,8 @@ from children import run_family
 from hapi_client.swift.swift_url import parse_location
 from jobs import upload_shards
 from photos import shards_of
+from waiting import SECONDS
 
-SECONDS = 200
 # Of two epochs of 5 steps.  Lightning counts epochs wrong, also without ours,
 # in a run that goes on from the last step of one, and is resumed again.
 KILLED_AT = 3, 8
@@ -73,7 +73,6 @@ def train(cluster, tmp_path, place_of):
     return train
 
 
-@pytest.mark.timeout(3 * SECONDS)
 @pytest.mark.parametrize("way", ["plain", "accelerate", "lightning"])
 def test_run_goes_on_where_it_was_killed(
     train, expected, place_of, cluster, tmp_path, way

@@ -16,8 +16,8 @@ from torch.distributed.checkpoint.api import CheckpointException
 from as_user import environment_of
 from children import run_family
 from hapi_training import SwiftStorageReader, SwiftStorageWriter
+from waiting import SECONDS
 
-SECONDS = 200
 SCRIPT = Path(__file__).parent.parent / "support" / "sharded_trainer.py"
 
 

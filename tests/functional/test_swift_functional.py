@@ -11,13 +11,12 @@ from pathlib import Path
 import pytest
 
 from children import family
-from waiting import until
+from waiting import SECONDS, until
 
 pytest.importorskip("swift", reason="needs swift-hapi[cluster]")
 
 TESTS = Path(__file__).resolve().parents[1]
 FOLDERS = ("deploy", "protocol", "swift_middleware")
-SECONDS = 60.0
 SIDES = ("without", "with")
 
 BASE = """

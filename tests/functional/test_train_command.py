@@ -17,12 +17,10 @@ from hapi_client.swift.swift_url import Location
 from hapi_training.device_queue import status_of
 from jobs import upload_shards
 from photos import shards_of
+from waiting import SECONDS
 
 PLACE = Location("commands", "train")
 EPOCHS = 2
-SECONDS = 120
-
-pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture(scope="module")

@@ -66,8 +66,6 @@ SCRIPTS = {
     ),
 }
 
-pytestmark = pytest.mark.timeout(300)
-
 
 @pytest.fixture(scope="module")
 def data(connection):

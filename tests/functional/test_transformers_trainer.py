@@ -450,7 +450,6 @@ def test_data_that_differ_from_the_options_are_refused(connection, tmp_path):
 # --- several ranks ---
 
 
-@pytest.mark.timeout(400)
 def test_two_ranks_train_and_evaluate_as_one(
     cluster, connection, trainer_of, tmp_path
 ):

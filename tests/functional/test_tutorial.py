@@ -34,8 +34,6 @@ TOLERANCE = 1e-4
 USER = "test2:tester2"
 """User whose account is empty."""
 
-pytestmark = pytest.mark.timeout(600)
-
 
 def commands():
     text = PAGE.read_text()

@@ -17,12 +17,12 @@ from hapi_protocol.errors import make_error
 from hapi_training import VirtualNodes
 from jobs import small_job, upload_shards
 from photos import shards_of
+from waiting import SECONDS
 
 # The last batch has two samples or more for each node: batch norm needs them.
 SHARDS = (40, 16, 33, 23)
 NUM_SAMPLES = sum(SHARDS)
 EPOCHS = 3
-SECONDS = 280
 SCRIPT = Path(__file__).parent.parent / "support" / "node_ranks.py"
 
 
@@ -79,7 +79,6 @@ def digests_of(results):
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4, 8, 3])
-@pytest.mark.timeout(300)
 def test_model_has_the_same_bits_on_any_number_of_workers(
     train, alone, num_ranks
 ):
@@ -88,13 +87,11 @@ def test_model_has_the_same_bits_on_any_number_of_workers(
     assert digests_of(train(num_ranks, *runs)) == alone[: len(runs)]
 
 
-@pytest.mark.timeout(300)
 def test_model_has_the_same_bits_with_uneven_workers(train, alone):
     runs = [{**run, "counts": [5, 3]} for run in RUNS[:2]]
     assert digests_of(train(2, *runs)) == alone[:2]
 
 
-@pytest.mark.timeout(300)
 def test_model_has_the_same_bits_whatever_is_cached(train, alone, tmp_path):
     """Cold, warm, too small, shared, lost, and of another number of ranks."""
     plain = RUNS[0]
@@ -116,14 +113,12 @@ def test_model_has_the_same_bits_whatever_is_cached(train, alone, tmp_path):
         assert hits[3] <= hits[1]
 
 
-@pytest.mark.timeout(300)
 def test_model_has_the_same_bits_after_a_restart_elsewhere(train, alone):
     for restart_at in (2, 4, 9):
         (result,) = train(2, {**RUNS[1], "restart_at": restart_at})
         assert result["digest"] == alone[1]
 
 
-@pytest.mark.timeout(300)
 def test_model_has_the_same_bits_in_loops_of_other_tools(train, alone):
     runs = [{**RUNS[0], "tool": tool} for tool in ("lightning", "accelerate")]
     assert digests_of(train(2, *runs)) == alone[:1] * 2
@@ -159,7 +154,6 @@ def test_what_may_give_other_bits_is_warned_of(
     assert "spans of epoch 0 were read raw" in message
 
 
-@pytest.mark.timeout(300)
 def test_other_threads_give_other_bits(train, alone):
     """A control; those of sums and of batches are unit tests."""
     (threads,) = train(1, {**RUNS[0], "threads": 2})

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from children import run_family
 from hapi_cluster import Cluster
+from waiting import SECONDS
 
-SECONDS = 280
 _MODULES = {
     "hapi": ("-m", "hapi_client.cli.main"),
     "swift": ("-m", "swiftclient.shell"),
@@ -20,9 +20,16 @@ _MODULES = {
 
 
 def environment_of(cluster: Cluster) -> dict[str, str]:
-    """The variables of a user's programs, which import what this one does."""
-    paths = os.pathsep.join(path for path in sys.path if path)
-    return {**os.environ, **cluster.environment, "PYTHONPATH": paths}
+    """The variables of a user's programs, which import what this one does.
+
+    They share a cache of splits, as those of a user do.
+    """
+    return {
+        **os.environ,
+        **cluster.environment,
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        "HAPI_CACHE_DIR": str(cluster.directory / "user-cache"),
+    }
 
 
 def run(

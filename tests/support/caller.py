@@ -8,8 +8,8 @@ import requests
 
 from hapi_cluster import Cluster
 from hapi_protocol.unix_http import UnixConnection
+from waiting import SECONDS
 
-SECONDS = 60.0
 USERS = {
     "test:tester": "testing",
     "test:tester3": "testing3",

@@ -10,9 +10,7 @@ from pathlib import Path
 
 from hapi_protocol.errors import ClientError
 from hapi_training.device_queue import status_of
-from waiting import until
-
-SECONDS = 100
+from waiting import SECONDS, until
 
 
 def start_queue(

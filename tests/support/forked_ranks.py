@@ -17,8 +17,7 @@ import torch.distributed as dist
 
 from hapi_training import VirtualNodes
 from hapi_training.store import RENDEZVOUS_VARIABLE
-
-SECONDS = 100
+from waiting import SECONDS
 
 
 def run_workers(num_workers: int, function: Callable[[int], Any]) -> list[Any]:

@@ -13,10 +13,9 @@ from typing import Any
 from hapi_splitter.fork_server import Request, serve
 from hapi_splitter.inputs.image_decode import preload_decoders
 from hapi_splitter.inputs.subprocess_decode import answer_image
-from waiting import until
+from waiting import SECONDS, until
 
 PAUSED = "HOSTILE_DECODE_PAUSED"
-SECONDS = 60.0
 
 
 def _answer(descriptor: int, request: Request) -> dict[str, Any]:

@@ -16,9 +16,7 @@ from hapi_cluster.paths import ClusterPaths, write_state
 from hapi_cluster.preflight import prepare_directory
 from hapi_cluster.probes import create_accounts
 from hapi_cluster.supervisor import start_server
-from waiting import until
-
-SECONDS = 90.0
+from waiting import SECONDS, until
 
 
 class OwnServers:

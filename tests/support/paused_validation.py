@@ -22,9 +22,8 @@ from hapi_splitter.fork_server import (
 )
 from hapi_splitter.graph.shapes import warm_up
 from hapi_splitter.package.subprocess_validation import answer_request
-from waiting import until
+from waiting import SECONDS, until
 
-SECONDS = 60.0
 _VARIABLE = "PAUSED_VALIDATION"
 
 

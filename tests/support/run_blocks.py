@@ -19,8 +19,7 @@ from typing import Any
 
 from hapi_client.cli import main as hapi
 from hapi_worker import main as worker
-
-SECONDS = 60.0
+from waiting import SECONDS
 
 
 def main(steps: str, outcomes: str) -> None:

@@ -76,7 +76,7 @@ def second_proxy(
         yield url
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(300)
 
 
 def _encrypt(parser: configparser.RawConfigParser) -> None:

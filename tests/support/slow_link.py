@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
+from waiting import SECONDS
+
 PIECE_BYTES = 2048
-SECONDS = 10.0
 
 
 class SlowLink:

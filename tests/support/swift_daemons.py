@@ -12,8 +12,8 @@ from contextlib import closing
 from pathlib import Path
 
 from hapi_cluster import Cluster
+from waiting import SECONDS
 
-SECONDS = 60.0
 MODULES: Mapping[str, str] = {
     "account-reaper": "swift.account.reaper",
     "container-sharder": "swift.container.sharder",

@@ -5,10 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+SECONDS = 300.0
+"""Wait for what always comes, also on two cores with a load of 12."""
+
 
 def until(
     holds: Callable[[], object],
-    seconds: float = 20.0,
+    seconds: float = SECONDS,
     message: Callable[[], str] = lambda: "timeout",
 ) -> None:
     """Waits for a condition; fails with ``message`` after ``seconds``."""

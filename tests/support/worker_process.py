@@ -90,13 +90,13 @@ class WorkerProcess(Exchange):
     def stop(self) -> int:
         """Ends it as systemd does; returns its exit status."""
         self.process.terminate()
-        return self.process.wait(30)
+        return self.process.wait(300)
 
     def kill(self) -> None:
         """Sends SIGKILL, if it still runs."""
         if self.process.poll() is None:
             self.process.kill()
-        self.process.wait(10)
+        self.process.wait(300)
 
     def log(self) -> str:
         return self._log.read_text()

@@ -28,7 +28,6 @@ def test_published_table_has_all_models():
         assert freeze == (entry.freeze or freeze)
 
 
-@pytest.mark.timeout(600)
 def test_small_census_writes_its_table(tmp_path):
     results, table = tmp_path / "census.json", tmp_path / "models.csv"
     paths = ["--json", str(results), "--csv", str(table)]

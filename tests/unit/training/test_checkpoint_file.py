@@ -117,7 +117,7 @@ def test_save_interrupted_at_any_line_leaves_a_complete_file(path):
         [sys.executable, "-c", INTERRUPTED, str(path)],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=300,
         check=False,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )

@@ -280,7 +280,7 @@ class SlowWrites:
         monkeypatch.setattr(folder, "write_range", self.write)
 
     def write(self, *arguments):
-        assert self.may_begin.wait(60)
+        assert self.may_begin.wait(300)
         write_range(*arguments)
 
 

@@ -63,7 +63,7 @@ def losing(worker, *, ends=True, waits=True):
         for images, labels in step:
             step.backward(cross_entropy(module(images), labels))
             if step.number == JOIN_AT and ends and nodes.is_first:
-                until(lambda: num_workers() == 3, 60)
+                until(lambda: num_workers() == 3)
         updates.step()
         updates.zero_grad()
         state["losses"].append(step.loss)
@@ -137,7 +137,7 @@ def wait_to_join(worker):
 def let_join(nodes):
     """Lets the second worker start; returns when it waits to be admitted."""
     store_of_the_test().set("go", "")
-    until(nodes._group.num_waiting, 60)
+    until(nodes._group.num_waiting)
 
 
 def trained(nodes, module, updates, data, state=None, in_step=None):

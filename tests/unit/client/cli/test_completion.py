@@ -68,7 +68,7 @@ def test_bash_completes_commands_options_values_and_files(environment):
         env=environment,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=300,
     )
     assert done.stderr == ""
     *found, shown = done.stdout.splitlines()

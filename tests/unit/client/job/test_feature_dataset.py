@@ -56,7 +56,7 @@ def made(step=0, shuffle=True):
 
 def loader_of(dataset, **options):
     return DataLoader(
-        dataset, batch_size=None, num_workers=2, timeout=60, **options
+        dataset, batch_size=None, num_workers=2, timeout=300, **options
     )
 
 

@@ -230,7 +230,7 @@ class FirstSpanWaits(Source):
         return SpanTask("pushdown", 1, partial(self.wait, span))
 
     def wait(self, span, scope):
-        assert self.event.wait(20)
+        assert self.event.wait(300)
         return self.load(span, scope)
 
 
@@ -492,9 +492,9 @@ def test_next_span_is_read_while_one_is_decoded():
         def load(self, span, scope):
             with concurrency.reading(1):
                 begun.release()
-                assert bytes_arrived.wait(20)
+                assert bytes_arrived.wait(300)
             with concurrency.decoding():
-                assert decoded.wait(20)
+                assert decoded.wait(300)
             return super().load(span, scope)
 
     # Starts with a limit of one read.
@@ -503,10 +503,10 @@ def test_next_span_is_read_while_one_is_decoded():
     prefetcher = open_with(OneByOne(), num_threads=2)(spans)
     try:
         prefetcher.top_up()
-        assert begun.acquire(timeout=10)
+        assert begun.acquire(timeout=300)
         assert not begun.acquire(timeout=0.2)
         bytes_arrived.set()
-        assert begun.acquire(timeout=10)
+        assert begun.acquire(timeout=300)
         assert not begun.acquire(timeout=0.2)  # no thread is free
         decoded.set()
         loaded = dict(prefetcher)  # in any order

@@ -698,13 +698,13 @@ def test_paused_decoding_does_not_count_for_the_deadline(bench, pool):
             loading = thread.submit(bench.raw.load, bench.span, CancelScope())
             with pytest.raises(FutureTimeoutError):
                 loading.result(2.0)
-        loaded = loading.result(5)
+        loaded = loading.result(300)
     assert values(loaded) == [10, 11, 12]
 
 
 def test_slow_decoding_is_a_named_error():
     begun = threading.Event()
-    pool = DecodePool(lambda *_: begun.wait(5) and None, 1)
+    pool = DecodePool(lambda *_: begun.wait(300) and None, 1)
     try:
         future = pool.submit(b"1", torch.empty(SHAPE))
         with pytest.raises(TooSlowError, match=r"in 0\.2 s"):
@@ -720,7 +720,7 @@ def test_decode_pool_keeps_the_callers_number_of_threads():
     pool = DecodePool(
         lambda *_: inside.append(torch.get_num_threads()) or torch.zeros(1), 2
     )
-    pool.submit(b"", torch.zeros(1)).result(5)
+    pool.submit(b"", torch.zeros(1)).result(300)
     pool.close()
     assert inside == [1]
     assert torch.get_num_threads() == before

@@ -840,7 +840,7 @@ def test_threads_that_call_the_model_meanwhile_get_the_model():
     expected = model(x)
     thread = threading.Thread(target=parts.tail, args=(features,))
     thread.start()
-    assert started.wait(60)
+    assert started.wait(300)
     assert torch.equal(model(x), expected)  # while the tail runs
     other = copy.deepcopy(model)
     go_on.set()

@@ -303,7 +303,6 @@ def test_pixels_do_not_depend_on_threads_or_the_default_dtype():
         torch.set_default_dtype(torch.float32)
 
 
-@pytest.mark.timeout(120)
 def test_pixels_do_not_depend_on_vector_instructions():
     result = subprocess.run(
         [sys.executable, "-c", PIXELS_PROGRAM.format(path=sys.path)],

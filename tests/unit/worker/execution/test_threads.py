@@ -32,7 +32,7 @@ def test_pool_serves_accounts_in_turn(pool):
     pool.submit("b", lambda: order.append("b"))
     pool.submit("b", done.set)
     gate.set()
-    assert done.wait(5)
+    assert done.wait(300)
     assert order.index("b") <= 2
 
 
@@ -51,7 +51,7 @@ def test_core_seconds_include_torchs_threads(device, num_cores):
     done = threading.Event()
     pool.submit("a", measure)
     pool.submit("a", done.set)
-    assert done.wait(10)
+    assert done.wait(300)
     pool.close()
     assert found == [pytest.approx(num_cores, rel=0.05)]
 
@@ -60,7 +60,7 @@ def test_pool_survives_work_that_raises(pool, caplog):
     done = threading.Event()
     pool.submit("a", lambda: 1 // 0)
     pool.submit("a", done.set)
-    assert done.wait(5)
+    assert done.wait(300)
     assert "ZeroDivisionError" in caplog.text
 
 
@@ -69,10 +69,10 @@ def test_paused_pool_finishes_running_work_and_starts_none(pool):
 
     def work():
         begun.set()
-        release.wait(5)
+        release.wait(300)
 
     pool.submit("a", work)
-    assert begun.wait(5)
+    assert begun.wait(300)
     with pool.paused(0.05) as idle:
         assert not idle
     pool.submit("a", after.set)
@@ -80,7 +80,7 @@ def test_paused_pool_finishes_running_work_and_starts_none(pool):
     with pool.paused(5) as idle:
         assert idle
         assert not after.wait(0.2)
-    assert after.wait(5)
+    assert after.wait(300)
 
 
 def test_pool_threads_have_their_own_number_of_torch_threads():
@@ -91,7 +91,7 @@ def test_pool_threads_have_their_own_number_of_torch_threads():
         done = threading.Event()
         pool.submit("a", lambda: found.append(torch.get_num_threads()))
         pool.submit("a", done.set)
-        assert done.wait(5)
+        assert done.wait(300)
         pool.close()
     assert found == [1, 3]
     assert torch.get_num_threads() == before
@@ -115,7 +115,7 @@ def test_work_may_pause_its_own_pool(pool):
 
     pool.submit("a", work)
     pool.submit("a", done.set)
-    assert done.wait(5)
+    assert done.wait(300)
     assert found == [True]
 
 
@@ -127,7 +127,7 @@ def test_urgent_work_goes_before_the_same_accounts_other_work(pool):
     pool.submit("a", lambda: order.append("pass"), kind=DEVICE, urgent=True)
     pool.submit("a", done.set)
     gate.set()
-    assert done.wait(5)
+    assert done.wait(300)
     assert order == ["pass", "decode"]
 
 

@@ -408,7 +408,7 @@ def test_next_caller_uploads_after_a_broken_upload(worker, package, tar):
         time.sleep(0.2)
         assert not waiting.done()
         connection.close()
-        assert waiting.result(5).code == "model_needed"
+        assert waiting.result(300).code == "model_needed"
 
 
 def test_other_jobs_run_while_a_model_loads(worker, package, tar, monkeypatch):
@@ -419,7 +419,7 @@ def test_other_jobs_run_while_a_model_loads(worker, package, tar, monkeypatch):
 
     def slowly(data):
         loading.set()
-        assert go_on.wait(20)
+        assert go_on.wait(300)
         return load(data)
 
     monkeypatch.setattr(worker.worker.models, "load", slowly)
@@ -428,7 +428,7 @@ def test_other_jobs_run_while_a_model_loads(worker, package, tar, monkeypatch):
         target=worker.put, args=(other, identity_of(other, "other.hapi"))
     )
     uploader.start()
-    assert loading.wait(5)
+    assert loading.wait(300)
     worker.run(job_for(tar, package), package, tar)
     go_on.set()
     uploader.join(10)
@@ -442,7 +442,7 @@ def test_slow_packages_of_one_account_delay_no_other(
     load = worker.worker.models.load
 
     def load_slowly(data):
-        assert len(data) == len(package) or go_on.wait(20)
+        assert len(data) == len(package) or go_on.wait(300)
         return load(data)
 
     monkeypatch.setattr(worker.worker.models, "load", load_slowly)
@@ -466,7 +466,7 @@ def test_slow_packages_of_one_account_delay_no_other(
         worker.run(job_for(tar, package), package, tar)
         assert not any(each.done() for each in sent)
         go_on.set()
-        assert {each.result(20).code for each in sent} == {"bad_package"}
+        assert {each.result(300).code for each in sent} == {"bad_package"}
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from hapi_worker.scheduling.fair_queue import Ledger
 from hostile_decode import PAUSED
 from photos import photo, shard, tar_of
 from pillow_formats import needs_format
-from waiting import until
+from waiting import SECONDS, until
 from worker_under_test import (
     assert_features,
     features_of,
@@ -40,7 +40,6 @@ from worker_under_test import (
     small_features,
 )
 
-SECONDS = 60.0
 PLAIN = ImageTransform(resize_size=72, crop_size=64)
 TRANSFORMS = [
     (PLAIN, None),

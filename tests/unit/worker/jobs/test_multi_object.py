@@ -179,7 +179,7 @@ def test_body_that_is_cut_off_behind_its_objects_gives_no_whole_stream(
         raise OSError("no last chunk")
 
     with worker.streaming(job_over(2, package), package, body()) as stream:
-        assert has_sent.wait(10)
+        assert has_sent.wait(300)
         stream.socket.shutdown(socket.SHUT_WR)
         assert has_no_answer(stream)
 

@@ -68,7 +68,7 @@ class Gate:
     def _measure(self, *args, **kwargs):
         self.asked.append(kwargs)
         self.begun.set()
-        assert self.opened.wait(20)
+        assert self.opened.wait(300)
         if self.error is not None:
             raise self.error
         return profile_model(*args, **{**kwargs, "budget_seconds": 0.0})
@@ -135,7 +135,7 @@ def test_concurrent_callers_get_the_result_of_one_run(worker, gate):
         )
         too_many = ask(worker)
         gate.opened.set()
-        bodies = {each.result(20).body for each in answers}
+        bodies = {each.result(300).body for each in answers}
     assert (too_many.status, too_many.code) == (503, "queue_full")
     assert int(too_many.headers["Retry-After"]) >= 1
     assert len(bodies) == 1
@@ -148,10 +148,10 @@ def test_other_model_is_refused_while_one_is_measured(worker, gate):
     worker.put(OTHER, OTHER_NAME)
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(ask, worker)
-        assert gate.begun.wait(10)
+        assert gate.begun.wait(300)
         refused = ask(worker, OTHER)
         gate.opened.set()
-        assert first.result(20).status == 200
+        assert first.result(300).status == 200
     assert (refused.status, refused.code) == (503, "queue_full")
     assert int(refused.headers["Retry-After"]) >= 1
     assert count(worker, "refused", "queue_full") == 1
@@ -184,7 +184,7 @@ def test_profile_reserves_memory_and_pauses_the_pools(worker, gate):
     [device_models] = worker.worker.models.devices
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(ask, worker)
-        assert gate.begun.wait(10)
+        assert gate.begun.wait(300)
         assert device_models.working_memory.reserved_bytes() > 0
         decoded = threading.Event()
         worker.worker.executors[0].pool.submit("AUTH_b", decoded.set)
@@ -192,7 +192,7 @@ def test_profile_reserves_memory_and_pauses_the_pools(worker, gate):
         gate.opened.set()
         assert asked.result().status == 200
     assert device_models.working_memory.reserved_bytes() == 0
-    assert decoded.wait(5)
+    assert decoded.wait(300)
 
 
 def test_profile_is_refused_when_decoding_takes_too_long(worker, monkeypatch):
@@ -202,10 +202,10 @@ def test_profile_is_refused_when_decoding_takes_too_long(worker, monkeypatch):
 
     def slow():
         begun.set()
-        release.wait(20)
+        release.wait(300)
 
     worker.worker.executors[0].pool.submit("AUTH_b", slow)
-    assert begun.wait(5)
+    assert begun.wait(300)
     refused = ask(worker)
     release.set()
     assert (refused.status, refused.code) == (503, "queue_full")
@@ -218,14 +218,14 @@ def test_job_that_starts_during_a_profile_waits_for_its_end(worker, gate):
     worker.put(PACKAGE)
     with ThreadPoolExecutor(2) as pool:
         asked = pool.submit(ask, worker)
-        assert gate.begun.wait(10)
+        assert gate.begun.wait(300)
         job = job_for(tar, PACKAGE, charged_account="AUTH_b")
         done = pool.submit(worker.run, job, PACKAGE, tar)
         until(lambda: len(worker.worker.executors[0].pool) >= 1)
         assert not done.done()
         gate.opened.set()
-        assert asked.result(20).status == 200
-        summary = done.result(20).summary
+        assert asked.result(300).status == 200
+        summary = done.result(300).summary
     assert summary.rows == 4
     assert summary.load.share == 0.5
 
@@ -293,7 +293,7 @@ def test_expired_request_cancels_a_run_that_has_not_started(
     release = threading.Event()
     pool = worker.worker.executors[0].pool
     for _ in range(pool.num_threads):
-        pool.submit("AUTH_b", lambda: release.wait(20))
+        pool.submit("AUTH_b", lambda: release.wait(300))
     until(lambda: len(pool) == 0)
     answer = ask(worker)
     assert (answer.status, answer.code) == (503, "queue_full")
@@ -321,9 +321,9 @@ def test_shutdown_ends_waiting_requests(tmp_path, gate):
     with ThreadPoolExecutor(1) as pool, running_worker(tmp_path) as worker:
         worker.put(PACKAGE)
         waiting = pool.submit(ask, worker)
-        assert gate.begun.wait(10)
+        assert gate.begun.wait(300)
         worker.worker.profiling.close()
-        answer = waiting.result(20)
+        answer = waiting.result(300)
         assert (answer.status, answer.code) == (503, "draining")
         assert ask(worker, OTHER).code == "draining"
         gate.opened.set()

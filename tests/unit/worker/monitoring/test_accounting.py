@@ -127,7 +127,7 @@ def test_disconnected_client_is_charged_for_the_running_batch(
     body = in_two(tar, done, len(tar) - 1024)
     with worker.streaming_of(grant.job_id, body) as stream:
         assert stream.answer().status == 200
-        assert entered.wait(10)
+        assert entered.wait(300)
         stream.socket.shutdown(socket.SHUT_RDWR)
         done.set()
     assert worker.idle(), "the job goes on"
@@ -151,7 +151,7 @@ def hold_second_batch(monkeypatch, entered, leave):
         calls.append(1)
         if len(calls) == 2:
             entered.set()
-            assert leave.wait(10)
+            assert leave.wait(300)
         return real(*args, **kwargs)
 
     monkeypatch.setattr(worker_module, "run_prefix", slow)

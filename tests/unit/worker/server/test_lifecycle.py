@@ -84,7 +84,7 @@ class Process:
 
     def stop(self, number):
         self.process.send_signal(number)
-        return self.process.wait(20)
+        return self.process.wait(300)
 
     def close(self):
         self._notified.close()
@@ -171,7 +171,7 @@ def test_sockets_that_systemd_holds_are_used_and_left(start, listen):
 
 def test_socket_of_another_path_is_refused_by_name(start, listen):
     process = start(listeners=[listen("other.sock")])
-    assert process.process.wait(30) == 1
+    assert process.process.wait(300) == 1
     assert "other.sock" in process.process.stderr.read()
     assert not os.path.exists(process.socket + ".admin")
 
@@ -272,7 +272,7 @@ def test_worker_ends_when_its_last_device_hangs(start):
         pytest.raises((http.client.IncompleteRead, ConnectionError)),
     ):
         stream.answer().read()
-    assert process.process.wait(20) == 3
+    assert process.process.wait(300) == 3
     assert not os.path.exists(process.socket)
     log = process.process.stderr.read()
     assert "device cpu has failed and leaves service: a pass has not" in log
