@@ -119,7 +119,8 @@ class SuiteRecord:
 
     Raises:
         ValueError: naming the file, if it holds something else or was made
-            with other settings or versions.
+            with other settings or versions, at another commit, or on
+            another processor.
     """
 
     def __init__(
@@ -136,7 +137,12 @@ class SuiteRecord:
             "benchmark": BENCHMARK,
             "format": FORMAT,
             "settings": dict(settings),
-            "versions": versions(sorted({*libraries})),
+            # A record is of one commit and one kind of machine.
+            "versions": {
+                **versions(sorted({*libraries})),
+                "commit": commit(),
+                "processor": processor(),
+            },
             "begun": [],
             "experiments": {},
         }

@@ -174,7 +174,7 @@ def test_goals_of_whole_runs_hold_in_all_cells():
     assert set(runs.goals({"entries": []}).values()) == {None}
 
 
-def test_record_is_continued_only_with_equal_settings(tmp_path):
+def test_record_is_continued_only_with_equal_settings(tmp_path, monkeypatch):
     path = tmp_path / "record.json"
     record = SuiteRecord(path, {"quick": True})
     section = record.section("grid")
@@ -188,6 +188,9 @@ def test_record_is_continued_only_with_equal_settings(tmp_path):
         SuiteRecord(path, {"quick": False}, resume=True)
     again = SuiteRecord(path, {"quick": True}, resume=True)
     assert missing(again.section("grid"), ["a", "b", "c"]) == ["b", "c"]
+    monkeypatch.setattr("benchmarks.record.commit", lambda: "another")
+    with pytest.raises(ValueError, match="commit="):
+        SuiteRecord(path, {"quick": True}, resume=True)
 
 
 def test_results_page_is_that_of_the_record(tmp_path):
