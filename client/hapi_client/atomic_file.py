@@ -6,6 +6,7 @@ import fcntl
 import logging
 import os
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ from hapi_protocol.errors import ClientError
 logger = logging.getLogger(__name__)
 
 TRIAL_BYTES = 1 << 20
+_POLL_SECONDS = 0.02
 
 
 @contextmanager
@@ -53,30 +55,52 @@ def _naming_file(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def file_lock(path: Path) -> Iterator[None]:
-    """Locks a file against other runs on this machine.
+def try_lock(path: Path) -> Iterator[bool]:
+    """Locks a file against other processes; yields False if one has it.
 
     The lock ends with the process; a lock file (``.lock``) left behind by a
     crash blocks nobody.
 
     Raises:
-        ClientError: ``bad_configuration`` if another run has the lock, or
-            the folder cannot be written to.
+        ClientError: ``bad_configuration`` if the folder cannot be written to.
     """
     lock_path = path.with_name(f"{path.name}.lock")
     with _naming_file(path):
         file = lock_path.open("wb")
     with file:
-        if not _acquire(file, lock_path):
-            raise ClientError(
-                "bad_configuration",
-                f"another run uses {path}; wait until it ends, or choose "
-                "another file",
-            )
+        is_locked = _acquire(file, lock_path)
         try:
-            yield
+            yield is_locked
         finally:
-            lock_path.unlink(missing_ok=True)
+            if is_locked:
+                lock_path.unlink(missing_ok=True)
+
+
+@contextmanager
+def file_lock(path: Path, wait_seconds: float = 0.0) -> Iterator[None]:
+    """Locks a file as :func:`try_lock`.
+
+    Args:
+        path: the file.
+        wait_seconds: longest wait for another run that has the lock.
+
+    Raises:
+        ClientError: ``bad_configuration`` if another run has the lock, or
+            the folder cannot be written to.
+    """
+    deadline = time.monotonic() + wait_seconds
+    while True:
+        with try_lock(path) as is_locked:
+            if is_locked:
+                yield
+                return
+        if time.monotonic() >= deadline:
+            break
+        time.sleep(_POLL_SECONDS)
+    raise ClientError(
+        "bad_configuration",
+        f"another run uses {path}; wait until it ends, or choose another file",
+    )
 
 
 def _acquire(file: IO[bytes], lock_path: Path) -> bool:

@@ -180,7 +180,10 @@ def outcomes(cluster, workplace, as_here, tmp_path_factory):
         steps += [about | step for step in steps_of(block, as_here)]
     (root / "steps").write_text(json.dumps(steps))
     words = ["python", run_blocks.__file__, "steps", str(root / "outcomes")]
-    environment = {"TORCH_HOME": str(workplace / "torch")}
+    environment = {
+        "TORCH_HOME": str(workplace / "torch"),
+        "HF_DATASETS_CACHE": str(root / "datasets"),
+    }
     done = run(cluster, root, words, environment, SECONDS)
     assert done.returncode == 0, done.stderr
     found: dict[str, list[str | None]] = {str(b): [] for b in FOLLOWED}

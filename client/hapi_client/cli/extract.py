@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -21,10 +20,11 @@ from hapi_client.cli.options import (
     argument,
     command_with,
     describe_cut,
+    one_of,
     option,
     parse_cut,
 )
-from hapi_client.progress import Reporter
+from hapi_client.progress import Reporter, SilentReporter
 from hapi_client.reports.terminal import ConsoleReporter
 from hapi_client.swift.connection import Connection
 from hapi_client.swift.swift_url import parse_location
@@ -42,27 +42,46 @@ MAX_SPAN_SAMPLES = 64
 class ExtractOptions(JobOptions):
     """Options of ``hapi extract``."""
 
-    out: Path = argument(
-        "File to write. The suffix sets the format: .parquet, .arrow (Arrow "
-        "IPC file) or .npz.",
+    out: str = argument(
+        "File to write, whose suffix sets the format: .parquet, .arrow (Arrow "
+        "IPC file) or .npz. Or a folder, that ends in / or exists.",
         "OUT",
     )
     force: bool = option(
-        "Overwrite OUT if it exists.", False, OUTPUT, names=("--force",)
+        "Overwrite the file OUT if it exists.",
+        False,
+        OUTPUT,
+        names=("--force",),
+    )
+    file_format: str = option(
+        "Format of the files of a folder: parquet, arrow or npz.",
+        "parquet",
+        OUTPUT,
+        names=("--format",),
+        autocompletion=one_of("parquet", "arrow", "npz"),
+    )
+    part_samples: int | None = option(
+        "Maximum number of samples of a file of a folder. Default: 10,000, or "
+        "a 16th of the data set.",
+        panel=OUTPUT,
     )
 
 
 @command_with(ExtractOptions)
 def extract_command(context: typer.Context, options: ExtractOptions) -> None:
-    """Write the features of a data set to a file, for other tools.
+    """Write the features of a data set to files, for other tools.
 
     Samples are in the order of the index and not augmented. Each has its key
     (unique in its object), the URL of its object (the shard, or the file) and
     of its data set, its label and class name (if the index has them), and its
-    features as float32 in the model's shape, independent of --encoding. The
+    features as float32 in the model's shape, independent of --encoding. A
     file also describes the features: model, freeze, digest of the weights,
     transform, cut, digest of the data. It is written as OUT.part and renamed
     when it is complete; an interrupted run leaves no file and starts again.
+
+    A folder has files of some samples each, and _manifest.json. The same
+    command goes on where it was interrupted. Under torchrun the ranks share
+    the files, as do commands on several machines that have the folder.
 
     Examples:
 
@@ -72,7 +91,11 @@ def extract_command(context: typer.Context, options: ExtractOptions) -> None:
         hapi extract --data photos/train --freeze layer4 --min-precision half
         --skip-bad-samples features.npz
 
-    Keys of --json: path, samples, skipped, shape, bytes, about (the file's
+        torchrun --nproc-per-node=2 -m hapi_client.cli.main extract
+        --data photos/train features/
+
+    Keys of --json: path, files, samples, computed (samples that this process
+    has written), skipped, shape, bytes, about (the file's
     description: model, freeze, weights, transform, cut, encodings, shape,
     data, data_digest, hapi), stats (as of hapi train).
     """
@@ -80,10 +103,18 @@ def extract_command(context: typer.Context, options: ExtractOptions) -> None:
     with connect(context) as connection, ConsoleReporter() as reporter:
         check_data(connection, options.data)
         extraction, stats = extract_features(options, connection, reporter)
+        # torch takes seconds to import.
+        from hapi_client.cli.train_run import is_first_rank
+
+        if not is_first_rank():
+            return
     facts = _facts(extraction, stats)
     columns: Columns = {
-        "file": "path",
-        **{key: key for key in ("samples", "skipped", "shape", "bytes")},
+        "path": "path",
+        **{
+            key: key
+            for key in ("files", "samples", "skipped", "shape", "bytes")
+        },
         "over the wire": lambda facts: bytes_text(facts["stats"]["bytes"]),
     }
     print_facts([facts], columns)
@@ -98,16 +129,18 @@ def extract_features(
     Raises:
         HapiError: naming a wrong option, or of the job.
     """
-    # torch takes seconds to import.
     from hapi_client.caching.cache_config import CacheConfig
+    from hapi_client.cli.train_run import is_first_rank
     from hapi_client.data.labels import OPTIONAL
-    from hapi_client.export.extract import check_target, extract
+    from hapi_client.export.extract import check_target, extract, is_folder
     from hapi_client.job.options import JobConfig, PlanConfig
     from hapi_client.job.transfer_job import TransferJob
     from hapi_client.loading.read_config import ReadConfig
     from hapi_client.model.registry import ModelSource, parse_freeze
     from hapi_client.model.split_arguments import input_transform, parse_device
 
+    if not is_first_rank():
+        reporter = SilentReporter()
     config = JobConfig(
         cut=parse_cut(options.cut),
         device=parse_device(options.device),
@@ -123,7 +156,12 @@ def extract_features(
         cache=CacheConfig(memory_bytes=0),  # each sample is read once
         connection=connection,
     )
-    check_target(options.out, overwrite=options.force)
+    target: dict[str, Any] = {
+        "overwrite": options.force,
+        "file_format": options.file_format,
+        "part_samples": options.part_samples,
+    }
+    check_target(options.out, **target)
     source = ModelSource(options.model, options.weights, options.checkpoint)
     network, published_transform = source.build_with_transform()
     transform = input_transform(
@@ -143,22 +181,29 @@ def extract_features(
         reporter.note(
             f"{count_text(job.num_samples, 'sample')}, {describe_cut(job)}"
         )
-        extraction = extract(
-            job,
-            options.out,
-            overwrite=options.force,
-            about={
-                "model": options.model,
-                "data": str(parse_location(options.data)),
-            },
-        )
+        about = {
+            "model": options.model,
+            "data": str(parse_location(options.data)),
+        }
+        try:
+            extraction = extract(job, options.out, about=about, **target)
+        except KeyboardInterrupt:
+            if is_folder(options.out):
+                reporter.note(
+                    f"interrupted; the same command goes on from {options.out}"
+                )
+            raise
+        if extraction.samples and not extraction.computed:
+            reporter.note(f"{options.out} was complete: nothing was computed")
         return extraction, job.stats
 
 
 def _facts(extraction: Extraction, stats: JobStats) -> dict[str, Any]:
     return {
         "path": str(extraction.path),
+        "files": extraction.files,
         "samples": extraction.samples,
+        "computed": extraction.computed,
         "skipped": extraction.skipped,
         "shape": list(extraction.shape),
         "bytes": extraction.length_bytes,

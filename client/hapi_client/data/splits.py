@@ -84,6 +84,15 @@ class DataSet:
         """Containers of its shards, in the order of the shards."""
         return list(dict.fromkeys(span.container for span in self.spans))
 
+    def part(self, first: int, stop: int) -> DataSet:
+        """Returns the spans ``first`` to ``stop - 1`` as a data set."""
+        return DataSet(
+            self.spans[first:stop],
+            self.labels[first:stop],
+            self.class_names,
+            self.locations[first:stop],
+        )
+
     def digest(self) -> str:
         """Returns a digest of the shards, their order and their content."""
         first, *others = self.containers

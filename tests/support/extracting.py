@@ -1,0 +1,34 @@
+"""Extracts features of a data set into a folder, for tests.
+
+    python extracting.py DATA FOLDER PART_SAMPLES KILL_AT
+
+The last rank kills itself after ``KILL_AT`` samples, 0 for never.  Each rank
+prints the number of samples that it has written.
+"""
+
+import os
+import signal
+import sys
+
+from hapi_client.export.extract import extract
+from hapi_client.sampling.distributed import this_rank
+from jobs import small_job
+
+
+def main(data: str, folder: str, part_samples: str, kill_at: str) -> None:
+    rank = this_rank(os.environ)
+    is_last = rank.rank + 1 == rank.world_size
+
+    def check(done: int, total: int) -> None:
+        if is_last and 0 < int(kill_at) <= done:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    with small_job(data, batch_size=16, cut="stream") as job:
+        done = extract(
+            job, folder, part_samples=int(part_samples), on_samples=check
+        )
+    print("computed", done.computed)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
