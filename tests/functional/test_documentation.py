@@ -183,6 +183,8 @@ def outcomes(cluster, workplace, as_here, tmp_path_factory):
     environment = {
         "TORCH_HOME": str(workplace / "torch"),
         "HF_DATASETS_CACHE": str(root / "datasets"),
+        "RAY_AUTH_MODE": "disabled",
+        "RAY_USAGE_STATS_ENABLED": "0",
     }
     done = run(cluster, root, words, environment, SECONDS)
     assert done.returncode == 0, done.stderr

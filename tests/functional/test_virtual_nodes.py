@@ -16,6 +16,7 @@ from hapi_client.swift.swift_url import parse_location
 from hapi_protocol.errors import make_error
 from hapi_training import VirtualNodes
 from jobs import small_job, upload_shards
+from local_ray import local_ray
 from photos import shards_of
 from waiting import SECONDS
 
@@ -122,6 +123,33 @@ def test_model_has_the_same_bits_after_a_restart_elsewhere(train, alone):
 def test_model_has_the_same_bits_in_loops_of_other_tools(train, alone):
     runs = [{**RUNS[0], "tool": tool} for tool in ("lightning", "accelerate")]
     assert digests_of(train(2, *runs)) == alone[:1] * 2
+
+
+@pytest.mark.timeout(300)
+def test_model_has_the_same_bits_in_ray_train(cluster, train, alone, tmp_path):
+    from ray.train import RunConfig, ScalingConfig
+    from ray.train.torch import TorchTrainer
+
+    def loop(config):
+        import torch.distributed
+
+        import node_ranks
+
+        assert torch.distributed.get_world_size() == 2
+        results = [node_ranks.train(**run) for run in config["runs"]]
+        path = tmp_path / f"rank {torch.distributed.get_rank()}"
+        path.write_text(json.dumps(digests_of(results)))
+
+    with local_ray(cluster):
+        TorchTrainer(
+            loop,
+            train_loop_config={"runs": RUNS[:2]},
+            scaling_config=ScalingConfig(num_workers=2),
+            run_config=RunConfig(storage_path=str(tmp_path / "ray")),
+        ).fit()
+    for rank in range(2):
+        digests = json.loads((tmp_path / f"rank {rank}").read_text())
+        assert digests == alone[:2]
 
 
 @pytest.mark.usefixtures("train")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -22,7 +23,11 @@ from hapi_client.job.pipeline import FeaturePipeline
 from hapi_client.loading.feature_loader import FeatureLoader
 from hapi_client.loading.loader_plan import LabelledBatch
 from hapi_client.loading.read_config import ReadConfig
-from hapi_client.loading.sample_dataset import SampleDataset, open_factory
+from hapi_client.loading.sample_dataset import (
+    DatasetConfig,
+    SampleDataset,
+    open_factory,
+)
 from hapi_client.model.frozen_region import FrozenRegion
 from hapi_client.model.package_store import DEFAULT_MODELS_CONTAINER
 from hapi_client.model.split_arguments import AUTO
@@ -288,6 +293,17 @@ class FeatureDataset(JobView, IterableDataset[LabelledBatch]):
     def is_training(self) -> bool:
         """False for the order of the index, as evaluation needs it."""
         return self._shuffle
+
+    def process_config(self) -> DatasetConfig:
+        """Facts by which another process reads; internal, for Ray.
+
+        Without credentials, if they are those of the environment.
+        """
+        pipeline = self.pipeline
+        config = pipeline.dataset_config(self._split)
+        if pipeline.data.owns_connection:
+            return replace(config, credentials=None)
+        return config
 
     def node_loader(self, reader: Reader) -> FeatureLoader:
         """A loader of virtual nodes; internal, for ``hapi_training``."""

@@ -40,7 +40,8 @@ class DatasetConfig:
     """Configuration by which a process reads features.
 
     Attributes:
-        credentials: credentials of the account.
+        credentials: credentials of the account; None for those of the
+            environment.
         connection_options: options of the connection.
         data: the data set.
         region: computes frozen layers on the CPU.
@@ -53,7 +54,7 @@ class DatasetConfig:
         skipped: samples that the job leaves out.
     """
 
-    credentials: Credentials
+    credentials: Credentials | None
     connection_options: ConnectionOptions
     data: DataSet
     region: ClientRegion
