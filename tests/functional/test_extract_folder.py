@@ -47,7 +47,7 @@ def job_of(connection, place, **options):
 
 @pytest.fixture(scope="module")
 def whole(job, tmp_path_factory):
-    """What a run without interruption writes to one file."""
+    """Table of one file, of a run without interruption."""
     path = tmp_path_factory.mktemp("whole") / "features.parquet"
     extract(job, path)
     return pq.read_table(path)
