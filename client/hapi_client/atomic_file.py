@@ -55,52 +55,45 @@ def _naming_file(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def try_lock(path: Path) -> Iterator[bool]:
-    """Locks a file against other processes; yields False if one has it.
+def file_lock(
+    path: Path, wait_seconds: float = 0.0, *, required: bool = True
+) -> Iterator[bool]:
+    """Locks a file against other runs on this machine.
 
     The lock ends with the process; a lock file (``.lock``) left behind by a
-    crash blocks nobody.
-
-    Raises:
-        ClientError: ``bad_configuration`` if the folder cannot be written to.
-    """
-    lock_path = path.with_name(f"{path.name}.lock")
-    with _naming_file(path):
-        file = lock_path.open("wb")
-    with file:
-        is_locked = _acquire(file, lock_path)
-        try:
-            yield is_locked
-        finally:
-            if is_locked:
-                lock_path.unlink(missing_ok=True)
-
-
-@contextmanager
-def file_lock(path: Path, wait_seconds: float = 0.0) -> Iterator[None]:
-    """Locks a file as :func:`try_lock`.
+    crash blocks nobody.  Yields True, or False without the lock.
 
     Args:
         path: the file.
         wait_seconds: longest wait for another run that has the lock.
+        required: False to go on without the lock.
 
     Raises:
         ClientError: ``bad_configuration`` if another run has the lock, or
             the folder cannot be written to.
     """
+    lock_path = path.with_name(f"{path.name}.lock")
     deadline = time.monotonic() + wait_seconds
     while True:
-        with try_lock(path) as is_locked:
-            if is_locked:
-                yield
+        with _naming_file(path):
+            file = lock_path.open("wb")
+        with file:
+            if _acquire(file, lock_path):
+                try:
+                    yield True
+                finally:
+                    lock_path.unlink(missing_ok=True)
                 return
         if time.monotonic() >= deadline:
             break
         time.sleep(_POLL_SECONDS)
-    raise ClientError(
-        "bad_configuration",
-        f"another run uses {path}; wait until it ends, or choose another file",
-    )
+    if required:
+        raise ClientError(
+            "bad_configuration",
+            f"another run uses {path}; wait until it ends, or choose "
+            "another file",
+        )
+    yield False
 
 
 def _acquire(file: IO[bytes], lock_path: Path) -> bool:

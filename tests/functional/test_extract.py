@@ -226,7 +226,7 @@ def test_command_writes_features_and_their_description(
     assert facts["shape"] == about["shape"] == [64]
     assert_features_of_the_model(table, images, IMAGENET_TRANSFORM)
     out = capsys.readouterr().out
-    assert re.search(rf"features.arrow +│ +1 │ +{NUM_SAMPLES} ", out)
+    assert re.search(rf"features.arrow +│ +{NUM_SAMPLES} ", out)
 
     assert hapi(*words, "features.arrow") == 1
     assert "already exists" in capsys.readouterr().err

@@ -4,17 +4,15 @@ import json
 import os
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from itertools import chain
 from pathlib import Path
 
-import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
 import extracting
 from as_user import run
 from full_disk import no_file_beyond
-from hapi_client.atomic_file import try_lock
+from hapi_client.atomic_file import file_lock
 from hapi_client.export import feature_folder
 from hapi_client.export.extract import extract
 from hapi_client.export.feature_folder import MANIFEST, parts_of
@@ -83,17 +81,17 @@ def assert_complete(folder, whole):
     ],
 )
 def test_files_have_whole_spans_up_to_a_bound(sizes, expected):
-    parts = parts_of(sizes, 10, ".arrow")
+    parts = parts_of(sizes, 10)
     assert [part.num_samples for part in parts] == expected
     spans = [n for part in parts for n in range(part.first, part.stop)]
     assert spans == [*range(len(sizes))]
-    assert parts[-1].name.endswith(f"-of-{len(expected):05d}.arrow")
+    assert parts[-1].name.endswith(f"-of-{len(expected):05d}.parquet")
 
 
 def test_folder_has_the_rows_of_one_file(job, folder, whole):
     done = fill(job, folder)
     assert (done.samples, done.skipped) == (NUM_SAMPLES, 0)
-    assert (done.computed, done.files) == (NUM_SAMPLES, 4)
+    assert done.computed == NUM_SAMPLES
     assert_complete(folder, whole)
     files = [*folder.glob("part-*")]
     assert done.length_bytes == sum(path.stat().st_size for path in files)
@@ -201,7 +199,7 @@ def test_other_run_that_does_not_end_is_named(job, folder, monkeypatch):
     (folder / MANIFEST).write_text(json.dumps(manifest))
     message = f"other runs have written {path.name}"
     with (
-        try_lock(path),
+        file_lock(path),
         pytest.raises(TooSlowError, match=message),
     ):
         fill(job, folder)
@@ -210,12 +208,11 @@ def test_other_run_that_does_not_end_is_named(job, folder, monkeypatch):
 @pytest.mark.parametrize(
     ("changes", "options", "message"),
     [
-        ({"network": "other"}, {}, r"about\.weights is \"\w+\" there and"),
-        ({"cut": "freeze"}, {}, r"about\.cut is 0 there and \d+ here"),
-        ({"labels": {}}, {}, "labels is"),
-        ({}, {"about": {"model": "x"}}, r'model is null there and "x" here'),
-        ({}, {"part_samples": 7}, "part_samples is 40 there and 7 here"),
-        ({}, {"file_format": "arrow"}, 'format is ".parquet" there and'),
+        ({"network": "other"}, {}, r'weights was "\w+" and is now "\w+"'),
+        ({"cut": "freeze"}, {}, r"cut was 0 and is now \d+"),
+        ({"labels": {}}, {}, "labels was"),
+        ({}, {"about": {"model": "x"}}, r'model was null and is now "x"'),
+        ({}, {"part_samples": 7}, "part_samples was 40 and is now 7"),
     ],
 )
 def test_folder_of_another_run_is_refused(
@@ -247,7 +244,7 @@ def test_folder_of_changed_data_is_refused(connection, folder):
             if seed == 0:
                 assert fill(job, folder).samples == 9
                 continue
-            with pytest.raises(ClientError, match="data_digest is"):
+            with pytest.raises(ClientError, match="data_digest was"):
                 fill(job, folder)
 
 
@@ -255,7 +252,7 @@ def test_unreadable_manifest_is_named(job, folder):
     fill(job, folder)
     path = folder / MANIFEST
     path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(ClientError, match="cannot be read as a manifest"):
+    with pytest.raises(ClientError, match="json cannot be read"):
         fill(job, folder)
 
 
@@ -264,9 +261,8 @@ def test_unreadable_manifest_is_named(job, folder):
     [
         (["foreign/"], "has other files, such as notes.txt"),
         (["new/", "--force"], "is not overwritten"),
-        (["new/", "--format", "csv"], ".parquet, .arrow, .npz"),
         (["new/", "--part-samples", "0"], "part_samples is 0"),
-        (["new.npz", "--part-samples", "9"], "end a folder's name in /"),
+        (["new.npz", "--part-samples", "9"], "end the name of a folder in /"),
         (["nowhere/new/"], "nowhere is not a folder"),
         (["new"], "has no known suffix"),
     ],
@@ -307,13 +303,3 @@ def test_bad_samples_of_a_file_are_counted(connection, tmp_path):
     assert (done.samples, done.skipped) == (3, 1)
     assert done.computed <= 3
     assert len(pq.read_table(tmp_path / "f")) == 3
-
-
-@pytest.mark.parametrize("file_format", ["arrow", "npz"])
-def test_folder_of_other_formats(job, folder, whole, file_format):
-    done = fill(job, folder, file_format=file_format)
-    paths = sorted(folder.glob(f"part-*.{file_format}"))
-    assert len(paths) == done.files > 1
-    if file_format == "npz":
-        keys = [np.load(path)["keys"].tolist() for path in paths]
-        assert [*chain(*keys)] == whole["key"].to_pylist()

@@ -153,13 +153,13 @@ def test_model_and_password_are_not_in_tasks(
         options = {"cut": 0, "connection": given}
         with FeatureDataset(photos, frozen, **options) as data:
             source = _FeatureDatasource(data)
-            assert (data.process_config().credentials is None) != is_there
-            shared = cloudpickle.dumps(data.process_config())
+        shared = cloudpickle.dumps(ray.get(source._config))
+        assert region < len(shared) < 2 * region
         assert (cluster.key.encode() in shared) == is_there
         tasks = [*map(cloudpickle.dumps, source.get_read_tasks(BLOCKS))]
         assert len(tasks) == BLOCKS
         assert all(cluster.key.encode() not in task for task in tasks)
-        assert max(map(len, tasks)) < region
+        assert max(map(len, tasks)) < len(shared)
 
 
 @pytest.mark.parametrize(("parallelism", "expected"), [(1, 1), (99, 17)])

@@ -20,7 +20,6 @@ from hapi_client.cli.options import (
     argument,
     command_with,
     describe_cut,
-    one_of,
     option,
     parse_cut,
 )
@@ -43,8 +42,9 @@ class ExtractOptions(JobOptions):
     """Options of ``hapi extract``."""
 
     out: str = argument(
-        "File to write, whose suffix sets the format: .parquet, .arrow (Arrow "
-        "IPC file) or .npz. Or a folder, that ends in / or exists.",
+        "File to write. The suffix sets the format: .parquet, .arrow (Arrow "
+        "IPC file) or .npz. Or a folder for Parquet files, that ends in / or "
+        "exists.",
         "OUT",
     )
     force: bool = option(
@@ -53,16 +53,9 @@ class ExtractOptions(JobOptions):
         OUTPUT,
         names=("--force",),
     )
-    file_format: str = option(
-        "Format of the files of a folder: parquet, arrow or npz.",
-        "parquet",
-        OUTPUT,
-        names=("--format",),
-        autocompletion=one_of("parquet", "arrow", "npz"),
-    )
     part_samples: int | None = option(
-        "Maximum number of samples of a file of a folder. Default: 10,000, or "
-        "a 16th of the data set.",
+        "Maximum number of samples of a file in the folder OUT. Default: "
+        "10,000, or a 16th of the data set.",
         panel=OUTPUT,
     )
 
@@ -94,7 +87,7 @@ def extract_command(context: typer.Context, options: ExtractOptions) -> None:
         torchrun --nproc-per-node=2 -m hapi_client.cli.main extract
         --data photos/train features/
 
-    Keys of --json: path, files, samples, computed (samples that this process
+    Keys of --json: path, samples, computed (samples that this process
     has written), skipped, shape, bytes, about (the file's
     description: model, freeze, weights, transform, cut, encodings, shape,
     data, data_digest, hapi), stats (as of hapi train).
@@ -111,10 +104,7 @@ def extract_command(context: typer.Context, options: ExtractOptions) -> None:
     facts = _facts(extraction, stats)
     columns: Columns = {
         "path": "path",
-        **{
-            key: key
-            for key in ("files", "samples", "skipped", "shape", "bytes")
-        },
+        **{key: key for key in ("samples", "skipped", "shape", "bytes")},
         "over the wire": lambda facts: bytes_text(facts["stats"]["bytes"]),
     }
     print_facts([facts], columns)
@@ -158,7 +148,6 @@ def extract_features(
     )
     target: dict[str, Any] = {
         "overwrite": options.force,
-        "file_format": options.file_format,
         "part_samples": options.part_samples,
     }
     check_target(options.out, **target)
@@ -201,7 +190,6 @@ def extract_features(
 def _facts(extraction: Extraction, stats: JobStats) -> dict[str, Any]:
     return {
         "path": str(extraction.path),
-        "files": extraction.files,
         "samples": extraction.samples,
         "computed": extraction.computed,
         "skipped": extraction.skipped,

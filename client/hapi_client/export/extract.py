@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from importlib.metadata import version
@@ -39,8 +39,6 @@ from hapi_client.swift.swift_url import Location
 from hapi_protocol.data_index import IndexRow
 from hapi_protocol.errors import ClientError
 
-DEFAULT_FORMAT = "parquet"
-
 
 @dataclass(frozen=True)
 class Extraction:
@@ -53,7 +51,6 @@ class Extraction:
         shape: shape of one sample's features.
         length_bytes: size of the files.
         about: description of the features, as stored in the files.
-        files: number of files.
         computed: number of samples that this call has written.
     """
 
@@ -63,7 +60,6 @@ class Extraction:
     shape: tuple[int, ...]
     length_bytes: int
     about: Mapping[str, Any]
-    files: int
     computed: int
 
 
@@ -76,7 +72,6 @@ def check_target(
     path: Path | str,
     *,
     overwrite: bool = False,
-    file_format: str = DEFAULT_FORMAT,
     part_samples: int | None = None,
 ) -> None:
     """Checks, before any work, that features can be written to ``path``.
@@ -87,23 +82,20 @@ def check_target(
     if part_samples is not None:
         check_integer("part_samples", part_samples, 1)
     if is_folder(path):
-        path = Path(path)
-        check_suffix(path / f"part.{file_format}")
         if overwrite:
             raise _bad(
                 f"{path} is a folder, which is not overwritten (--force); "
                 "delete it, or give another"
             )
-        check_writable(path / "part" if path.is_dir() else path)
-        check_folder(path)
+        check_folder(Path(path))
         return
+    if part_samples is not None:
+        raise _bad(
+            f"part_samples (--part-samples) is for folders, but {path} is a "
+            "file; end the name of a folder in /"
+        )
     path = Path(path)
     check_suffix(path)
-    if part_samples is not None or file_format != DEFAULT_FORMAT:
-        raise _bad(
-            f"part_samples (--part-samples) and file_format (--format) are of "
-            f"folders, but {path} is a file; end a folder's name in /"
-        )
     if path.exists() and not overwrite:
         raise _bad(
             f"{path} already exists; choose another name, or overwrite it "
@@ -120,7 +112,6 @@ def extract(
     overwrite: bool = False,
     about: Mapping[str, Any] | None = None,
     on_samples: Callable[[int, int], None] = lambda done, total: None,
-    file_format: str = DEFAULT_FORMAT,
     part_samples: int | None = None,
 ) -> Extraction:
     """Writes the features of a split, in the order of its index.
@@ -138,14 +129,12 @@ def extract(
     Args:
         job: its ``on_error`` decides about samples that cannot be decoded;
             ``labels="optional"`` accepts data without labels.
-        path: file ending in ``.parquet``, ``.arrow`` or ``.npz``, or a
-            folder, ending in ``/`` unless it exists.
+        path: file ending in ``.parquet``, ``.arrow`` or ``.npz``; or folder
+            for Parquet files, ending in ``/`` unless it exists.
         split: split of the job's data.
         overwrite: replace an existing file.
         about: additional description of the features, as JSON.
         on_samples: called with the number of finished samples and of all.
-        file_format: ``"parquet"``, ``"arrow"`` or ``"npz"``, for the files of
-            a folder.
         part_samples: maximum number of samples of a file of a folder, of
             which one has a span at least; None for 10,000, or fewer if the
             folder would have fewer than 16 files.
@@ -157,15 +146,10 @@ def extract(
         TooSlowError: if another process does not complete its file.
         HapiError: if a sample cannot be read.
     """
-    check_target(
-        path,
-        overwrite=overwrite,
-        file_format=file_format,
-        part_samples=part_samples,
-    )
+    check_target(path, overwrite=overwrite, part_samples=part_samples)
     work = _Extraction(job, split, about or {}, on_samples)
     if is_folder(path):
-        return work.to_folder(Path(path), f".{file_format}", part_samples)
+        return work.to_folder(Path(path), part_samples)
     return work.to_file(Path(path))
 
 
@@ -191,9 +175,7 @@ class _Extraction:
             facts = self._write(part, path)
         return self._result(path, [{**facts, "bytes": path.stat().st_size}])
 
-    def to_folder(
-        self, path: Path, suffix: str, part_samples: int | None
-    ) -> Extraction:
+    def to_folder(self, path: Path, part_samples: int | None) -> Extraction:
         data, rank = self._data, this_rank(os.environ)
         part_samples = part_samples or default_part_samples(data.num_samples)
         labels = hashlib.sha256(repr(data.class_names).encode())
@@ -202,15 +184,14 @@ class _Extraction:
         folder = FeatureFolder(
             path,
             {
-                "about": dict(self._contents.about),
+                **self._contents.about,
                 "labels": labels.hexdigest(),
-                "format": suffix,
                 "part_samples": part_samples,
             },
-            parts_of(data.sizes, part_samples, suffix),
+            parts_of(data.sizes, part_samples),
         )
-        folder.fill(self._write, rank.rank, rank.world_size)
-        return self._result(path, folder.files.values())
+        folder.fill(self._write, rank)
+        return self._result(path, [*folder.files.values()])
 
     def _write(self, part: Part, path: Path) -> dict[str, int]:
         """Writes a file; returns its numbers of samples."""
@@ -249,7 +230,7 @@ class _Extraction:
         )
 
     def _result(
-        self, path: Path, files: Collection[Mapping[str, Any]]
+        self, path: Path, files: Sequence[Mapping[str, Any]]
     ) -> Extraction:
         samples, skipped, length_bytes = (
             sum(facts[name] for facts in files)
@@ -262,7 +243,6 @@ class _Extraction:
             self._contents.shape,
             length_bytes,
             self._contents.about,
-            len(files),
             self._computed,
         )
 
@@ -270,13 +250,7 @@ class _Extraction:
 def contents_of(
     job: JobView, data: DataSet, about: Mapping[str, Any]
 ) -> Contents:
-    """Describes the features of a data set.
-
-    Args:
-        job: the job, or a data set of features.
-        data: the samples.
-        about: additional description, as JSON.
-    """
+    """Describes the features of a data set; ``about`` is added, as JSON."""
     facts = job.features_facts()
     return Contents(
         job.feature_shape,
@@ -300,13 +274,9 @@ def contents_of(
 def record_batches(
     loader: FeatureLoader, data: DataSet, contents: Contents
 ) -> Generator[RecordBatch, None, None]:
-    """Yields rows of a table for each batch.
+    """Yields rows of a table for each batch of a loader.
 
-    Args:
-        loader: loads the samples of ``data`` in their order, and may leave
-            some out.
-        data: the samples.
-        contents: contents of the table.
+    It loads the samples of ``data`` in their order, and may leave some out.
     """
     sources = _sources(data)
     for features, labels in loader:

@@ -6,9 +6,9 @@ import logging
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 try:
@@ -72,10 +72,16 @@ class _FeatureDatasource(Datasource):  # type: ignore[misc]  # untyped
     def __init__(self, data: FeatureDataset) -> None:
         super().__init__()
         config = data.process_config()
-        self._data = config.data
+        self._data, is_own = config.data, data.pipeline.data.owns_connection
         self._contents = contents_of(data, self._data, {})
-        # Each task gets its own part of the data.
-        self._config = ray.put(replace(config, data=DataSet((), ())))
+        self._config = ray.put(
+            replace(
+                config,
+                # Each task gets its own part.
+                data=DataSet((), ()),
+                credentials=None if is_own else config.credentials,
+            )
+        )
 
     def estimate_inmemory_data_size(self) -> int:
         return self._contents.feature_bytes
@@ -86,22 +92,19 @@ class _FeatureDatasource(Datasource):  # type: ignore[misc]  # untyped
         per_task_row_limit: int | None = None,
         data_context: Any = None,
     ) -> list[ReadTask]:
-        spans = np.arange(len(self._data.spans))
-        num_tasks = max(1, min(parallelism, len(spans)))
-        bounds = [
-            (group[0], group[-1] + 1) if len(group) else (0, 0)
-            for group in np.array_split(spans, num_tasks)
-        ]
+        num_spans = len(self._data.spans)
+        num_tasks = max(1, min(parallelism, num_spans))
+        ends = [num_spans * n // num_tasks for n in range(num_tasks + 1)]
         return [
-            self._task(self._data.part(*bound), per_task_row_limit)
-            for bound in bounds
+            self._task(self._data.part(*bounds), per_task_row_limit)
+            for bounds in pairwise(ends)
         ]
 
     def _task(self, data: DataSet, row_limit: int | None) -> ReadTask:
         contents = replace(self._contents, num_samples=data.num_samples)
         return ReadTask(
             partial(_read, self._config, data, contents),
-            # An upper bound of the rows, if samples are skipped.
+            # Fewer rows, if samples are skipped.
             BlockMetadata(
                 data.num_samples, contents.feature_bytes, None, None
             ),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -295,15 +294,8 @@ class FeatureDataset(JobView, IterableDataset[LabelledBatch]):
         return self._shuffle
 
     def process_config(self) -> DatasetConfig:
-        """Facts by which another process reads; internal, for Ray.
-
-        Without credentials, if they are those of the environment.
-        """
-        pipeline = self.pipeline
-        config = pipeline.dataset_config(self._split)
-        if pipeline.data.owns_connection:
-            return replace(config, credentials=None)
-        return config
+        """Facts by which another process reads; internal, for Ray."""
+        return self.pipeline.dataset_config(self._split)
 
     def node_loader(self, reader: Reader) -> FeatureLoader:
         """A loader of virtual nodes; internal, for ``hapi_training``."""
