@@ -122,11 +122,11 @@ def edited(
     )
     if section is None:
         pipeline = _section(text, "pipeline:main")
-        assert pipeline is not None  # noqa: S101
+        assert pipeline is not None
         end = pipeline.end()
         return f"{text[:end]}\n\n{wanted}{text[end:]}"
     there = [x for x in section["body"].split("\n") if re.match(_OPTION, x)]
-    pairs = dict(re.split(r"\s*[=:]\s*", x.strip(), 1) for x in there)
+    pairs = dict(re.split(r"\s*[=:]\s*", x.strip(), maxsplit=1) for x in there)
     if pairs == {k: str(v) for k, v in options.items()}:
         return text
     return text[: section.start()] + wanted + text[section.end() :]
