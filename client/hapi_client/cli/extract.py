@@ -183,7 +183,9 @@ def extract_features(
                 )
             raise
         if extraction.samples and not extraction.computed:
-            reporter.note(f"{options.out} was complete: nothing was computed")
+            reporter.note(
+                f"{options.out} is complete: nothing was computed here"
+            )
         return extraction, job.stats
 
 
