@@ -134,7 +134,8 @@ def edited(
 
 def replace(path: Path, text: str, test: list[str]) -> str:
     """Replaces the file unless the test fails; returns what that printed."""
-    new = path.with_name(f"{path.stem}.hapi-new{path.suffix}")
+    # A name that swift-init does not take for one more server's file.
+    new = path.with_name(f".{path.name}.hapi-new")
     status = path.stat()
     try:
         new.write_text(text)
