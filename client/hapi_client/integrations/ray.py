@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from itertools import pairwise
 from typing import Any
 
@@ -117,7 +117,7 @@ def _read(
     config: ray.ObjectRef, data: DataSet, contents: Contents
 ) -> Iterator[pa.Table]:
     """Reads a block, in a task."""
-    parts: DatasetConfig = replace(ray.get(config), data=data)
+    parts = replace(_loaded(config), data=data)
     rows = [
         (span, row)
         for span, size in enumerate(data.sizes)
@@ -134,3 +134,10 @@ def _read(
         )
         batches = [*record_batches(loader, data, contents)]
     yield pa.Table.from_batches(batches, contents.schema)
+
+
+@lru_cache(maxsize=1)
+def _loaded(config: ray.ObjectRef) -> DatasetConfig:
+    """Loads a model once in a process, as it takes half a second."""
+    loaded: DatasetConfig = ray.get(config)
+    return loaded
