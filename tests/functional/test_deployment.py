@@ -16,7 +16,7 @@ UNITS = sorted(path.name for path in DEPLOY.glob("hapi-*.s*[et]"))
 
 
 def verify(folder, *changes):
-    """Returns what systemd says of the units, after changes to their text."""
+    """Returns what systemd objects to, after changes to the units' text."""
     tool = shutil.which("systemd-analyze")
     if tool is None:
         pytest.skip("there is no systemd-analyze here")

@@ -17,30 +17,6 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-DOCUMENTATION = r"""
-module: hapi_pipeline
-short_description: Puts a filter into the pipeline of a server of Swift
-description: Edits the pipeline and the section of one filter, and tests the
-  file before it replaces the old one.
-author: HAPI on Swift
-options:
-  path: {description: The server's file., type: path, required: true}
-  name: {description: The filter., type: str, required: true}
-  left_of:
-    description: The filter is put directly left of this one.
-    type: str
-    required: true
-  options: {description: Of the filter's section., type: dict, default: {}}
-  state:
-    description: Whether the filter is there.
-    choices: [present, absent]
-    default: present
-  test:
-    description: Command that fails if it dislikes the file %s.
-    type: list
-    elements: str
-"""
-
 _OPTION = r"(?:[^\n#;\[][^\n]*|[ \t]+[#;][^\n]*)(?=\n|\Z)"
 """A line of a section that is neither empty, a comment nor a header."""
 
