@@ -309,13 +309,7 @@ def test_role_installs_upgrades_goes_back_and_removes(host):
     [
         ({"hapi_package": "none.whl"}, '"none.whl", which is no file here'),
         ({"hapi_state": "rollback"}, "here has no earlier release"),
-        ({"hapi_state": "new"}, "hapi_state is new; set it to present"),
         ({"hapi_backend_keys": ["short"]}, "less than 32 characters"),
-        ({"hapi_worker": False}, "hapi_worker is false, and an object server"),
-        (
-            {"hapi_worker": False, "hapi_object_server": False},
-            "places is object, proxy; set places to object",
-        ),
         (
             {"hapi_swift_user": "nobody-here"},
             "nobody-here.*set hapi_swift_pyt",
