@@ -223,7 +223,7 @@ class Host:
             ["unshare", "--mount", "sh", "-c", script, "sh", *words],
             capture_output=True,
             text=True,
-            timeout=240,
+            timeout=900,
             env={
                 "PATH": PATH,
                 "HOME": str(folder),
@@ -263,7 +263,6 @@ def host(cluster, tmp_path_factory):
     return Host(tmp_path_factory.mktemp("host"), cluster)
 
 
-@pytest.mark.timeout(900)
 def test_role_installs_upgrades_goes_back_and_removes(host):
     before = host.files()
     status, output, _ = host.play("--check")
