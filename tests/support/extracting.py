@@ -2,8 +2,8 @@
 
     python extracting.py DATA FOLDER PART_SAMPLES KILL_AT
 
-The last rank kills itself after ``KILL_AT`` samples, 0 for never.  Each rank
-prints the number of samples that it has written.
+A rank kills itself after ``KILL_AT`` samples, 0 for never.  It prints the
+number of samples that it has written.
 """
 
 import os
@@ -11,16 +11,12 @@ import signal
 import sys
 
 from hapi_client.export.extract import extract
-from hapi_client.sampling.distributed import this_rank
 from jobs import small_job
 
 
 def main(data: str, folder: str, part_samples: str, kill_at: str) -> None:
-    rank = this_rank(os.environ)
-    is_last = rank.rank + 1 == rank.world_size
-
     def check(done: int, total: int) -> None:
-        if is_last and 0 < int(kill_at) <= done:
+        if 0 < int(kill_at) <= done:
             os.kill(os.getpid(), signal.SIGKILL)
 
     with small_job(data, batch_size=16, cut="stream") as job:
