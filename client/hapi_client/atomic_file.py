@@ -58,10 +58,11 @@ def _naming_file(path: Path) -> Iterator[None]:
 def file_lock(
     path: Path, wait_seconds: float = 0.0, *, required: bool = True
 ) -> Iterator[bool]:
-    """Locks a file against other runs on this machine.
+    """Locks a file against other runs.
 
-    The lock ends with the process; a lock file (``.lock``) left behind by a
-    crash blocks nobody.  Yields True, or False without the lock.
+    Also on other machines, if its file system has locks.  The lock ends with
+    the process; a lock file (``.lock``) left behind by a crash blocks nobody.
+    Yields True, or False without the lock.
 
     Args:
         path: the file.

@@ -99,23 +99,28 @@ def test_folder_has_the_rows_of_one_file(job, folder, whole):
     assert json.loads(table.schema.metadata[b"hapi"]) == done.about
 
 
-@pytest.mark.parametrize("damage", ["cut", "changed", "gone"])
+@pytest.mark.parametrize("damage", ["cut", "changed", "gone", "link"])
 def test_repeated_run_computes_what_is_damaged_only(
-    job, folder, whole, damage
+    job, folder, whole, damage, tmp_path
 ):
     fill(job, folder)
     before = job.stats
     assert fill(job, folder).computed == 0
     assert job.stats == before
     path = sorted(folder.glob("part-*"))[1]
-    if damage == "gone":
+    other = tmp_path / "other"
+    other.write_text("not of this folder")
+    if damage in ("gone", "link"):
         path.unlink()
+        if damage == "link":
+            path.symlink_to(other)
     else:
         data = bytearray(path.read_bytes())
         data[1000] ^= 1
         path.write_bytes(data[:-1] if damage == "cut" else data)
     assert 0 < fill(job, folder).computed <= PART
     assert_complete(folder, whole)
+    assert other.read_text() == "not of this folder"
 
 
 def test_interrupted_run_goes_on(job, folder, whole):
@@ -266,7 +271,7 @@ def test_unreadable_manifest_is_named(job, folder):
         (["new/", "--part-samples", "0"], "part_samples is 0"),
         (["new.npz", "--part-samples", "9"], "end the name of a folder in /"),
         (["nowhere/new/"], "nowhere is not a folder"),
-        (["new"], "has no known suffix"),
+        (["new"], "or a folder's in /"),
     ],
 )
 def test_wrong_folders_are_refused_before_any_work(

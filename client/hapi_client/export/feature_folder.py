@@ -161,6 +161,8 @@ class FeatureFolder:
         with file_lock(path, required=False) as is_locked:
             if not is_locked or part.name in self.files:
                 return False
+            if path.is_symlink():
+                path.unlink()  # what it names may be no part of this folder
             facts = write(part, path)
             self._enter(part, {**facts, **_sums(path)})
         return True
@@ -186,7 +188,7 @@ class FeatureFolder:
 
     def _write(self, manifest: Mapping[str, Any]) -> None:
         files = {k: v for k, v in sorted(manifest["files"].items()) if v}
-        is_complete = len(files) == len(self._parts)
+        is_complete = files.keys() >= {part.name for part in self._parts}
         text = {**manifest, "files": files, "complete": is_complete}
         with write_atomically(self._manifest) as file:
             file.write(json.dumps(text, indent=1).encode())

@@ -237,7 +237,7 @@ def check_suffix(path: Path) -> None:
         raise ClientError(
             "bad_configuration",
             f"{path} has no known suffix; end its name in one of "
-            f"{', '.join(SUFFIXES)}",
+            f"{', '.join(SUFFIXES)}, or a folder's in /",
         )
 
 
