@@ -258,9 +258,25 @@ def test_folder_of_changed_data_is_refused(connection, folder):
 def test_unreadable_manifest_is_named(job, folder):
     fill(job, folder)
     path = folder / MANIFEST
-    path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(ClientError, match="json cannot be read"):
-        fill(job, folder)
+    text = path.read_text()
+    manifest = json.loads(text)
+    name = next(iter(manifest["files"]))
+    changed = {**manifest, "files": {**manifest["files"], name: 7}}
+    for wrong in (text[:100], json.dumps(changed)):
+        path.write_text(wrong)
+        with pytest.raises(ClientError, match="json cannot be read"):
+            fill(job, folder)
+
+
+def test_other_entries_of_a_manifest_do_not_count(job, folder, whole):
+    fill(job, folder)
+    path = folder / MANIFEST
+    manifest = json.loads(path.read_text())
+    files = manifest["files"]
+    files["../other"] = files.pop(next(iter(files)))
+    path.write_text(json.dumps(manifest))
+    assert fill(job, folder).samples == NUM_SAMPLES
+    assert_complete(folder, whole)
 
 
 @pytest.mark.parametrize(

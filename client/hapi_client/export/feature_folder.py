@@ -188,7 +188,7 @@ class FeatureFolder:
 
     def _write(self, manifest: Mapping[str, Any]) -> None:
         files = {k: v for k, v in sorted(manifest["files"].items()) if v}
-        is_complete = files.keys() >= {part.name for part in self._parts}
+        is_complete = len(files) == len(self._parts)
         text = {**manifest, "files": files, "complete": is_complete}
         with write_atomically(self._manifest) as file:
             file.write(json.dumps(text, indent=1).encode())
@@ -196,7 +196,12 @@ class FeatureFolder:
     def _read(self) -> dict[str, Any]:
         try:
             manifest = json.loads(self._manifest.read_bytes())
-            return {name: {**manifest[name]} for name in ("about", "files")}
+            files = manifest["files"]
+            names = (x.name for x in self._parts if x.name in files)
+            return {
+                "about": {**manifest["about"]},
+                "files": {name: {**files[name]} for name in names},
+            }
         except (OSError, ValueError, LookupError, TypeError) as error:
             raise ClientError(
                 "bad_configuration",
