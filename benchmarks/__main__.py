@@ -21,6 +21,7 @@ COMMANDS: Mapping[str, str] = MappingProxyType(
         "nodes": "cost of virtual nodes: seconds, bytes, activations",
         "partial": "partial backward passes: seconds, accuracy",
         "device_queue": "jobs that share two cores by device queues",
+        "extraction": "two workers of Ray over one process",
         "checkpoints": "checkpoints over dd, torch.save, swiftclient",
         "fairness": "shares of accounts that use one worker",
         "attacks": "a neighbour's waiting times next to dear images",

@@ -48,7 +48,7 @@ from benchmarks.testbed.process_resources import CPU
 from benchmarks.testbed.shards import find_tars
 from benchmarks.testbed.two_tiers import two_tiers
 
-ROUNDS = 5
+ROUNDS = 3
 EXPERIMENTS: Mapping[str, Experiment] = MappingProxyType(
     {
         module.name: module

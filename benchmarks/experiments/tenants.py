@@ -39,7 +39,7 @@ from benchmarks.testbed.remote import Remote
 from benchmarks.testbed.two_tiers import Testbed
 
 CONTENDERS = (AUTO, FREEZE, TAR_STREAM)
-COUNTS, QUICK_COUNTS = (1, 2, 4, 8), (2,)
+COUNTS, QUICK_COUNTS = (1, 4, 8), (2,)
 WORKLOAD = Workload("mobilenet_v3_small", BACKBONE)
 LINK = 1.0
 VOLUME, QUICK_VOLUME = Volume(768, 32), Volume(256, 16)

@@ -11,7 +11,7 @@ from benchmarks.networks import BACKBONE, INNER, NETWORKS
 from benchmarks.opponents.training import Task
 from benchmarks.record import matching
 
-LINKS = (0.1, 0.25, 1.0, 10.0)
+LINKS = (0.25, 1.0, 10.0)
 """Rates as multiples of what saturates the client's tar stream."""
 QUICK_WORKLOADS = ("mobilenet_v3_small/backbone",)
 QUICK_LINKS = (0.25,)
