@@ -109,6 +109,7 @@ def _serve(path: str, config: WorkerConfig) -> int:
     keep_heap()  # before there are threads
     # torch takes seconds to load; the checks above must not wait for it.
     from hapi_splitter.fork_server import ForkServer
+    from hapi_splitter.inputs.image_decode import preload_decoders
     from hapi_worker.jobs.worker import Worker
     from hapi_worker.models.package_loader import ValidatingLoader
     from hapi_worker.server.service import Service
@@ -118,6 +119,7 @@ def _serve(path: str, config: WorkerConfig) -> int:
     fork_server = ForkServer()
     loader = ValidatingLoader(fork_server)
     try:
+        preload_decoders()
         worker = Worker(
             config,
             load=loader,
@@ -128,7 +130,7 @@ def _serve(path: str, config: WorkerConfig) -> int:
         # Objects of the start stay: the collector need not scan them.
         gc.freeze()
         service.begin()
-    except (SocketInUseError, OSError, ValueError) as error:
+    except (SocketInUseError, ImportError, OSError, ValueError) as error:
         return _cannot_start(error)
     logger.info(
         "version %s on %s, listening at %s",

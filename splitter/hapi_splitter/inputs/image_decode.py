@@ -7,6 +7,7 @@ import functools
 import importlib.util
 import io
 from collections.abc import Collection
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -105,8 +106,9 @@ def _jpeg_operator() -> Any:
         return ops.image.decode_jpeg
     except (OSError, AttributeError) as error:
         raise ImportError(
-            f"torchvision cannot decode JPEGs: {error}; install the "
-            f"torchvision that belongs to torch {torch.__version__}"
+            f"torchvision {metadata.version('torchvision')} cannot decode "
+            f"JPEGs with torch {torch.__version__}: {error}; install the "
+            "torchvision of this torch's release, from the same index"
         ) from error
 
 
@@ -123,12 +125,15 @@ def _exif(image: Any) -> bytes:
 
 
 def preload_decoders() -> None:
-    """Loads the decoders' libraries, before a process forks."""
+    """Loads the decoders' libraries, before a process forks.
+
+    Raises:
+        ImportError: torchvision's library does not fit torch.
+    """
     for kind in FORMATS:
         with contextlib.suppress(SampleError):  # this Pillow has it not
             pillow_parser(kind)
-    with contextlib.suppress(ImportError):  # told by the first JPEG
-        _jpeg_operator()
+    _jpeg_operator()
 
 
 def _check_size(header: ImageHeader, width: int, height: int) -> None:

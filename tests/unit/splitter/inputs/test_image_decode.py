@@ -436,7 +436,7 @@ def test_torchvision_without_a_decoder_is_named(monkeypatch, tmp_path):
     monkeypatch.setattr("importlib.util.find_spec", lambda _: spec)
     monkeypatch.setattr(torch, "ops", object())
     image_decode._jpeg_operator.cache_clear()
-    with pytest.raises(ImportError, match="torchvision cannot decode JPEGs"):
+    with pytest.raises(ImportError, match="cannot decode JPEGs with torch"):
         decode_image(picture())
 
 

@@ -13,6 +13,7 @@ import threading
 import time
 
 import pytest
+import torch
 
 from hapi_protocol.feature_reader import read_features
 from hapi_worker.server.systemd import notify_systemd
@@ -174,6 +175,27 @@ def test_socket_of_another_path_is_refused_by_name(start, listen):
     assert process.process.wait(300) == 1
     assert "other.sock" in process.process.stderr.read()
     assert not os.path.exists(process.socket + ".admin")
+
+
+def test_torchvision_of_another_torch_stops_the_start(
+    start, tmp_path, monkeypatch
+):
+    facts = tmp_path / "torchvision-0.1.dist-info" / "METADATA"
+    facts.parent.mkdir()
+    facts.write_text("Metadata-Version: 2.1\nName: torchvision\nVersion: 0.1")
+    package = tmp_path / "torchvision"
+    package.mkdir()
+    for name in ("__init__.py", "image.so"):  # no library
+        (package / name).touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    process = start()
+    assert process.process.wait(300) == 1
+    log = process.process.stderr.read()
+    assert (
+        "cannot start: torchvision 0.1 cannot decode JPEGs with torch "
+        f"{torch.__version__}: "
+    ) in log
+    assert "install the torchvision of this torch's release" in log
 
 
 def test_second_worker_on_a_live_socket_says_so_and_leaves_it(tmp_path):
