@@ -44,7 +44,7 @@ def report_command(
         hapi report run.json --html run.html
 
     Keys of --json: version, title, reports (one for each epoch; the
-    documentation's page "Following a run" has their keys), curves (results of
+    documentation's page "Follow a run" has their keys), curves (results of
     each epoch, by run).
     """
     # Imported late: they take a second, and --help need not wait.

@@ -79,7 +79,7 @@ def train_command(context: typer.Context, options: TrainOptions) -> None:
     (bytes, package_bytes, retries, fallbacks, skipped, saturated, cached,
     local_hits, samples, samples_by_cut, seconds), plan (null without one),
     no_plan_reason, plan_changes (seconds, mix, samples_per_second, why),
-    reports (one for each epoch; the documentation's page "Following a run"
+    reports (one for each epoch; the documentation's page "Follow a run"
     has their keys).
     """
     for location in options.data_splits.values():
