@@ -115,7 +115,7 @@ def renumber_labels(
                 if missing
                 else "its labels are integers without names"
             )
-            + "; give labels=",
+            + "; give labels= (--labels)",
         )
     # UNLABELLED is -1 and selects the last element.
     table = np.array(
@@ -150,14 +150,14 @@ def _label(
         )
     if uses_index_labels(labels):
         if row.label is None:
-            raise _missing(span, row, "has no label; give labels=")
+            raise _missing(span, row, "has no label; give labels= (--labels)")
         if class_names and not 0 <= row.label < len(class_names):
             raise _missing(
                 span,
                 row,
                 f"has the label {row.label}, but its index has names for 0 "
                 f"to {len(class_names) - 1}; repair its .cls member and "
-                "index it again, or give labels=",
+                "index it again, or give labels= (--labels)",
             )
         return row.label
     if callable(labels):

@@ -228,7 +228,7 @@ def _check_classes(
         raise DataIndexError(
             "bad_index",
             f"{location} has a data set with other classes "
-            f"({', '.join(old.class_names[:5])}, …); choose another prefix",
+            f"({some_of(old.class_names)}); choose another prefix",
             object_name=location.index_name,
         )
 
