@@ -22,6 +22,7 @@ from hapi_client.swift.connection import Connection
 from hapi_client.swift.swift_url import Location
 from hapi_protocol.samples import ARCHIVE, ARRAY, IMAGE, Sample
 from hapi_protocol.shards import iter_samples
+from hapi_splitter.inputs.image_header import DEFAULT_MAX_PIXELS
 from hapi_splitter.units import count_text
 
 CONTENT_TYPE_TAR = "application/x-tar"
@@ -89,13 +90,17 @@ def _read_rows(
         samples = iter_samples(file, name=name, on_passed=passed.append)
         rows = checked_rows(name, map(row, samples))
     for keys, what in (
-        (damaged, "cannot be read"),
+        (
+            damaged,
+            f"cannot be read, or have over {DEFAULT_MAX_PIXELS} pixels,",
+        ),
         (without, "have neither an image nor an array"),
     ):
         if keys:
             reporter.note(
                 f"{name}: at least {count_text(len(keys), 'sample')} {what} "
-                "and will stop a run without on_error='skip': "
+                "and will stop a run without on_error='skip' "
+                "(--skip-bad-samples): "
                 f"{some_of(keys)}; repair or remove them and repeat this "
                 "command"
             )

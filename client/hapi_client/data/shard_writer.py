@@ -28,10 +28,12 @@ from hapi_protocol.samples import (
     IMAGE,
     SNIFF_BYTES,
     Medium,
+    SampleError,
     is_hidden,
     sniff,
 )
 from hapi_protocol.shards import DEFAULT_LIMITS
+from hapi_splitter.inputs.image_header import read_header
 
 DEFAULT_SHARD_SAMPLES = 1000
 DEFAULT_SHARD_BYTES = 128 * 1024 * 1024
@@ -127,7 +129,8 @@ def read_folder(folder: Path) -> SampleFolder:
             raise ClientError(
                 "bad_configuration",
                 f"class folder {folder / name} has no {medium.name} "
-                f"({', '.join(medium.extensions)})",
+                f"({', '.join(medium.extensions)}); put some into it, or "
+                "remove it",
             )
         files += _sample_files(folder, samples, label, set())
     files.sort(key=lambda file: hashlib.sha256(file.key.encode()).digest())
@@ -242,7 +245,7 @@ def _medium_of(folder: Path, paths: Sequence[Path]) -> Medium:
 
 
 def is_damaged(image: bytes) -> bool:
-    """Returns True for an image that cannot be read, or whose end is missing.
+    """Returns True for an image that jobs refuse, or whose end is missing.
 
     Only headers are read, and images that do not end as their format does are
     decoded; other damage is found when a job decodes it.
@@ -254,14 +257,13 @@ def is_damaged(image: bytes) -> bool:
         stated = int.from_bytes(image[first : first + 4], "little")
         is_whole = stated + more <= len(image)
     try:
-        with Image.open(io.BytesIO(image)) as opened:
-            if not is_whole:
+        read_header(image)
+        if not is_whole:
+            with Image.open(io.BytesIO(image)) as opened:
                 opened.load()
-        return kind not in IMAGE.kinds
-    except (OSError, ValueError, SyntaxError):
+    except (SampleError, OSError, ValueError, SyntaxError):
         return True
-    except Image.DecompressionBombError:
-        return False  # the decoder has its own limit of pixels
+    return False
 
 
 def _sample_files(

@@ -6,9 +6,10 @@ import struct
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 ORIENTATION = 274
 EXIF_PREFIX = b"Exif\0\0"
