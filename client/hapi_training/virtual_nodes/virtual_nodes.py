@@ -300,7 +300,7 @@ class VirtualNodes:
             self._warn(
                 "partial backward passes gain little here: %.0f %% of the "
                 "seconds of this epoch went into waiting for data; leave out "
-                "partial=",
+                "partial= (--partial-backward)",
                 100 * share,
             )
         if not num_samples:
