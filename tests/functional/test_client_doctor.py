@@ -150,12 +150,13 @@ def test_reader_of_shared_data_asks_the_worker_by_it(cluster, data, owner):
     [
         ("nowhere", "no container 'nowhere'", "hapi ls"),
         ("stale", "has no index", "hapi index swift://st"),
+        ("stale/no", "has no object", "or 'hapi upload' for new data"),
     ],
 )
 def test_a_missing_index_is_named(cluster, owner, place, message, remedy):
     owner.put("/AUTH_test/stale")
     owner.put("/AUTH_test/stale/a.tar", shard(1))
-    found = look(cluster, Location(place))["index"]
+    found = look(cluster, Location(*place.split("/")))["index"]
     assert found.state == "failure"
     assert message in found.found
     assert remedy in found.remedy

@@ -80,8 +80,8 @@ class AccountChecks:
             "unauthorized": "check user, key and project",
             "not_connected": "check the auth URL, the network, and HTTP "
             "proxies (no_proxy)",
-            "": "check the auth URL: v1's ends in /auth/v1.0, Keystone's in "
-            "/v3",
+            "": "check the auth URL: http or https; v1's ends in /auth/v1.0, "
+            "Keystone's in /v3",
         },
     )
     def _auth(self) -> str:

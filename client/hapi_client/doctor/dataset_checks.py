@@ -54,7 +54,7 @@ class DataSetChecks:
     @check(
         "account",
         remedies={
-            "bad_index": _INDEX_AGAIN,
+            "bad_index": f"{_INDEX_AGAIN}, or 'hapi upload' for new data",
             401: _NO_RIGHT_TO_READ,
             403: _NO_RIGHT_TO_READ,
             404: _LIST_CONTAINERS,
