@@ -6,10 +6,11 @@ import os
 import time
 from collections import Counter
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hapi_worker.execution.device_executor import Executor
-from hapi_worker.jobs.worker import Worker
+if TYPE_CHECKING:
+    from hapi_worker.execution.device_executor import Executor
+    from hapi_worker.jobs.worker import Worker
 
 
 def health_of(worker: Worker) -> dict[str, Any]:

@@ -3,6 +3,8 @@
 import configparser
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -146,6 +148,11 @@ def test_check_reports_all_mistakes_of_a_file(tmp_path, capsys):
     for text in ("= abacus", "unknown option max_stream =", "max_batch ="):
         assert text in output
     assert main(["--config", str(SAMPLE), "--check"]) == 0
+
+
+def test_check_does_not_load_torch():
+    program = "import sys, hapi_worker.main; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_service_unit_is_confined_and_never_required():
