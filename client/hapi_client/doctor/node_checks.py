@@ -66,7 +66,13 @@ def node_findings(conf: Path) -> Iterator[Finding]:
         problem = errors.read().strip()
     if process.returncode:
         reason = problem.splitlines()[-1] if problem else "no error output"
-        yield Finding(FAILURE, reason, "see 'hapi doctor --help'", check=CHECK)
+        yield Finding(
+            FAILURE,
+            reason,
+            "name a proxy's configuration, as a user who may read it, the "
+            "rings and the key",
+            check=CHECK,
+        )
 
 
 def _finding(answer: dict[str, Any]) -> Finding:

@@ -95,7 +95,8 @@ def _read_config(conf: str) -> FilterConfig:
             f"{conf} has no filter with use = {_USE}; name the configuration "
             "of a proxy"
         )
-    context = loadcontext(loadwsgi.FILTER, conf, name=names[0])
+    absolute = str(Path(conf).absolute())  # PasteDeploy takes no others
+    context = loadcontext(loadwsgi.FILTER, absolute, name=names[0])
     config = FilterConfig.from_conf(context.global_conf, context.local_conf)
     if PLACE_OBJECT not in config.places:
         raise ValueError(
@@ -149,6 +150,8 @@ def _ask(
 
 def main() -> None:
     """Prints one JSON object per object server."""
+    if len(sys.argv) != 2:
+        sys.exit("give the path of proxy-server.conf")
     try:
         for answer in check_nodes(sys.argv[1]):
             sys.stdout.write(json.dumps(asdict(answer)) + "\n")
