@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import pickle
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -111,9 +112,16 @@ def from_checkpoint(
         model = builder(num_classes=outputs)
         model.load_state_dict(state)
     except Exception as error:  # the file may contain anything
+        reason = str(error)
+        if isinstance(error, KeyError):
+            reason = f"it has no {error}"
+        elif isinstance(error, pickle.UnpicklingError):
+            # torch's own message advises to run what is in the file.
+            reason = "it is no file of torch.save, or has more than tensors"
         raise ClientError(
             "bad_configuration",
-            f"{path} is not a state dict of this model: {error}",
+            f"{path} is not a state dict of this model: {reason}; give a "
+            "file such as --save writes",
         ) from error
     return model
 
