@@ -15,6 +15,7 @@ from hapi_client.reports.run_report import read_reports
 from hapi_client.swift.retry import Backoff
 from hapi_client.swift.swift_url import Location
 from hapi_splitter.planner.problem import RAW_ROUTE, Route
+from hapi_training import VirtualNodes
 from jobs import small_job, upload_shards
 from photos import shards_of
 
@@ -155,6 +156,10 @@ def test_objects_describe_themselves(connection, photos):
         dataset = job.dataset()
         assert str(photos) in repr(dataset)
         assert f"{NUM_SAMPLES} in batches of 8" in repr(job)
+        loader = repr(job.train_loader)
+        assert loader == f"Loader of 'train', epoch 0\n{job!r}"
+        nodes = VirtualNodes(job.tail, 8)
+        assert repr(nodes) == "VirtualNodes(8) on 1 worker, step 0"
         assert "<th" in dataset._repr_html_()
         assert "frozen up to: body" in repr(job.frozen)
         assert repr(job.reports) == "no epoch has begun"

@@ -224,6 +224,9 @@ class EpochLoader:
         self._split = split
         self._epoch: int | None = None
 
+    def __repr__(self) -> str:
+        return f"Loader of {self._split!r}, epoch {self.epoch}\n{self.job!r}"
+
     @property
     def sampler(self) -> EpochLoader:
         return self

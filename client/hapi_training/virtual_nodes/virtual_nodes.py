@@ -18,6 +18,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from hapi_client.option_checks import check_integer, check_seconds
 from hapi_protocol.errors import ClientError
+from hapi_splitter.units import count_text
 from hapi_training.membership import WorkerLostError
 from hapi_training.partial_backward import PartialBackward, Segments
 from hapi_training.turns import DeviceQueue, NoQueue, given_back, turns_of
@@ -169,6 +170,10 @@ class VirtualNodes:
     def is_first(self) -> bool:
         """True on one of the workers, for instance to write files."""
         return self._group.rank.rank == 0
+
+    def __repr__(self) -> str:
+        workers = count_text(self._group.rank.world_size, "worker")
+        return f"VirtualNodes({self.num_nodes}) on {workers}, step {self.step}"
 
     def steps(
         self, data: Any, state: dict[str, Any] | None = None
