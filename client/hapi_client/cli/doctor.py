@@ -32,6 +32,7 @@ from hapi_client.doctor.pushdown_checks import DEFAULT_SECONDS, findings
 from hapi_client.model.package_store import DEFAULT_MODELS_CONTAINER
 from hapi_client.swift.swift_url import parse_location
 from hapi_protocol.printable import printable
+from hapi_splitter.units import count_text
 
 EXIT_FAILURE = 1
 _COLORS = {OK: "green", WARNING: "yellow", FAILURE: "red", SKIPPED: ""}
@@ -110,8 +111,8 @@ def _report(
     shown = show(checked)
     counts = Counter(finding.state for finding in shown)
     typer.echo(
-        f"{counts[OK]} ok, {counts[WARNING]} warnings, "
-        f"{counts[FAILURE]} failures, {counts[SKIPPED]} skipped"
+        f"{counts[OK]} ok, {count_text(counts[WARNING], 'warning')}, "
+        f"{count_text(counts[FAILURE], 'failure')}, {counts[SKIPPED]} skipped"
     )
     is_ok = not counts[FAILURE]
     checks = [asdict(finding) for finding in shown]

@@ -205,7 +205,8 @@ def print_result(result: TrainResult) -> None:
     _print_results(result)
     if len(result.runs) == 1:
         summary = essentials(job.reports)
-        print_table(summary.header, summary.rows)
+        if summary.rows:  # none, if all epochs were trained already
+            print_table(summary.header, summary.rows)
     changes = [
         (f"{change.seconds:.0f}", mix_label(change.mix), change.why)
         for change in job.plan_changes

@@ -13,7 +13,7 @@ from hapi_client.swift.credentials import Credentials
 from hapi_client.swift.http_client import ConnectionOptions
 from hapi_client.swift.retry import Backoff
 from hapi_protocol.errors import HapiError
-from hapi_splitter.units import bytes_text, seconds_text
+from hapi_splitter.units import bytes_text, count_text, seconds_text
 
 REQUESTS_PER_CHECK = 3
 """Deadline of a check, in timeouts of one request."""
@@ -119,9 +119,9 @@ class AccountChecks:
                 "from Swift's",
                 "set the clock; tokens and temporary URLs expire by it",
             )
-        count = headers.get("X-Account-Container-Count", "?")
+        count = int(headers.get("X-Account-Container-Count", 0))
         used = int(headers.get("X-Account-Bytes-Used", 0))
-        return f"{count} containers, {bytes_text(used)}"
+        return f"{count_text(count, 'container')}, {bytes_text(used)}"
 
 
 def _skew_seconds(date: str | None) -> float:
