@@ -5,6 +5,7 @@ folders at /etc, /opt and /run: without systemd there.
 """
 
 import configparser
+import json
 import os
 import re
 import runpy
@@ -117,6 +118,50 @@ def test_place_in_unusual_pipelines(before, after):
 def test_files_that_cannot_be_edited_are_refused(text, message):
     with pytest.raises(MODULE["ConfigFileError"], match=message):
         edited(text, use="x")
+
+
+# --- the module ---
+
+
+def run_module(path, state="present"):
+    given = {"path": str(path), "name": "hapi", "left_of": "copy"}
+    arguments = {**given, "state": state, "options": {"use": "x"}}
+    done = subprocess.run(
+        [sys.executable, str(ROLE / "library" / "hapi_pipeline.py")],
+        input=json.dumps({"ANSIBLE_MODULE_ARGS": arguments}),
+        capture_output=True,
+        text=True,
+    )
+    return json.loads(done.stdout)
+
+
+def test_line_ends_and_links_stay(tmp_path):
+    file, link = tmp_path / "own.conf", tmp_path / "proxy-server.conf"
+    before = PROXY.replace("\n", "\r\n").encode() + b"\r\n\r\n# end\n"
+    file.write_bytes(before)
+    file.chmod(0o640)
+    link.symlink_to(file)
+    assert run_module(link)["changed"]
+    after = file.read_bytes()
+    assert b"   hapi copy dlo\r\n" in after
+    # Without what was put in, it is the same.
+    inserted = b"\n\n[filter:hapi]\nuse = x"
+    assert (
+        after.replace(b"hapi copy dlo", b"copy dlo").replace(inserted, b"")
+        == before
+    )
+    assert not run_module(link)["changed"]
+    assert run_module(link, "absent")["changed"]
+    assert file.read_bytes() == before
+    assert link.is_symlink()
+    assert file.stat().st_mode & 0o777 == 0o640
+
+
+def test_file_of_another_encoding_is_named(tmp_path):
+    file = tmp_path / "proxy-server.conf"
+    file.write_bytes("# né\n".encode("latin-1") + PROXY.encode())
+    message = run_module(file)["msg"]
+    assert re.search(f"{file} .*utf-8.* 0xe9.*; convert it", message)
 
 
 # --- the role ---

@@ -17,7 +17,7 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-_OPTION = r"(?:[^\n#;\[][^\n]*|[ \t]+[#;][^\n]*)(?=\n|\Z)"
+_OPTION = r"(?:[^\r\n#;\[][^\n]*|[ \t]+[#;][^\n]*)(?=\n|\Z)"
 """A line of a section that is neither empty, a comment nor a header."""
 
 
@@ -114,7 +114,8 @@ def replace(path: Path, text: str, test: list[str]) -> str:
     new = path.with_name(f".{path.name}.hapi-new")
     status = path.stat()
     try:
-        new.write_text(text)
+        new.touch(0o600)  # files of proxies have passwords
+        new.write_bytes(text.encode())
         shutil.copymode(path, new)
         os.chown(new, status.st_uid, status.st_gid)
         if test:
@@ -144,17 +145,21 @@ def main() -> None:
         supports_check_mode=True,
     )
     given = module.params
-    path = Path(given["path"])
+    path = Path(given["path"]).resolve()  # links stay
     present = given["state"] == "present"
     if not path.exists() and not present:
         module.exit_json(changed=False)
     try:
-        text = path.read_text()
+        text = path.read_bytes().decode()
         new = edited(
             text, given["name"], given["left_of"], given["options"], present
         )
     except OSError as error:
         module.fail_json(msg=f"{error}; name the server's own file")
+    except UnicodeDecodeError as error:
+        module.fail_json(
+            msg=f"{path} is no text: {error}; convert it to UTF-8"
+        )
     except ConfigFileError as error:
         module.fail_json(msg=f"{path} {error}")
     problem = ""
