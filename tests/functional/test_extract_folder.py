@@ -268,6 +268,18 @@ def test_unreadable_manifest_is_named(job, folder):
             fill(job, folder)
 
 
+def test_unreadable_file_is_named(job, folder, whole):
+    fill(job, folder)
+    path = sorted(folder.glob("part-*"))[1]
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(ClientError, match=f"{path} cannot be read: .*delete"):
+        fill(job, folder)
+    path.rmdir()
+    assert 0 < fill(job, folder).computed <= PART
+    assert_complete(folder, whole)
+
+
 def test_other_entries_of_a_manifest_do_not_count(job, folder, whole):
     fill(job, folder)
     path = folder / MANIFEST
@@ -283,6 +295,7 @@ def test_other_entries_of_a_manifest_do_not_count(job, folder, whole):
     ("words", "message"),
     [
         (["foreign/"], "has other files, such as notes.txt"),
+        (["foreign/notes.txt/"], "is not a folder but a file"),
         (["new/", "--force"], "is not overwritten"),
         (["new/", "--part-samples", "0"], "part_samples is 0"),
         (["new.npz", "--part-samples", "9"], "end the name of a folder in /"),

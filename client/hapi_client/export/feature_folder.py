@@ -174,7 +174,15 @@ class FeatureFolder:
             facts = self.files.get(part.name)
             if not is_locked or facts is None:
                 return
-            if not path.exists() or facts | _sums(path) != facts:
+            try:
+                is_intact = path.exists() and facts | _sums(path) == facts
+            except OSError as error:
+                raise ClientError(
+                    "bad_configuration",
+                    f"{path} cannot be read: {error}; make it readable, or "
+                    "delete it",
+                ) from error
+            if not is_intact:
                 logger.warning(
                     "%s is missing or damaged, and is computed again", path
                 )
@@ -217,6 +225,11 @@ def check_folder(path: Path) -> None:
         ClientError: ``bad_configuration`` if it cannot be written, or naming
             a file in it that is not of a run.
     """
+    if path.is_file():
+        raise ClientError(
+            "bad_configuration",
+            f"{path}/ is not a folder but a file; give another, or delete it",
+        )
     check_writable(path / MANIFEST if path.is_dir() else path)
     names = sorted(os.listdir(path)) if path.is_dir() else []
     # What is left of a manifest that was not completed is no other file.
