@@ -239,7 +239,9 @@ def test_swift_that_stays_away_ends_the_job(data, gateway, through):
     options = replace(OPTIONS, retry_seconds=0.5)
     with job_of(through, cut="stream", read=options) as job:
         gateway.storm = Storm(refused=1.0)
-        with pytest.raises(HapiError, match=r"retry_seconds, .* --resume"):
+        with pytest.raises(
+            HapiError, match=r"retry_seconds, .* --resume.*extract"
+        ):
             delivered(job.pipeline.loader(0))
     gateway.storm = None
 

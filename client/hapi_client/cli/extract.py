@@ -54,7 +54,8 @@ class ExtractOptions(JobOptions):
         names=("--force",),
     )
     part_samples: int | None = option(
-        "Maximum number of samples of a file in the folder OUT. Default: "
+        "Maximum number of samples of a file in the folder OUT; a file has "
+        "at least what one request reads, such as 64 samples. Default: "
         "10,000, or a 16th of the data set.",
         panel=OUTPUT,
     )

@@ -152,8 +152,8 @@ class RawSource:
             error.message += (
                 f"; raw reads have failed for {waited:.0f} s (retry_seconds, "
                 "hapi train --retry-seconds, is how long to wait); when Swift "
-                "answers, go on where the run was: hapi train --resume, or "
-                "the state_dict of the job"
+                "answers, go on where the run was: hapi train --resume, the "
+                "state_dict of the job, or hapi extract to the same folder"
             )
             raise error
         now = time.monotonic()
