@@ -157,6 +157,15 @@ def test_line_ends_and_links_stay(tmp_path):
     assert file.stat().st_mode & 0o777 == 0o640
 
 
+def test_result_has_changed_lines_only(tmp_path):
+    file = tmp_path / "proxy-server.conf"
+    file.write_text(PROXY)
+    result = json.dumps(run_module(file)["diff"])
+    assert "+   hapi copy dlo" in result
+    assert "use = x" in result
+    assert "admin" not in result  # a line of a user and his password
+
+
 def test_file_of_another_encoding_is_named(tmp_path):
     file = tmp_path / "proxy-server.conf"
     file.write_bytes("# né\n".encode("latin-1") + PROXY.encode())
@@ -235,6 +244,7 @@ class Host:
             "hapi_object_reload": f"touch {folder}/object-reloaded",
             "hapi_backend_keys": [KEY],
             "hapi_worker_options": {"device": "cpu"},
+            "hapi_metrics": True,
             "hapi_worker_python": str(maker),
             "hapi_worker_pip_args": pip,
         }
@@ -320,6 +330,9 @@ def test_role_installs_upgrades_goes_back_and_removes(host):
     assert (host.folder / "proxy-reloaded").exists()
     assert (host.folder / "object-reloaded").exists()
     assert (host.swift / "hapi-backend.key").stat().st_mode & 0o777 == 0o600
+    units = host.folder / "etc" / "systemd" / "system"
+    of_metrics = units / "hapi-metrics.service.d" / "local.conf"
+    assert of_metrics.read_text() == "[Service]\nUser=root\n"
     installed = host.files()
     assert host.play()[::2] == (0, 0)
 

@@ -9,6 +9,7 @@ filter out undoes putting it in.  A new file replaces the old one only if the
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 import shlex
@@ -171,7 +172,17 @@ def main() -> None:
         )
     module.exit_json(
         changed=new != text,
-        diff={"before": text, "after": new, "before_header": str(path)},
+        # Other lines have passwords, and results are logged.
+        diff={
+            "prepared": "".join(
+                difflib.unified_diff(
+                    text.splitlines(keepends=True),
+                    new.splitlines(keepends=True),
+                    str(path),
+                    n=0,
+                )
+            )
+        },
     )
 
 
