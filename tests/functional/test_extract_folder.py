@@ -197,8 +197,11 @@ def test_more_ranks_than_files(job, folder, whole, rank, monkeypatch):
     assert_complete(folder, whole)
 
 
-def test_other_run_that_does_not_end_is_named(job, folder, monkeypatch):
-    monkeypatch.setattr(feature_folder, "PART_SECONDS", 0)
+def test_other_run_that_does_not_end_is_named(
+    job, folder, monkeypatch, caplog
+):
+    monkeypatch.setattr(feature_folder, "PART_SECONDS", 1)
+    monkeypatch.setattr(feature_folder, "NOTE_SECONDS", 0)
     fill(job, folder)
     path = sorted(folder.glob("part-*"))[0]
     manifest = json.loads((folder / MANIFEST).read_text())
@@ -210,6 +213,7 @@ def test_other_run_that_does_not_end_is_named(job, folder, monkeypatch):
         pytest.raises(TooSlowError, match=message),
     ):
         fill(job, folder)
+    assert [x for x in caplog.messages if "waiting for another run" in x]
 
 
 @pytest.mark.parametrize(

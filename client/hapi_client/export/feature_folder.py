@@ -32,6 +32,8 @@ MANIFEST_SECONDS = 60.0
 """Longest wait for another process that changes the manifest."""
 PART_SECONDS = 3600.0
 """Longest wait for a file that another process writes."""
+NOTE_SECONDS = 30.0
+"""Wait after which the user reads of it."""
 _POLL_SECONDS = 0.2
 
 
@@ -135,6 +137,7 @@ class FeatureFolder:
         for part in self._parts[rank.rank :: rank.world_size]:
             self._check(part)
         deadline = time.monotonic() + PART_SECONDS
+        has_noted = False
         while missing := self._missing():
             # Ranks begin at different places.
             start = len(missing) * rank.rank // rank.world_size
@@ -149,6 +152,13 @@ class FeatureFolder:
                     "repeat this command",
                 )
             else:
+                waited = time.monotonic() - deadline + PART_SECONDS
+                if waited > NOTE_SECONDS and not has_noted:
+                    has_noted = True
+                    logger.warning(
+                        "waiting for another run, which writes %s",
+                        self._path / missing[0].name,
+                    )
                 time.sleep(_POLL_SECONDS)
 
     def _missing(self) -> list[Part]:
