@@ -43,7 +43,10 @@ def main() -> None:
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...")
     options = parser.parse_args()
     sys.argv = [options.command, *options.arguments]
-    runpy.run_module(f"benchmarks.{options.command}", run_name="__main__")
+    # alter_sys: processes that census spawns import its functions from there.
+    runpy.run_module(
+        f"benchmarks.{options.command}", run_name="__main__", alter_sys=True
+    )
 
 
 if __name__ == "__main__":
