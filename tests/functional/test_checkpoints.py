@@ -9,7 +9,6 @@ import random
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 import time
 from functools import partial
@@ -31,6 +30,7 @@ from hapi_training.checkpoints import segments
 from hapi_training.checkpoints.swift_folder import SwiftFolder
 from hapi_training.store import RENDEZVOUS_VARIABLE
 from jobs import connected
+from preloaded import python
 from waiting import SECONDS, until
 
 STEPS = 8
@@ -61,7 +61,7 @@ def command_of(num_ranks, result, steps, options):
     ranks = ["-m", "torch.distributed.run", "--standalone"]
     ranks += [f"--nproc-per-node={num_ranks}"]
     return [
-        sys.executable,
+        python(),
         *(ranks if num_ranks > 1 else []),
         *(str(SCRIPT), str(result), str(steps), json.dumps(options)),
     ]

@@ -10,7 +10,6 @@ import itertools
 import math
 import os
 import random
-import sys
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -43,6 +42,7 @@ from hapi_splitter.planner.problem import RAW_ROUTE, Route
 from jobs import upload_shards
 from networks import small_network
 from photos import shards_of
+from preloaded import python
 from waiting import SECONDS
 
 SHARDS = {"train": (20, 16, 24, 12, 18, 22), "val": (20, 20)}
@@ -223,7 +223,7 @@ def test_ranks_train_together_as_the_local_run(
     for num_ranks, cache in runs:
         done = run_family(
             [
-                *(sys.executable, "-m", "torch.distributed.run"),
+                *(python(), "-m", "torch.distributed.run"),
                 *("--standalone", f"--nproc-per-node={num_ranks}"),
                 *(str(RANKS), str(tmp_path / "result.pt"), *cache),
             ],

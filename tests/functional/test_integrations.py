@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -28,6 +27,7 @@ from hapi_client.cli.demo.run import largest_difference
 from hapi_client.swift.swift_url import parse_location
 from jobs import upload_shards
 from photos import shards_of
+from preloaded import python
 
 COUNTS = (20, 16, 24, 12, 18, 22)
 TOLERANCE = 1e-4
@@ -251,7 +251,7 @@ def test_accelerate_trains_on_two_ranks_as_the_local_run(
 ):
     done = run_family(
         [
-            *(sys.executable, "-m", "torch.distributed.run"),
+            *(python(), "-m", "torch.distributed.run"),
             *("--standalone", "--nproc-per-node=2"),
             *(str(SUPPORT / "accelerate_trainer.py"), str(tmp_path / "r.pt")),
         ],

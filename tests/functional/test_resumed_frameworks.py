@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from children import run_family
 from hapi_client.swift.swift_url import parse_location
 from jobs import upload_shards
 from photos import shards_of
+from preloaded import python
 from waiting import SECONDS
 
 # Of two epochs of 5 steps.  Lightning counts epochs wrong, also without ours,
@@ -52,7 +52,7 @@ def train(cluster, tmp_path, place_of):
     def train(way, name, *step, launcher=()):
         done = run_family(
             [
-                sys.executable,
+                python("accelerate", "lightning"),
                 *launcher,
                 SCRIPT,
                 way,

@@ -16,6 +16,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from as_user import environment_of
 from children import run_family
 from hapi_training import SwiftStorageReader, SwiftStorageWriter
+from preloaded import python
 from waiting import SECONDS
 
 SCRIPT = Path(__file__).parent.parent / "support" / "sharded_trainer.py"
@@ -27,7 +28,7 @@ def ranks(cluster, request):
     place = f"swift://sharded/{request.node.name}"
 
     def ranks(num_ranks, *actions, fails=False):
-        command = [sys.executable, "-m", "torch.distributed.run"]
+        command = [python(), "-m", "torch.distributed.run"]
         command += ["--standalone", f"--nproc-per-node={num_ranks}"]
         done = run_family(
             [*command, str(SCRIPT), place, *actions],

@@ -3,7 +3,6 @@
 import json
 import signal
 import subprocess
-import sys
 
 import pytest
 import torch
@@ -17,6 +16,7 @@ from hapi_client.swift.swift_url import Location
 from hapi_training.device_queue import status_of
 from jobs import upload_shards
 from photos import shards_of
+from preloaded import python
 from waiting import SECONDS
 
 PLACE = Location("commands", "train")
@@ -30,7 +30,7 @@ def data(connection):
 
 def command(data, *more):
     return [
-        *(sys.executable, "-m", "hapi_client.cli.main", "train"),
+        *(python(), "-m", "hapi_client.cli.main", "train"),
         *("--data", data, "--classes", "4", "--model", "resnet18"),
         *("--batch-size", "4", "--epochs", str(EPOCHS), "--cut", "stream"),
         *("--save", "model.pt", "--json", "run.json"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import math
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +25,7 @@ from hapi_client.swift.swift_url import parse_location
 from hapi_protocol.errors import ClientError
 from jobs import upload_shards
 from photos import jpegs, shard, shards_of
+from preloaded import python
 from trainer_job import (
     BATCH,
     DATA,
@@ -455,7 +455,7 @@ def test_two_ranks_train_and_evaluate_as_one(
 ):
     done = run_family(
         [
-            *(sys.executable, "-m", "torch.distributed.run"),
+            *(python(), "-m", "torch.distributed.run"),
             *("--standalone", "--nproc-per-node=2"),
             *(str(SUPPORT / "trainer_job.py"), str(tmp_path / "ranks")),
         ],

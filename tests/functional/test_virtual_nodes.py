@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from hapi_training import VirtualNodes
 from jobs import small_job, upload_shards
 from local_ray import local_ray
 from photos import shards_of
+from preloaded import python
 from waiting import SECONDS
 
 # The last batch has two samples or more for each node: batch norm needs them.
@@ -38,7 +38,7 @@ def train(cluster, connection, tmp_path_factory):
         ranks = ["-m", "torch.distributed.run", "--standalone"]
         ranks += [f"--nproc-per-node={num_ranks}"]
         command = [
-            sys.executable,
+            python(),
             *(ranks if num_ranks > 1 else []),
             str(SCRIPT),
             str(folder / "result.json"),

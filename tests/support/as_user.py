@@ -10,6 +10,7 @@ from pathlib import Path
 
 from children import run_family
 from hapi_cluster import Cluster
+from preloaded import python
 from waiting import SECONDS
 
 _MODULES = {
@@ -47,7 +48,7 @@ def run(
     """
     program, *arguments = command
     return run_family(
-        [sys.executable, *_MODULES[program], *arguments],
+        [python(), *_MODULES[program], *arguments],
         seconds,
         environment={**environment_of(cluster), **(environment or {})},
         folder=folder,
