@@ -1,5 +1,6 @@
 """Keeps tests apart from the user's cache of splits, and from one another."""
 
+import gc
 import os
 
 import pytest
@@ -8,6 +9,15 @@ from hapi_splitter.freezing import split_store
 
 os.environ["HAPI_CACHE_DIR"] = ""
 split_store.MAX_MEMORY_ENTRIES = 0
+
+
+def pytest_collection_finish():
+    """Collections pass over all that was imported, which they would keep."""
+    gc.freeze()
+
+
+def pytest_unconfigure():
+    gc.unfreeze()  # else libraries report at exit what is left
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ import pytest
 from caller import Caller
 from commands import run_hapi
 from hapi_cluster import Cluster
+from hapi_splitter.freezing import split_store
 from jobs import connected, store_package
 from networks import small_parts
 from second_swift import second_swift
@@ -18,6 +19,14 @@ from second_swift import second_swift
 WORKER_OPTIONS = {"device": "cpu"}
 FILTER_OPTIONS = {"cache": "true"}
 NUM_OBJECT_WORKERS = int(os.environ.get("HAPI_TEST_PLACES") == "object")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def kept_splits():
+    """Jobs keep their splits in memory, as those of a user do."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(split_store, "MAX_MEMORY_ENTRIES", 4)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,6 @@ import os
 import random
 import re
 import subprocess
-import sys
 import tempfile
 import threading
 from dataclasses import asdict, replace
@@ -26,6 +25,7 @@ from swiftclient.client import Connection
 from torchvision.io import ImageReadMode, decode_jpeg
 
 from photos import shard
+from preloaded import python
 from waiting import SECONDS, until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -92,7 +92,7 @@ def start(tmp_path):
 
     def run(name):
         process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.opponents.serve", name],
+            [python(), "-m", "benchmarks.opponents.serve", name],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=ROOT,

@@ -29,6 +29,7 @@ from hapi_training import turns as protocol
 from hapi_training.device_queue import status_of
 from hapi_training.turns import DeviceQueue, Turns
 from node_training import batches, digest, network, optimizer_of
+from preloaded import python
 from waiting import until
 
 TIMEOUT = 5.0
@@ -448,7 +449,7 @@ class Trainer:
         options = {"local": str(folder / "run"), "queue": queue}
         self.process = subprocess.Popen(
             [
-                *(sys.executable, TRAINER, self.result, str(steps)),
+                *(python(), TRAINER, self.result, str(steps)),
                 json.dumps(options),
             ],
             env={**environment, "OMP_NUM_THREADS": "1"},

@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 
 import pytest
 import torch
@@ -30,6 +29,7 @@ from hapi_training.recipe import Recipe
 from jobs import connected, small_job, upload_shards
 from networks import small_network, small_parts, small_transform
 from photos import shard
+from preloaded import python
 from second_swift import second_swift
 from waiting import until
 
@@ -209,7 +209,7 @@ def test_timms_weights_are_published(swift, tmp_path):
     save_file(model.state_dict(), files / "model.safetensors")
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "hapi_client.cli.main"),
+            *(python(), "-m", "hapi_client.cli.main"),
             *("models", "publish", f"timm:{TIMM}", "timm:no_such_model"),
             *("--json", "-"),
         ],
@@ -323,7 +323,8 @@ def test_what_the_library_cannot_give_is_refused_and_uploaded(
 
     def is_refused():
         answer, _ = features(swift, photos, package)
-        return (answer.status_code, answer.json()["code"]) == (status, code)
+        found = answer.status_code
+        return found == status and answer.json()["code"] == code
 
     # A proxy's process uses the facts of a package for a second.
     until(is_refused)

@@ -58,7 +58,7 @@ def _run(words: list[str]) -> int:
         exec(words[2], {})
         return 0
     if program in ("python", "swift-proxy-server"):
-        words = [str(Path(sys.executable).parent / program), *words[1:]]
+        words = [str(Path(sys.prefix, "bin", program)), *words[1:]]
     return subprocess.run(words, timeout=SECONDS).returncode
 
 
