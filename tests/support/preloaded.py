@@ -1,10 +1,9 @@
 """Python that has imported torch and our packages, for children of tests.
 
-The imports take seconds of CPU time in each process.  Here two servers have
-them once, and fork for each program.  These differ from programs of a new
-Python in what :mod:`preloaded_launcher`, which the test starts, does not
-pass on: SIGSTOP, limits, and descriptors other than the standard streams.
-It is not their parent, and they skip the teardown of the interpreter.
+Two servers import them once, which takes seconds of CPU time, and fork for
+each program.  What :mod:`preloaded_launcher`, which the test starts, does not
+pass on is SIGSTOP, limits, affinity, and descriptors other than the standard
+streams.  It is not the program's parent, and the interpreter has no teardown.
 Tests of those, of imports and of processes use ``sys.executable``.
 """
 
@@ -89,9 +88,8 @@ def serve() -> Any:
     gc.freeze()  # a collection in a child would copy the server's pages
     while True:
         connections = [connection for _, connection in programs.values()]
-        ready = select.select(
-            [listener, user, *programs, *connections], [], []
-        )[0]
+        watched = [listener, user, *programs, *connections]
+        ready = select.select(watched, [], [])[0]
         for end, (child, connection) in [*programs.items()]:
             if connection in ready or user in ready:
                 os.killpg(child, signal.SIGKILL)
@@ -130,7 +128,7 @@ def _send(connection: socket.socket, number: int) -> None:
 
 
 def _check_threads() -> None:
-    """That of jemalloc, which pyarrow contains, is prepared for forks."""
+    """Fails if a fork would lose threads; that of pyarrow starts again."""
     tasks = Path("/proc/self/task").glob("*/comm")
     names = [path.read_text().strip() for path in tasks]
     others = [name for name in names if name != "jemalloc_bg_thd"]
@@ -153,52 +151,49 @@ def begin(
     signal.signal(signal.SIGINT, signal.default_int_handler)
     np.random.seed()
     if arguments[0] == "-u" or environment.get("PYTHONUNBUFFERED"):
-        sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]
+        sys.stdout.reconfigure(line_buffering=True)
     kind, *rest = arguments[arguments[0] == "-u" :]
     sys.executable = executable
-    sys.path[:] = [*python_path(), *own_path]
+    script_folder = os.path.dirname(os.path.realpath(kind))
+    first = {"-m": folder, "-c": ""}.get(kind, script_folder)
+    sys.path[:] = [first, *_python_path(), *own_path]
     main = sys.modules["__main__"] = ModuleType("__main__")
+    sys.argv = rest if kind == "-m" else [kind, *rest[kind == "-c" :]]
     if kind == "-m":
-        sys.path.insert(0, folder)
-        sys.argv = rest
         sys.modules.pop(rest[0], None)
-        runpy._run_module_as_main(rest[0])  # type: ignore[attr-defined]
+        runpy._run_module_as_main(rest[0])
     elif kind == "-c":
-        sys.path.insert(0, "")
-        sys.argv = ["-c", *rest[1:]]
         exec(rest[0], main.__dict__)
     else:
-        sys.path.insert(0, os.path.dirname(os.path.realpath(kind)))
-        sys.argv = [kind, *rest]
         runpy.run_path(kind, run_name="__main__")
 
 
-def python_path() -> list[str]:
+def _python_path() -> list[str]:
     given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     return [*filter(None, given)]
 
 
 def main() -> None:
     own_path = sys.path[1:]
-    sys.path[:1] = python_path()
+    sys.path[:1] = _python_path()
     for name in (*MODULES, *sys.argv[1:]):
         importlib.import_module(name)
-    status: Any = None
+    status = 0
     try:
         begin(*serve(), own_path)
     except SystemExit as ended:
-        status = ended.code
-        if not isinstance(status, int | None):
-            print(status, file=sys.stderr)
-            status = 1
+        is_number = isinstance(ended.code or 0, int)
+        status = (ended.code or 0) if is_number else 1
+        if not is_number:
+            print(ended.code, file=sys.stderr)
     except BaseException:
         sys.excepthook(*sys.exc_info())
         status = 1
-    threading._shutdown()  # type: ignore[attr-defined]
+    threading._shutdown()
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(status or 0)
+    os._exit(status)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ print(oct(os.umask(0)), sys.stdin.read(), file=sys.stderr)
 def test_program_has_what_its_caller_gives(tmp_path):
     (tmp_path / "name.py").write_text(PROGRAM)
     environment = {**os.environ, "PYTHONPATH": str(tmp_path), "NEW": "\udce9"}
-    ways = (["-c", PROGRAM, "a b"], ["-um", "name"], ["-m", "name", "-u"])
+    ways = (["-c", PROGRAM, "a b"], ["-u", "-m", "name"], ["-m", "name", "-u"])
     for way in (*ways, ["-u", "name.py", "'"], ["name.py"]):
         mine, real = (
             subprocess.run(
@@ -56,14 +56,14 @@ def test_program_ends_as_in_a_new_python(code, status):
 WAITS = """
 import os, signal, time
 signal.signal(signal.SIGTERM, lambda *_: os.write(1, b"told"))
-print("here", flush=True)
+print("here")
 while True: time.sleep(60)
 """
 
 
 def test_signals_reach_a_program_that_ends_with_its_launcher():
     with subprocess.Popen(
-        [python(), "-c", WAITS], stdout=subprocess.PIPE, text=True
+        [python(), "-u", "-c", WAITS], stdout=subprocess.PIPE, text=True
     ) as child:
         assert child.stdout.readline() == "here\n"
         child.terminate()
