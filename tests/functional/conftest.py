@@ -27,6 +27,13 @@ def kept_splits():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(split_store, "MAX_MEMORY_ENTRIES", 4)
         yield
+    split_store.memory_store.cache_clear()
+
+
+@pytest.fixture
+def new_split():
+    """The first job of the test makes its split."""
+    split_store.memory_store.cache_clear()
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,7 @@ import random
 import shutil
 import signal
 import subprocess
+import sys
 import threading
 import time
 from functools import partial
@@ -57,11 +58,11 @@ def train(cluster, tmp_path):
     return train
 
 
-def command_of(num_ranks, result, steps, options):
+def command_of(num_ranks, result, steps, options, program=None):
     ranks = ["-m", "torch.distributed.run", "--standalone"]
     ranks += [f"--nproc-per-node={num_ranks}"]
     return [
-        python(),
+        program or python(),
         *(ranks if num_ranks > 1 else []),
         *(str(SCRIPT), str(result), str(steps), json.dumps(options)),
     ]
@@ -446,6 +447,7 @@ def test_killed_runs_go_on_from_whole_checkpoints(
                     tmp_path / "result.json",
                     steps,
                     {**options, "seconds": 0.1},
+                    sys.executable,  # whose family is killed
                 ),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,

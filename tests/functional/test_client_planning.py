@@ -105,7 +105,7 @@ def test_short_job_plans_without_a_measurement(
 
 
 def test_package_is_stored_first_if_it_pays_by_its_bytes(
-    cluster, connection, photos, monkeypatch
+    cluster, connection, photos, monkeypatch, new_split
 ):
     monkeypatch.setattr(early_reads, "MIN_RATE_SECONDS", 0.0)
     monkeypatch.setattr(

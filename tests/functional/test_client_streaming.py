@@ -83,7 +83,7 @@ def test_features_are_those_of_the_users_own_module(store, job_of):
 
 
 @pytest.fixture
-def early(monkeypatch):
+def early(monkeypatch, new_split):
     """Early reads of the test's jobs, complete when the model is split."""
     started = []
 
