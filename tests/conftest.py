@@ -11,8 +11,10 @@ os.environ["HAPI_CACHE_DIR"] = ""
 split_store.MAX_MEMORY_ENTRIES = 0
 
 
-def pytest_collection_finish():
-    """Collections pass over all that was imported, which they would keep."""
+@pytest.fixture(autouse=True, scope="module")
+def frozen_heap():
+    """Collections pass over what was there before the file's tests."""
+    gc.collect()
     gc.freeze()
 
 
