@@ -16,6 +16,7 @@ import csv
 import multiprocessing
 import os
 import random
+import re
 import resource
 import sys
 import tempfile
@@ -54,7 +55,7 @@ TIMEOUT = 900.0
 QUICK_MODELS = ("torchvision/resnet18", "timm/vit_tiny_patch16_224")
 CSV_COLUMNS = ("model", "parameters", "pixels", "freeze", "cuts", "result")
 _LIMITS = PackageLimits(package_bytes=(4 << 30) - 1)
-_MAX_REASON = 300
+_MAX_REASON = 400
 _PROCESSES = multiprocessing.get_context("forkserver")
 
 
@@ -204,6 +205,8 @@ def examine(entry: Entry) -> Row:
         report["checked"] = tuple(cuts)
     except (HapiError, CensusError) as error:
         reason = getattr(error, "message", str(error))
+        # Where in a library a model does that depends on the machine.
+        reason = re.sub(r" \(in \S+, line \d+, in \w+\)", "", reason)
         report["reason"] = " ".join(reason.split())[:_MAX_REASON]
     return Row(entry.key, **report)
 
