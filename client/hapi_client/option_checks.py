@@ -76,7 +76,8 @@ def check_types(
                 "None" if kind is type(None) else kind.__name__
                 for kind in allowed
             )
+            # A data set or job describes itself in lines.
+            shown = repr(values[name]).partition("\n")[0]
             raise ClientError(
-                "bad_configuration",
-                f"{name} is {values[name]!r:.80}; give {names}",
+                "bad_configuration", f"{name} is {shown:.80}; give {names}"
             )

@@ -12,7 +12,7 @@ from hapi_protocol.errors import ClientError
     ("content", "reason"),
     [
         ({"tail": {}}, "it has no 'fc.weight'; give a file such as --save"),
-        (print, "no file of torch.save, or has more than tensors; give"),
+        (len, "no file of torch.save, or has more than tensors; give"),
     ],
 )
 def test_file_of_something_else_is_refused(tmp_path, content, reason):
