@@ -55,7 +55,8 @@ from hapi_client import (
 from hapi_client.export.extract import extract
 from hapi_cluster import Cluster
 
-SAMPLES, QUICK_SAMPLES, SHARD_SAMPLES = 1440, 64, 32
+SAMPLES, QUICK_SAMPLES, SHARD_SAMPLES = 4320, 64, 32
+"""Ray needs about five seconds more than a process to begin (measured)."""
 ROUNDS, MIN_RATIO, WAIT_SECONDS = 3, 1.5, 600
 PROCESS, COMMANDS, RAY = WAYS = ("process", "commands", "ray")
 DATA, FREEZE = "swift://extraction", "avgpool"
