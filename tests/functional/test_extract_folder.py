@@ -272,14 +272,15 @@ def test_unreadable_manifest_is_named(job, folder):
             fill(job, folder)
 
 
-def test_unreadable_file_is_named(job, folder, whole):
+@pytest.mark.parametrize("make", [os.mkdir, os.mkfifo])
+def test_unreadable_file_is_named(job, folder, whole, make):
     fill(job, folder)
     path = sorted(folder.glob("part-*"))[1]
     path.unlink()
-    path.mkdir()
+    make(path)
     with pytest.raises(ClientError, match=f"{path} cannot be read: .*delete"):
         fill(job, folder)
-    path.rmdir()
+    path.rename(folder.with_name("aside"))
     assert 0 < fill(job, folder).computed <= PART
     assert_complete(folder, whole)
 

@@ -92,7 +92,7 @@ def _read_rows(
     for keys, what in (
         (
             damaged,
-            f"cannot be read, or have over {DEFAULT_MAX_PIXELS} pixels,",
+            f"cannot be read, or have over {DEFAULT_MAX_PIXELS:,} pixels,",
         ),
         (without, "have neither an image nor an array"),
     ):

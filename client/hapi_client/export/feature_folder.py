@@ -260,6 +260,8 @@ def _short(value: Any) -> str:
 
 def _sums(path: Path) -> dict[str, Any]:
     """Size and sha256 of a file."""
+    if not path.is_file():
+        raise OSError("it is no file")  # reading a pipe would wait for ever
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 20):

@@ -233,6 +233,6 @@ def _own_model(text: str) -> Model:
         return model
     raise ClientError(
         "bad_configuration",
-        f"model {text!r} returns {result!r:.60}; it must return a torch "
-        "module, or a pair (frozen, tail)",
+        f"model {text!r} returns a value of type {type(result).__name__}; it "
+        "must return a torch module, or a pair (frozen, tail)",
     )
