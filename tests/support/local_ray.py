@@ -12,7 +12,12 @@ import ray
 from as_user import environment_of
 from hapi_cluster import Cluster
 
-_QUIET = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
+_QUIET = {
+    "RAY_AUTH_MODE": "disabled",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # Ray would replace print for later tests of this process too.
+    "RAY_TQDM_PATCH_PRINT": "0",
+}
 
 
 @contextmanager
