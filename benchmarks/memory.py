@@ -4,10 +4,11 @@
 
 Compares the working memory predicted by hapi_splitter.profiling.memory_model,
 from which a worker chooses its batches, with the peak of a process that runs
-one such pass (benchmarks/micro/memory_probe.py), for seven models, four cuts
+such passes (benchmarks/micro/memory_probe.py), for seven models, four cuts
 and two batches: one with 64 MiB of activations or more, and four times that.
-The goal is a ratio between 1 and 1.5: no pass takes more than predicted.
-glibc's ``MALLOC_…`` variables are recorded.
+The goal is a ratio between 1 and 2.1: no pass takes more than predicted, which
+is twice the bytes of its tensors.
+The heap is that of a worker.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -51,7 +51,7 @@ MODELS: Mapping[str, str] = MappingProxyType(
 """Torchvision models and the last module of their frozen region."""
 QUICK_MODELS = ("mobilenet_v3_small",)
 MIN_BYTES = 64 << 20
-MAX_RATIO = 1.5
+MAX_RATIO = 2.1
 BATCH_FACTOR = 4
 """Second batch of a cut over the first one."""
 FIRST_BYTES = 96 << 20
@@ -146,8 +146,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    malloc = {k: v for k, v in os.environ.items() if k.startswith("MALLOC_")}
-    settings = {"quick": options.quick, "malloc": malloc, "torch_threads": 1}
+    settings = {"quick": options.quick, "torch_threads": 1}
     cells: list[dict[str, Any]] = []
     with temporary_folder() as folder:
         for model in QUICK_MODELS if options.quick else MODELS:

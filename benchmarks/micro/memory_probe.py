@@ -1,10 +1,11 @@
-"""Peak memory of one forward pass, in a process of its own.
+"""Peak memory of forward passes, in a process of their own.
 
     python -m benchmarks.micro.memory_probe < SETTINGS
 
 Standard input: JSON with ``package`` (a file), ``cut`` and ``batch``.
 Standard output: JSON with ``measured_bytes``, the growth of the resident set's
-peak (VmHWM) during the pass, the input included.
+peak (VmHWM) during four passes, with the input and the holes of the heap,
+which is that of a worker.
 
 A pass of one sample runs first, because code that torch loads at its first use
 is no activation; its freed memory is returned to the system.
@@ -25,9 +26,15 @@ from benchmarks.testbed.process_resources import status_bytes
 from hapi_splitter.cuts import FrozenGraph
 from hapi_splitter.package.reader import load_package
 from hapi_splitter.package.subprocess_validation import validate_package
+from hapi_worker.monitoring.malloc_tuning import (
+    keep_heap,
+    restart_without_thread_caches,
+)
 
 PEAK_RESET = "5"
 """Value for clear_refs that resets the peak to the present size."""
+PASSES = 4
+"""The heap grows for some passes: blocks of a batch come to lie elsewhere."""
 
 
 def probe(package: str, cut: int, batch: int) -> dict[str, int]:
@@ -38,7 +45,8 @@ def probe(package: str, cut: int, batch: int) -> dict[str, int]:
     with torch.inference_mode():
         prefix(inputs(frozen, 1))
         before = settled_bytes()
-        prefix(inputs(frozen, batch))
+        for _ in range(PASSES):
+            prefix(inputs(frozen, batch))
     return {"measured_bytes": status_bytes("VmHWM") - before}
 
 
@@ -68,6 +76,8 @@ def settled_bytes() -> int:
 
 
 def main() -> None:
+    restart_without_thread_caches()
+    assert keep_heap()
     json.dump(probe(**json.load(sys.stdin)), sys.stdout)
 
 

@@ -16,7 +16,11 @@ from typing import TYPE_CHECKING
 
 from hapi_protocol.printable import LineFormatter
 from hapi_worker.config import WorkerConfig, load_config, merged
-from hapi_worker.monitoring.malloc_tuning import HeapTrimmer, keep_heap
+from hapi_worker.monitoring.malloc_tuning import (
+    HeapTrimmer,
+    keep_heap,
+    restart_without_thread_caches,
+)
 from hapi_worker.server.status import package_version
 from hapi_worker.server.systemd import (
     inherited_sockets,
@@ -101,6 +105,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _serve(path: str, config: WorkerConfig) -> int:
+    restart_without_thread_caches()  # before it takes systemd's sockets
     try:
         listeners = inherited_sockets()
         _check_paths(listeners, config)

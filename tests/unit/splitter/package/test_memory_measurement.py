@@ -228,6 +228,8 @@ REGIONS = {
 }
 
 
+HOLES = 2.0
+"""Most memory of a pass over that of its tensors, as predictions assume."""
 CHANGING = {"small convolution", "strided matmul", "pixels with padding"}
 """Regions whose kernels need more memory for some batches than for larger
 ones."""
@@ -245,7 +247,8 @@ def test_peak_bounds_what_a_package_may_ask_for(name):
             peak = needs.peak_bytes(batch) - fast.parameter_bytes
             spare = min(packed, MAX_PACKED_BYTES) + (1 << 19)
             assert found <= peak, (cut, batch)
-            assert peak <= 2 * found + spare or name in CHANGING, (cut, batch)
+            most = HOLES * (2 * found + spare)
+            assert peak <= most or name in CHANGING, (cut, batch)
 
 
 MODELS = {
@@ -269,7 +272,7 @@ def test_peak_of_models_is_near_the_allocations(name, monkeypatch):
             monkeypatch.setattr(
                 memory_measurement, "MAX_LARGE_SECONDS", large_seconds
             )
-            fast, factor = measured(frozen), 1.5
+            fast, factor = measured(frozen), 1.5 * HOLES
         for cut in (1, fast.num_cuts // 2, fast.num_cuts):
             found = allocated_peak(fast.prefix(cut), samples) + samples.nbytes
             needs = memory_requirement(fast, cut)

@@ -22,6 +22,8 @@ from regions import region_of
 
 SCRATCH_BYTES = 1 << 18
 """Added to each peak."""
+MARGIN = 2 * (1 + 1 / 64)
+"""A prediction over the bytes of tensors, on a CPU."""
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +103,7 @@ def test_needs_are_counted_in_one_walk(monkeypatch):
     monkeypatch.setattr(Value, "num_bytes", property(num_bytes))
     needs = memory_requirement(frozen, frozen.num_cuts)
     largest = 4 * 8 * (1 + 2 * width)
-    assert needs.peak_bytes(1) == largest + largest // 64 + SCRATCH_BYTES
+    assert needs.peak_bytes(1) == 2 * (largest + largest // 64) + SCRATCH_BYTES
     assert len(asked) < 10 * width
 
 
@@ -112,7 +114,7 @@ def test_needs_keep_the_steps_that_can_be_the_largest(branched):
     for batch in (0, 1, 7, 1000):
         largest = max(c + batch * s for c, s in every)
         peak = needs.peak_bytes(batch) - branched.parameter_bytes
-        assert largest < peak <= largest * 65 / 64 + SCRATCH_BYTES
+        assert largest < peak <= largest * MARGIN + SCRATCH_BYTES
 
 
 def test_batch_for_is_the_largest_that_fits(branched):

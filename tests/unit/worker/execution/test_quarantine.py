@@ -111,3 +111,35 @@ def test_large_blocks_are_reused_without_page_faults(keep, is_kept):
     )
     blocks_pages = 2 * (48 << 20) // os.sysconf("SC_PAGE_SIZE")
     assert (int(found.stdout) < blocks_pages / 100) == is_kept
+
+
+STARTS = """
+import os, sys
+from hapi_worker.monitoring.malloc_tuning import restart_without_thread_caches
+
+os.write(1, b"%d " % os.getpid())
+restart_without_thread_caches()
+print(os.environ["GLIBC_TUNABLES"], *sys.argv[1:])
+"""
+"""Prints its process at each start."""
+
+
+@pytest.mark.parametrize(
+    ("tunables", "wanted"),
+    [
+        ("glibc.malloc.perturb=0", "glibc.malloc.tcache_count=0:{}"),
+        ("glibc.malloc.tcache_max=512", "{}"),
+    ],
+)
+def test_program_starts_anew_without_caches_in_its_process(tunables, wanted):
+    path = os.pathsep.join(sys.path)
+    process = subprocess.Popen(
+        [sys.executable, "-c", STARTS, "--config", "a b"],
+        env={**os.environ, "PYTHONPATH": path, "GLIBC_TUNABLES": tunables},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    starts = 1 + (wanted != "{}")
+    found, _ = process.communicate()
+    line = f"{wanted.format(tunables)} --config a b\n"
+    assert found == f"{process.pid} " * starts + line
