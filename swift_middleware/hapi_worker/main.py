@@ -69,6 +69,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.check:
         print(f"{options.config}: no errors")
         return 0
+    if arguments is None:  # not called by another program
+        restart_without_thread_caches()
     handler = logging.StreamHandler()
     handler.setFormatter(LineFormatter("%(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=config.log_level, handlers=[handler])
@@ -105,7 +107,6 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _serve(path: str, config: WorkerConfig) -> int:
-    restart_without_thread_caches()  # before it takes systemd's sockets
     try:
         listeners = inherited_sockets()
         _check_paths(listeners, config)

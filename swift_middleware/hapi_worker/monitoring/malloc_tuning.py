@@ -29,6 +29,7 @@ M_ARENA_MAX = -8
 """Options of glibc's malloc.h; see mallopt(3)."""
 TUNABLES = "GLIBC_TUNABLES"
 """The variable that glibc reads when a program starts, and only then."""
+RESTARTED = "HAPI_WORKER_RESTARTED"
 TRIM_THRESHOLD_BYTES = 512 << 20
 """Free memory at the end of the heap that malloc never returns itself: more
 than the blocks of a micro-batch, so that :class:`HeapTrimmer` decides."""
@@ -56,9 +57,12 @@ def keep_heap() -> bool:
 def restart_without_thread_caches() -> None:
     """Starts this program again, in its process, if malloc has caches."""
     tunables = os.environ.get(TUNABLES, "")
-    if hasattr(ctypes.CDLL(None), "mallopt") and "tcache" not in tunables:
+    # glibc removes the variable for programs with capabilities of their own.
+    is_done = "tcache" in tunables or RESTARTED in os.environ
+    if hasattr(ctypes.CDLL(None), "mallopt") and not is_done:
         values = ("glibc.malloc.tcache_count=0", tunables)
         os.environ[TUNABLES] = ":".join(filter(None, values))
+        os.environ[RESTARTED] = "1"
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606
 
 

@@ -246,7 +246,7 @@ def test_peak_bounds_what_a_package_may_ask_for(name):
             needs = memory_requirement(fast, cut)
             peak = needs.peak_bytes(batch) - fast.parameter_bytes
             spare = min(packed, MAX_PACKED_BYTES) + (1 << 19)
-            assert found <= peak, (cut, batch)
+            assert HOLES * found <= peak, (cut, batch)
             most = HOLES * (2 * found + spare)
             assert peak <= most or name in CHANGING, (cut, batch)
 
@@ -277,4 +277,4 @@ def test_peak_of_models_is_near_the_allocations(name, monkeypatch):
             found = allocated_peak(fast.prefix(cut), samples) + samples.nbytes
             needs = memory_requirement(fast, cut)
             peak = needs.peak_bytes(24) - fast.parameter_bytes
-            assert found <= peak < factor * found
+            assert HOLES * found <= peak < factor * found

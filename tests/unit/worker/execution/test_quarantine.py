@@ -16,7 +16,11 @@ from hapi_worker.execution.quarantine import (
     WINDOW_SECONDS,
     ModelQuarantine,
 )
-from hapi_worker.monitoring.malloc_tuning import TRIM_SECONDS, HeapTrimmer
+from hapi_worker.monitoring.malloc_tuning import (
+    TRIM_SECONDS,
+    TUNABLES,
+    HeapTrimmer,
+)
 
 
 @pytest.fixture
@@ -125,17 +129,26 @@ print(os.environ["GLIBC_TUNABLES"], *sys.argv[1:])
 
 
 @pytest.mark.parametrize(
-    ("tunables", "wanted"),
+    ("tunables", "restarted", "wanted"),
     [
-        ("glibc.malloc.perturb=0", "glibc.malloc.tcache_count=0:{}"),
-        ("glibc.malloc.tcache_max=512", "{}"),
+        ("glibc.malloc.perturb=0", {}, "glibc.malloc.tcache_count=0:{}"),
+        ("glibc.malloc.tcache_max=512", {}, "{}"),
+        ("", {"HAPI_WORKER_RESTARTED": "1"}, "{}"),
     ],
+    ids=["again", "set by the operator", "removed by glibc"],
 )
-def test_program_starts_anew_without_caches_in_its_process(tunables, wanted):
+def test_program_starts_again_once_without_caches_in_its_process(
+    tunables, restarted, wanted
+):
     path = os.pathsep.join(sys.path)
     process = subprocess.Popen(
         [sys.executable, "-c", STARTS, "--config", "a b"],
-        env={**os.environ, "PYTHONPATH": path, "GLIBC_TUNABLES": tunables},
+        env={
+            **os.environ,
+            **restarted,
+            "PYTHONPATH": path,
+            TUNABLES: tunables,
+        },
         stdout=subprocess.PIPE,
         text=True,
     )
