@@ -25,7 +25,6 @@ COMMANDS: Mapping[str, str] = MappingProxyType(
         "checkpoints": "checkpoints over dd, torch.save, swiftclient",
         "fairness": "shares of accounts that use one worker",
         "attacks": "a neighbour's waiting times next to dear images",
-        "object_chaos": "faults under jobs whose object servers compute",
         "census": "models that can be split, packaged and cut",
     }
 )

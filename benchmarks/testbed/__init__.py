@@ -2,6 +2,5 @@
 
 ``two_tiers`` starts both; the processes on them are asked through ``remote``.
 ``worker_process`` and ``stream_client`` measure a worker without Swift,
-``proxies`` adds proxy servers.  ``storage_hosts`` starts a Swift on several
-hosts, ``faults`` harms it, and ``checked_job`` checks what a job reads.
+``proxies`` adds proxy servers.
 """
