@@ -51,15 +51,6 @@ def ratio(above: Sequence[float], below: Sequence[float]) -> dict[str, Any]:
     return summary([a / b for a, b in zip(above, below, strict=True)])
 
 
-def median_and_range(values: Sequence[float]) -> dict[str, float]:
-    """``median``, ``least`` and ``most``; for too few values for intervals."""
-    return {
-        "median": statistics.median(values),
-        "least": min(values),
-        "most": max(values),
-    }
-
-
 def percents(parts: Sequence[float]) -> str:
     """Mean and range of parts of 1, such as accuracies."""
     low, high = 100 * min(parts), 100 * max(parts)

@@ -46,7 +46,7 @@ LONG_VOLUMES: Mapping[tuple[str, str], Volume] = MappingProxyType(
         ("vit_b_16", INNER): Volume(64, 8),
     }
 )
-"""Ten to twenty seconds of streaming without a limit: in shorter epochs
+"""Five to twenty seconds of streaming without a limit: in shorter epochs
 filling and draining the pipeline would count too much."""
 QUICK_VOLUME = Volume(64, 16)
 SHORT_VOLUMES: Mapping[str, Volume] = MappingProxyType(

@@ -77,20 +77,6 @@ class MemoryCache:
     def delete(self, key: str, server_key: str | None = None) -> None:
         self._entries.pop(key, None)
 
-    def set_multi(
-        self,
-        mapping: Mapping[str, Any],
-        server_key: str,
-        serialize: bool = True,
-        time: float = 0,
-        min_compress_len: int = 0,
-    ) -> None:
-        for key, value in mapping.items():
-            self.set(key, value, serialize, time)
-
-    def get_multi(self, keys: Iterable[str], server_key: str) -> list[Any]:
-        return [self.get(key) for key in keys]
-
     def _expiry(self, seconds: float) -> float:
         return self.clock() + seconds if seconds > 0 else float("inf")
 

@@ -114,8 +114,9 @@ def test_cached_values_pass_through_json():
     cache = MemoryCache()
     cache.set("k", ("a", 1))
     assert cache.get("k") == ["a", 1]
-    cache.set_multi({"x": b"bytes", "y": None}, "server")
-    assert cache.get_multi(["x", "y", "z"], "server") == ["bytes", None, None]
+    cache.set("x", b"bytes")
+    cache.set("y", None)
+    assert [cache.get(key) for key in "xyz"] == ["bytes", None, None]
 
 
 def test_cached_values_expire():
@@ -145,7 +146,7 @@ def test_the_least_recently_used_entry_goes_first():
     cache.set("b", 2)
     assert cache.get("a") == 1
     cache.set("c", 3)
-    assert cache.get_multi("abc", "server") == [1, None, 3]
+    assert [cache.get(key) for key in "abc"] == [1, None, 3]
     cache.delete("a")
     assert cache.get("a") is None
 

@@ -30,6 +30,7 @@ M_ARENA_MAX = -8
 TUNABLES = "GLIBC_TUNABLES"
 """The variable that glibc reads when a program starts, and only then."""
 RESTARTED = "HAPI_WORKER_RESTARTED"
+"""Variable by which a program knows that it has been started again."""
 TRIM_THRESHOLD_BYTES = 512 << 20
 """Free memory at the end of the heap that malloc never returns itself: more
 than the blocks of a micro-batch, so that :class:`HeapTrimmer` decides."""

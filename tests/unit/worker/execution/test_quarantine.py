@@ -17,6 +17,7 @@ from hapi_worker.execution.quarantine import (
     ModelQuarantine,
 )
 from hapi_worker.monitoring.malloc_tuning import (
+    RESTARTED,
     TRIM_SECONDS,
     TUNABLES,
     HeapTrimmer,
@@ -133,7 +134,7 @@ print(os.environ["GLIBC_TUNABLES"], *sys.argv[1:])
     [
         ("glibc.malloc.perturb=0", {}, "glibc.malloc.tcache_count=0:{}"),
         ("glibc.malloc.tcache_max=512", {}, "{}"),
-        ("", {"HAPI_WORKER_RESTARTED": "1"}, "{}"),
+        ("", {RESTARTED: "1"}, "{}"),
     ],
     ids=["again", "set by the operator", "removed by glibc"],
 )
