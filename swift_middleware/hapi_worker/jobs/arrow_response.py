@@ -102,6 +102,13 @@ class JobStream:
         try:
             self._output.close()
             self.pipeline.cancel()
+            failure = self.pipeline.queue.failure
+            if self._outcome[0] == OUTCOME_GONE and isinstance(
+                failure, HapiError
+            ):
+                # The worker has broken the connection off, maybe before the
+                # first piece.
+                self._outcome = (OUTCOME_FAILED, failure.code)
             self._report()
         finally:
             self.on_end(*self._outcome, self._final_totals())
@@ -123,11 +130,6 @@ class JobStream:
         """Time for which the client has been taking the present piece."""
         since = self._piece_since
         return 0.0 if since is None else time.monotonic() - since
-
-    def abort(self, error: HapiError) -> None:
-        """Ends the stream, from another thread."""
-        self._outcome = OUTCOME_FAILED, error.code
-        self.pipeline.abort(error)
 
     def stalled(self) -> None:
         """Records that the client took nothing for too long."""

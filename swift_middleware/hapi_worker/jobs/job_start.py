@@ -89,7 +89,6 @@ class JobStart:
                 self._load_report,
                 self._end,
             )
-            job.abort = stream.abort
             job.blocked_seconds = stream.blocked_seconds
             return stream
         except BaseException as error:

@@ -252,8 +252,9 @@ def test_disconnected_caller_frees_its_job_at_once(tmp_path, package, tar):
         assert worker.ask(job).status == 201
 
 
+@pytest.mark.parametrize("is_early", [False, True])
 def test_device_that_fails_leaves_service_and_the_last_one_ends_it(
-    tmp_path, package, tar, monkeypatch
+    tmp_path, package, tar, monkeypatch, is_early
 ):
     broken: list[str] = []
     run = device_executor.run_prefix
@@ -265,6 +266,16 @@ def test_device_that_fails_leaves_service_and_the_last_one_ends_it(
         return run(*args, **where)
 
     monkeypatch.setattr(device_executor, "run_prefix", fail)
+    stream_of = job_start.JobStream
+
+    fails_early = [is_early, False]
+
+    def late(request, pipeline, *args):
+        if fails_early.pop(0):
+            until(pipeline.queue.connection.is_disconnected)
+        return stream_of(request, pipeline, *args)
+
+    monkeypatch.setattr(job_start, "JobStream", late)
     ended = threading.Event()
     with running_worker(
         tmp_path, device="cpu,cpu", out_of_service=ended.set
