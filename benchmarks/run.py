@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import functools
 import itertools
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -97,10 +98,10 @@ def arguments_of(argv: Sequence[str] | None) -> argparse.Namespace:
         )
     add(
         "--scale",
-        type=int,
-        default=1,
-        help="multiplies the samples of each data set, for machines that"
-        " finish an epoch too fast to measure it (default 1)",
+        type=float,
+        default=1.0,
+        help="multiplies the samples of each data set: an epoch of streaming"
+        " should take 5 to 20 s (default 1)",
     )
     options = parse(parser, argv)
     if unknown := {*options.experiments} - {*EXPERIMENTS}:
@@ -108,8 +109,8 @@ def arguments_of(argv: Sequence[str] | None) -> argparse.Namespace:
             f"unknown experiments {', '.join(sorted(unknown))}; there are"
             f" {', '.join(EXPERIMENTS)}"
         )
-    if min(options.scale, options.cores) < 1:
-        parser.error("--scale and --cores must be 1 or more")
+    if not 0 < options.scale < math.inf or options.cores < 1:
+        parser.error("--scale must be above 0, and --cores 1 or more")
     options.json = options.json or Path("record.json")
     return options
 

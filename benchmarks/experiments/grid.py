@@ -60,7 +60,7 @@ def goals(section: Mapping[str, Any]) -> dict[str, bool | None]:
 EXPERIMENT = Experiment(
     name="grid",
     title="Epoch 1: auto over the best opponent",
-    minutes=240,
+    minutes=90,
     quick_minutes=4,
     measure=measure,
     goals=goals,

@@ -28,7 +28,7 @@ from benchmarks.suite.contenders import (
     Ours,
     ask,
 )
-from benchmarks.suite.lineup import Lineup, options_at
+from benchmarks.suite.lineup import Lineup
 from benchmarks.suite.workloads import (
     LONG,
     SHORT,
@@ -69,14 +69,14 @@ class GridCell:
         if self.bed.shaped:
             self.bed.set_link(None)
         for name in self.lineup.opponents:
-            opponent = self.lineup.prepare(name, SHORT, self.link)
+            opponent = self.lineup.prepare(name, SHORT)
             opponent.forget()
             opponent.epochs(0, 1)
         with self.bed.client.remote(CLIENT) as client:
             contenders = self._open(client, size, pushed)
             self._calibrate()
             for name in self.lineup.opponents:
-                self.lineup.prepare(name, size, self.link)
+                self.lineup.prepare(name, size)
             self._warm_up(client, contenders)
             self._measure(contenders)
             self.entry["plan"] = ask(client, "plan", name=AUTO)["label"]
@@ -85,7 +85,7 @@ class GridCell:
         self.context.note(f"{self.entry['name']}: {text}")
 
     def _calibrate(self) -> None:
-        tar_stream = self.lineup.prepare(TAR_STREAM, LONG, None)
+        tar_stream = self.lineup.prepare(TAR_STREAM, LONG)
         self.entry |= calibrate(self.bed, tar_stream, self.link)
         rate = self.entry["calibration"]["samples_per_second"]
         self._note(f"the tar stream saturates at {rate:.1f} samples/s")
@@ -116,9 +116,9 @@ class GridCell:
             container=self.lineup.place(pushed).container,
             floor="lossless",
             epochs=None,
-            channels_last=options_at(
-                self.lineup.settings[TAR_STREAM], self.link
-            )["channels_last"],
+            channels_last=self.lineup.settings[TAR_STREAM]["options"][
+                "channels_last"
+            ],
         )
         contenders: dict[str, Contender] = dict(self.lineup.opponents)
         for name in (STREAM, FREEZE, AUTO):

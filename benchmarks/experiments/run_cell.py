@@ -36,7 +36,6 @@ from benchmarks.suite.contenders import (
     start,
 )
 from benchmarks.suite.experiment import Context
-from benchmarks.suite.lineup import options_at
 from benchmarks.suite.together import client_processes
 from benchmarks.suite.workloads import Link, Workload, cell_name
 from benchmarks.testbed.remote import Remote
@@ -288,7 +287,8 @@ class RunsCell:
         """Settings of an opponent; empty if it was not tuned."""
         settings = self.context.section["opponents"]
         tuned = settings.get(self.cell.workload.model, {}).get(name, {})
-        return options_at(tuned, self.cell.link if self.bed.shaped else None)
+        options: Mapping[str, Any] = tuned.get("options", {})
+        return options
 
 
 def together(acts: Sequence[Callable[[], Any]]) -> list[Any]:

@@ -34,12 +34,16 @@ from benchmarks.suite.contenders import (
 from benchmarks.suite.data_sets import store
 from benchmarks.suite.experiment import Context, Experiment
 from benchmarks.suite.lineup import lineup
-from benchmarks.suite.workloads import QUICK_VOLUME, Link, Volume, Workload
+from benchmarks.suite.workloads import (
+    MIN_SHARDS,
+    QUICK_VOLUME,
+    Link,
+    Volume,
+    Workload,
+)
 from benchmarks.testbed.two_tiers import Testbed
 
 SLOW, FAST = 0.25, 2.0
-MIN_SHARDS = 8
-"""A shard takes one route: with fewer there is no mix of routes."""
 GOAL = 20.0
 MAX_OVER_BEST, MAX_OVER_BEST_SLOW, SLOW_COUNT = 1.0, 0.75, "5"
 PROBES: Mapping[str, Volume] = MappingProxyType(
@@ -138,8 +142,6 @@ def _tune(bed: Testbed, context: Context, cell: Cell) -> None:
     known = {*section["opponents"].get(cell.workload.model, ())}
     if {*cell.opponents} - {*section["absent"]} - known:
         with lineup(bed, context, cell.workload, cell.opponents) as lined:
-            # A slow link limits all settings alike, and takes long.
-            lined.tunes_slow = False
             lined.enter(cell.workload)
 
 

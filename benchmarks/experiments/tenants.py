@@ -27,7 +27,7 @@ from benchmarks.suite.contenders import (
 )
 from benchmarks.suite.data_sets import store
 from benchmarks.suite.experiment import Context, Experiment, no_goals
-from benchmarks.suite.lineup import lineup, options_at
+from benchmarks.suite.lineup import lineup
 from benchmarks.suite.together import (
     Trainer,
     Window,
@@ -237,9 +237,7 @@ def measure(context: Context) -> None:
         place = store(bed, context.tars, CONTAINER, volume)
         with lineup(bed, context, WORKLOAD, [TAR_STREAM]) as lined:
             lined.enter(WORKLOAD)
-            options = options_at(
-                lined.settings[TAR_STREAM], LINK if bed.shaped else None
-            )
+            options = lined.settings[TAR_STREAM]["options"]
         for name in names:
             entry = begin(section, name)
             tenants = tenants_of(counts[name])

@@ -26,7 +26,7 @@ class Context:
         note: prints a line of progress.
         testbed: starts both tiers, with options of
             :func:`benchmarks.testbed.two_tiers.two_tiers`.
-        scale: multiplies the samples of each data set, for fast machines.
+        scale: multiplies the samples of each data set.
         tuned: settings of opponents by network, of an earlier grid.
     """
 
@@ -39,7 +39,7 @@ class Context:
     save: Callable[[], None]
     note: Callable[[str], None]
     testbed: Callable[..., AbstractContextManager[Testbed]]
-    scale: int = 1
+    scale: float = 1
     tuned: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 

@@ -19,6 +19,10 @@ Link = float | None
 """A multiple of the saturating rate; None for an unshaped link."""
 
 
+MIN_SHARDS = 8
+"""A shard takes one route: with fewer there is no mix of routes."""
+
+
 @dataclass(frozen=True)
 class Volume:
     """Size of a data set; each of its shards is one span."""
@@ -26,9 +30,11 @@ class Volume:
     samples: int
     shard_samples: int
 
-    def times(self, scale: int) -> Volume:
-        """More shards of the same size."""
-        return Volume(scale * self.samples, self.shard_samples)
+    def times(self, scale: float) -> Volume:
+        """More or fewer shards of the same size, but at least eight."""
+        shards = self.samples // self.shard_samples
+        count = max(min(MIN_SHARDS, shards), round(scale * shards))
+        return Volume(count * self.shard_samples, self.shard_samples)
 
 
 LONG = "long"
@@ -43,7 +49,6 @@ LONG_VOLUMES: Mapping[tuple[str, str], Volume] = MappingProxyType(
         ("resnet18", BACKBONE): Volume(384, 8),
         ("resnet18", INNER): Volume(192, 8),
         ("vit_b_16", BACKBONE): Volume(128, 8),
-        ("vit_b_16", INNER): Volume(64, 8),
     }
 )
 """Five to twenty seconds of streaming without a limit: in shorter epochs
@@ -56,7 +61,7 @@ SHORT_VOLUMES: Mapping[str, Volume] = MappingProxyType(
         "vit_b_16": Volume(48, 8),
     }
 )
-LARGE = frozenset({("resnet18", INNER), ("vit_b_16", INNER)})
+LARGE = frozenset({("resnet18", INNER)})
 """Workloads whose features are larger than photographs: on a slow link they
 are streamed."""
 
